@@ -1,0 +1,52 @@
+"""DynamicGate: conditional computation that pays.
+
+Gates that learn which units to run for which input, a budget that is met, and a report that the clock agrees with.
+
+>>> import dynamicgate as dg
+>>> dg.gate_(model, dg.GateConfig(block=16))        # in place; base parameter names stay
+>>> history = dg.fit(model, train, budget=dg.Budget(target=0.3))
+>>> print(dg.measure(model, test))
+"""
+
+from importlib.metadata import version
+
+from dynamicgate import nn, schedule
+from dynamicgate.budget import Budget
+from dynamicgate.collapse import Collapse, diagnose
+from dynamicgate.convert import everywhere, gate_, hidden, inputs, ungate_
+from dynamicgate.cost import Ledger
+from dynamicgate.gate import Decision, Gate, GateConfig
+from dynamicgate.measure import Measurement, measure, trace
+from dynamicgate.nn import GatedMLP, Normalize
+from dynamicgate.site import Site, find_sites
+from dynamicgate.usage import Usage, gates_of, usage
+
+__version__ = version("dynamicgate")
+
+__all__ = [
+    "Budget",
+    "Collapse",
+    "Decision",
+    "Gate",
+    "GateConfig",
+    "GatedMLP",
+    "Ledger",
+    "Measurement",
+    "Normalize",
+    "Site",
+    "Usage",
+    "__version__",
+    "diagnose",
+    "everywhere",
+    "find_sites",
+    "gate_",
+    "gates_of",
+    "hidden",
+    "inputs",
+    "measure",
+    "nn",
+    "schedule",
+    "trace",
+    "ungate_",
+    "usage",
+]

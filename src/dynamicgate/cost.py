@@ -1,0 +1,160 @@
+"""The one MAC counter: what every Linear layer executes, given which blocks are open (sec 3.6, 3.8(3)).
+
+A layer with gates at both ends executes, for one row, ``g_out^T C g_in`` multiply-accumulates, where C counts the
+existing connections between a block of outputs and a block of inputs. Counts are made per row and summed: a product of
+mean open rates is not the mean of the products. The same functions count hard decisions (0 or 1) exactly and
+probabilities in expectation, so that a penalty can be a differentiable cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.gate import Gate
+from dynamicgate.usage import gates_of
+
+
+@dataclass(frozen=True, eq=False)
+class LayerCost:
+    """One Linear layer of the base model and the gates at its two ends."""
+
+    name: str
+    linear: nn.Linear
+    in_gate: Gate | None
+    out_gate: Gate | None
+    rows: float = 1.0
+    """Rows this layer processes for one sample: 1 in an MLP, the number of tokens in a sequence model."""
+
+    @property
+    def dense(self) -> int:
+        """MACs of one row with everything open and every connection present."""
+        return self.linear.in_features * self.linear.out_features
+
+    @property
+    def density(self) -> float:
+        """Share of the connections that exist."""
+        mask = connections(self.linear)
+        return 1.0 if mask is None else float(mask.float().mean())
+
+    @property
+    def present(self) -> int:
+        """MACs of one row with every gate open: the connections that exist."""
+        mask = connections(self.linear)
+        return self.dense if mask is None else int(mask.sum())
+
+    def executed(self, decisions: Mapping[str, Tensor]) -> Tensor:
+        """MACs of each row under `decisions` (site name -> [rows, blocks]); a scalar where no gate has a say."""
+        mask = connections(self.linear)
+        if mask is None:
+            inputs = _open_units(self.in_gate, decisions, self.linear.in_features)
+            outputs = _open_units(self.out_gate, decisions, self.linear.out_features)
+            return inputs * outputs
+        pairs_OI = self._connections_between_blocks(mask)
+        g_in = decisions[self.in_gate.site.name] if self.in_gate else pairs_OI.new_ones(1)
+        g_out = decisions[self.out_gate.site.name] if self.out_gate else pairs_OI.new_ones(1)
+        return ((g_out @ pairs_OI) * g_in).sum(-1)
+
+    def _connections_between_blocks(self, mask: Tensor) -> Tensor:
+        counts = mask.float()
+        if self.out_gate is None:
+            counts = counts.sum(0, keepdim=True)
+        else:
+            counts = _sum_blocks(counts, self.out_gate.config.block, dim=0)
+        if self.in_gate is None:
+            return counts.sum(1, keepdim=True)
+        return _sum_blocks(counts, self.in_gate.config.block, dim=1)
+
+
+class Ledger:
+    """The layers, gates and fixed costs of a model, ready to be counted."""
+
+    def __init__(self, model: nn.Module, rows: Mapping[str, float] | None = None, other: float = 0.0) -> None:
+        """Without `rows` every Linear is taken to run once per row and nothing else to cost MACs: true of an MLP.
+        `dynamicgate.measure.trace` finds both for any model by running it on an example; a layer that its example does
+        not call (attention calls its projection by another way) is then part of `other`."""
+        base = unwrap(model)
+        gates = gates_of(base)
+        reads = {gate.site.consumer: gate for gate in gates.values()}
+        writes = {name: gate for gate in gates.values() if saves_producers(gate) for name in gate.site.producers}
+        inside_gates = {id(m) for gate in gates.values() for m in gate.modules()}
+        self.gates = gates
+        self.other = other
+        self.layers = [
+            LayerCost(name, m, reads.get(name), writes.get(name), 1.0 if rows is None else rows[name])
+            for name, m in base.named_modules()
+            if isinstance(m, nn.Linear) and id(m) not in inside_gates and (rows is None or name in rows)
+        ]
+        by_name = {layer.name: layer for layer in self.layers}
+        self._gate_rows = {name: by_name[gate.site.source].rows for name, gate in gates.items()}
+
+    @cached_property
+    def dense(self) -> float:
+        """MACs per sample of the base model, no gates, no masks."""
+        return sum(layer.dense * layer.rows for layer in self.layers) + self.other
+
+    @cached_property
+    def gate(self) -> float:
+        """MACs per sample of all gate networks, counted in full: they run on every input."""
+        return float(sum(gate.macs * self._gate_rows[name] for name, gate in self.gates.items()))
+
+    def executed(self, decisions: Mapping[str, Tensor]) -> Tensor:
+        """Mean MACs per sample under `decisions`, gate networks and everything else included."""
+        total = torch.zeros(())
+        for layer in self.layers:
+            macs = layer.executed(decisions)
+            total = (
+                total + macs.sum() / max(1, macs.numel()) * layer.rows
+            )  # no rows (a rank's empty share) cost nothing
+        return total + self.gate + self.other
+
+    def relative(self, decisions: Mapping[str, Tensor]) -> Tensor:
+        """`executed` as a share of `dense`: the headline number."""
+        return self.executed(decisions) / self.dense
+
+    def relative_at(self, open_rate: float) -> float:
+        """What the model would cost if every gate were open for this share of inputs, independently."""
+        rates = {name: torch.full((1, gate.blocks), open_rate) for name, gate in self.gates.items()}
+        return float(self.relative(rates))
+
+
+def connections(linear: nn.Linear) -> Tensor | None:
+    """The 0/1 mask of existing connections, if the layer has one: a buffer called `mask`, shaped like the weight."""
+    mask = getattr(linear, "mask", None)
+    return mask if isinstance(mask, Tensor) else None
+
+
+def saves_producers(gate: Gate) -> bool:
+    """A gate that reads its own layer's output comes too late to skip the work that made it."""
+    return gate.config.kind == "static" or gate.site.source != gate.site.consumer or gate.site.is_input
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside `DistributedDataParallel` and `torch.compile`."""
+    while True:
+        inner = getattr(model, "_orig_mod", None) or (
+            model.module if isinstance(model, nn.parallel.DistributedDataParallel) else None
+        )
+        if inner is None:
+            return model
+        model = inner
+
+
+def _open_units(gate: Gate | None, decisions: Mapping[str, Tensor], units: int) -> Tensor:
+    if gate is None:
+        return torch.tensor(float(units))
+    g_BG = decisions[gate.site.name]
+    if gate.site.width % gate.config.block == 0:
+        return g_BG.sum(-1) * gate.config.block
+    return g_BG @ gate.block_sizes.to(g_BG)
+
+
+def _sum_blocks(counts: Tensor, block: int, dim: int) -> Tensor:
+    index = torch.arange(counts.shape[dim], device=counts.device) // block
+    shape = list(counts.shape)
+    shape[dim] = int(index[-1]) + 1
+    return counts.new_zeros(shape).index_add_(dim, index, counts)

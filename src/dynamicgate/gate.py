@@ -1,0 +1,236 @@
+"""The gate: from an input to logits z, probabilities p and decisions g (sec 3.1, 3.2, 3.4, 3.5, 4.1).
+
+Shapes in names: B rows of the batch (any leading dimensions), D features read, N units gated, G blocks of units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.site import Site
+
+Policy = Literal["hard", "soft", "bernoulli", "concrete", "gumbel"]
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    """What kind of gate to put on a site.
+
+    kind: "dynamic" decides from the input through a small network, "static" learns one logit per block.
+    block: units that open and close together; a ragged last block is fine.
+    open: p0, the share of gates that training starts with (bias = tau * logit(open), sec 4.1(2)).
+    tau, theta: temperature and threshold; p = sigmoid(z / tau), g = 1[p > theta].
+    net: shape of the gate network: one "linear" layer, "low-rank" (two without a nonlinearity), or "two-layer" (ReLU).
+    rank: inner width of "low-rank" and "two-layer".
+    reads: "previous" looks at h^(l-1), so that the producer's work can be skipped; "same" looks at h^(l), already
+        computed, so that only the consumer's can.
+    train: what the forward pass multiplies by in training: "hard" g with the straight-through gradient, "soft" p,
+        a "bernoulli" draw of p (straight-through), a relaxed "concrete" sample, or its thresholded "gumbel" form.
+    evaluate: "hard" (what will be deployed) or "soft".
+    top_k: exactly this many blocks open (a count, or a share below 1) instead of the threshold (sec 3.4).
+    scale: multiply open units by p as well, so that the gate also says how much.
+    always_open: the most probable blocks that stay open whatever the threshold says (a count, or a share; sec 4.1(4)).
+    """
+
+    kind: Literal["dynamic", "static"] = "dynamic"
+    block: int = 1
+    open: float = 0.8
+    tau: float = 1.0
+    theta: float = 0.5
+    net: Literal["linear", "low-rank", "two-layer"] = "linear"
+    rank: int = 8
+    reads: Literal["previous", "same"] = "previous"
+    train: Policy = "hard"
+    evaluate: Literal["hard", "soft"] = "hard"
+    top_k: int | float | None = None
+    scale: bool = False
+    always_open: int | float = 0
+
+    def __post_init__(self) -> None:
+        _one_of("kind", self.kind, ("dynamic", "static"))
+        _one_of("net", self.net, ("linear", "low-rank", "two-layer"))
+        _one_of("reads", self.reads, ("previous", "same"))
+        _one_of("train", self.train, ("hard", "soft", "bernoulli", "concrete", "gumbel"))
+        _one_of("evaluate", self.evaluate, ("hard", "soft"))
+        if not isinstance(self.block, int) or self.block < 1:
+            raise ValueError(f"block is a number of units and must be an integer >= 1, received {self.block!r}")
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(f"rank must be an integer >= 1, received {self.rank!r}")
+        if not 0.0 < self.open < 1.0:
+            raise ValueError(f"open is a probability and must lie strictly between 0 and 1, received {self.open!r}")
+        if not 0.0 < self.theta < 1.0:
+            raise ValueError(f"theta is compared with a probability: expected 0 < theta < 1, received {self.theta!r}")
+        if not (self.tau > 0.0 and math.isfinite(self.tau)):
+            raise ValueError(f"the temperature tau must be positive and finite, received {self.tau!r}")
+        if self.top_k is not None and not self.top_k > 0:
+            raise ValueError(
+                f"top_k opens exactly k blocks: expected k >= 1 or a share in (0, 1), received {self.top_k!r}"
+            )
+        if self.always_open < 0:
+            raise ValueError(
+                f"always_open is a count or a share of blocks, expected >= 0, received {self.always_open!r}"
+            )
+
+
+class Decision(NamedTuple):
+    """One decision: probabilities, hard gates as deployed, and the factor that multiplies the units."""
+
+    p_BG: Tensor
+    g_BG: Tensor
+    factor_BG: Tensor
+
+
+class Gate(nn.Module):
+    """A gate on one site. It is a child of the site's consumer and acts through two forward pre-hooks:
+    `decide_before` the source runs and `close_before` the consumer runs (`dynamicgate.convert` attaches them)."""
+
+    tau: Tensor
+    theta: Tensor
+
+    def __init__(self, site: Site, config: GateConfig, features: int) -> None:
+        """A gate for `site` whose network, if it has one, reads `features` values."""
+        super().__init__()
+        self.site = site
+        self.config = config
+        self.blocks = math.ceil(site.width / config.block)
+        self.net = _gate_net(config, features, self.blocks)
+        # Buffers, not attributes: they must travel with the checkpoint, and changing them must not recompile the model.
+        self.register_buffer("tau", torch.tensor(float(config.tau)))
+        self.register_buffer("theta", torch.tensor(float(config.theta)))
+        self.watcher: Callable[[Gate, Decision], None] | None = None
+        self._factor_BG: Tensor | None = None
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of the gate network for one row."""
+        return sum(m.weight.numel() for m in self.net.modules() if isinstance(m, nn.Linear))
+
+    @property
+    def block_sizes(self) -> Tensor:
+        """Units in each block: all `config.block`, except perhaps the last."""
+        sizes = torch.full((self.blocks,), self.config.block, device=self.tau.device)
+        sizes[-1] = self.site.width - self.config.block * (self.blocks - 1)
+        return sizes
+
+    def forward(self, x_BD: Tensor) -> Decision:
+        """Decide which blocks are open for each row."""
+        config = self.config
+        z_BG = self.net(x_BD).float()  # under autocast too: a threshold in bf16 would move gates by up to 0.4 %
+        p_BG = torch.sigmoid(z_BG / self.tau)
+        g_BG = self._harden(p_BG)
+        policy = config.train if self.training else config.evaluate
+        if config.top_k is not None and policy != "soft":
+            policy = "hard"  # a noisy draw could not keep the promise of exactly k
+        if policy == "hard":
+            hard_BG, soft_BG = g_BG, p_BG
+        elif policy == "soft":
+            hard_BG, soft_BG = p_BG, p_BG
+        elif policy == "bernoulli":
+            hard_BG, soft_BG = torch.bernoulli(p_BG.detach()), p_BG
+        else:
+            soft_BG = torch.sigmoid((z_BG + _logistic_noise(z_BG)) / self.tau)
+            hard_BG = self._harden(soft_BG) if policy == "gumbel" else soft_BG
+        return Decision(p_BG, g_BG, _straight_through(hard_BG, soft_BG, scale=config.scale and policy != "soft"))
+
+    def _harden(self, p_BG: Tensor) -> Tensor:
+        p_BG = p_BG.detach()
+        if self.config.top_k is not None:
+            return top_k_mask(p_BG, _count(self.config.top_k, self.blocks))
+        g_BG = (p_BG > self.theta).to(p_BG.dtype)
+        if self.config.always_open:
+            g_BG = torch.maximum(g_BG, top_k_mask(p_BG, _count(self.config.always_open, self.blocks)))
+        return g_BG
+
+    def decide_before(self, _source: nn.Module, args: tuple[Any, ...]) -> None:
+        """Forward pre-hook of the source: decide from its input, before the producers do any work."""
+        decision = self(args[0])
+        if self.watcher is not None:
+            self.watcher(self, decision)
+        self._factor_BG = decision.factor_BG
+
+    def close_before(self, _consumer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Forward pre-hook of the consumer: h <- g * h."""
+        factor_BG, self._factor_BG = self._factor_BG, None
+        if factor_BG is None:
+            raise RuntimeError(f"{self.site.consumer!r} ran before {self.site.source!r}: its gate has not decided yet")
+        return (close_units(args[0], factor_BG, self.config.block), *args[1:])
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        c = self.config
+        shape = {"linear": "", "low-rank": f", rank {c.rank}", "two-layer": f", inner {c.rank}"}[c.net]
+        kind = f"dynamic ({c.net}{shape})" if c.kind == "dynamic" else "static"
+        return f"{kind}, {self.site.width} units in {self.blocks} blocks"
+
+
+def close_units(h_BN: Tensor, factor_BG: Tensor, block: int) -> Tensor:
+    """Multiply every unit by the factor of its block."""
+    factor_BG = factor_BG.to(h_BN.dtype)
+    if block == 1:
+        return h_BN * factor_BG
+    if h_BN.shape[-1] % block == 0:
+        return (h_BN.unflatten(-1, (-1, block)) * factor_BG.unsqueeze(-1)).flatten(-2)
+    return h_BN * factor_BG.repeat_interleave(block, dim=-1)[..., : h_BN.shape[-1]]
+
+
+def top_k_mask(p_BG: Tensor, k: int) -> Tensor:
+    """1 for the k largest of each row, else 0; ties go to the lowest index, so the mask is a function of p."""
+    first_k = p_BG.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+    return torch.zeros_like(p_BG).scatter(-1, first_k, 1.0)
+
+
+def _straight_through(hard: Tensor, soft: Tensor, *, scale: bool) -> Tensor:
+    """`hard` (times `soft` if scaled) going forward, the gradient of `soft` going back (sec 3.5)."""
+    value = (hard * soft if scale else hard).detach()
+    return value + (soft - soft.detach())  # the bracket is exactly zero, so the value is `hard` bit for bit
+
+
+class StaticLogits(nn.Module):
+    """A learnable logit per block, the same for every input: learned structural dropout (sec 3.1)."""
+
+    def __init__(self, blocks: int) -> None:
+        """One logit for each of `blocks`."""
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(blocks))
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        """The logits, once for each row of `x_BD`."""
+        return self.bias.expand(*x_BD.shape[:-1], -1)
+
+
+def _gate_net(config: GateConfig, features: int, blocks: int) -> nn.Module:
+    if config.kind == "static":
+        net: nn.Module = StaticLogits(blocks)
+        last = net
+    elif config.net == "linear":
+        net = last = nn.Linear(features, blocks)
+    else:
+        reduce = nn.Linear(features, config.rank, bias=config.net == "two-layer")
+        last = nn.Linear(config.rank, blocks)
+        net = nn.Sequential(reduce, *([nn.ReLU()] if config.net == "two-layer" else []), last)
+    with torch.no_grad():
+        # Open start: at p0 the gate is a little above its threshold for every input, whatever the temperature.
+        last.bias.fill_(config.tau * math.log(config.open / (1.0 - config.open)))  # type: ignore[union-attr,operator]
+    return net
+
+
+def _logistic_noise(like: Tensor) -> Tensor:
+    u = torch.rand_like(like).clamp_(1e-6, 1.0 - 1e-6)
+    return torch.log(u) - torch.log1p(-u)
+
+
+def _count(amount: int | float, blocks: int) -> int:
+    """A share below 1 is a share of the blocks, rounded up; anything else a count."""
+    count = math.ceil(amount * blocks) if isinstance(amount, float) and amount < 1.0 else int(amount)
+    return min(count, blocks)
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, received {value!r}")

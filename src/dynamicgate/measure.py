@@ -1,0 +1,265 @@
+"""Measure what a model really does: quality, executed MACs per sample, the paper's proxies, and what the gates depend on.
+
+Counting rules. Hard gates as deployed; every Linear layer with both of its gates and its mask; gate networks and the
+output layer included; per sample and summed, never a product of means. A gate evaluated softly saves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from dynamicgate.cost import Ledger, connections, unwrap
+from dynamicgate.gate import Decision, Gate
+from dynamicgate.nn.normalize import Normalize
+from dynamicgate.proxies import Openness, proxies
+from dynamicgate.usage import usage
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one model did on one data set. `to_dict` is the JSON that results files hold."""
+
+    quality: dict[str, float]
+    macs: dict[str, float]
+    proxies: dict[str, float]
+    layers: list[dict[str, Any]]
+    params: int
+    samples: dict[str, float]
+    gates: list[dict[str, Any]]
+    count: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def __str__(self) -> str:
+        m = self.macs
+        lines = [
+            *(f"{name:<22}{value:.4f}" for name, value in self.quality.items()),
+            f"{'executed MACs':<22}{m['executed']:,.0f} of {m['dense']:,.0f} per sample = {m['relative']:.4f}",
+            f"{'  of which gates':<22}{m['gate']:,.0f}",
+            f"{'  skipping zeros':<22}{m['relative_zero_skip']:.4f}",
+            f"{'  p5 / p50 / p95':<22}{self.samples['p5']:.4f} / {self.samples['p50']:.4f} / {self.samples['p95']:.4f}",
+            f"{'parameters':<22}{self.params:,}",
+            "",
+            f"{'layer':<22}{'open':>8}{'density':>9}{'MACs':>14}",
+            *(f"{x['name']:<22}{x['open']:>8.3f}{x['density']:>9.3f}{x['macs']:>14,.0f}" for x in self.layers),
+        ]
+        return "\n".join(lines)
+
+
+def measure(model: nn.Module, data: Any, *, batch: int = 1024) -> Measurement:
+    """Run `model` in evaluation mode over `data` and account for every multiply-accumulate.
+
+    data: an `(x, y)` pair of tensors, anything with `.x` and `.y`, or an iterable of `(x, y)` batches. Without labels
+    (`y` None) the quality is left out.
+    """
+    device = next(model.parameters()).device
+    tally: _Tally | None = None
+    with _evaluating(model), torch.no_grad():
+        for x, y in _batches(data, batch):
+            x = x.to(device)
+            if tally is None:
+                tally = _Tally(trace(model, x[:8]))
+            tally.add(*_observe(model, tally.ledger, x), y)
+    if tally is None:
+        raise ValueError("nothing to measure: the data set is empty")
+    return tally.result(sum(p.numel() for p in model.parameters()))
+
+
+def trace(model: nn.Module, example: Tensor) -> Ledger:
+    """The ledger of any model: runs it on `example` to see how often each layer runs and what else costs MACs."""
+    base = unwrap(model)
+    rows: dict[str, float] = {}
+    handles = [
+        m.register_forward_pre_hook(_count_rows(rows, name))
+        for name, m in base.named_modules()
+        if isinstance(m, nn.Linear)
+    ]
+    counter = FlopCounterMode(display=False)
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel is one op that no counter looks into
+    try:
+        with _evaluating(base), torch.no_grad(), counter:
+            base(example)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        for handle in handles:
+            handle.remove()
+    rows = {name: count / len(example) for name, count in rows.items()}
+    linear = Ledger(base, rows)
+    other = counter.get_total_flops() / 2 / len(example) - linear.dense - linear.gate
+    return Ledger(base, rows, other=max(0.0, round(other)))
+
+
+def _count_rows(rows: dict[str, float], name: str) -> Any:
+    def count(_module: nn.Module, args: tuple[Any, ...]) -> None:
+        rows[name] = rows.get(name, 0.0) + args[0].shape[:-1].numel()
+
+    return count
+
+
+def _observe(model: nn.Module, ledger: Ledger, x: Tensor) -> tuple[Tensor, dict[str, Decision], dict[str, Tensor]]:
+    """One forward pass: the outputs, the decisions of all gates, and the non-zero inputs of each layer."""
+    nonzero: dict[str, Tensor] = {}
+    normalized: list[tuple[Tensor, Tensor]] = []
+
+    def see(name: str) -> Any:
+        def hook(_module: nn.Module, args: tuple[Any, ...]) -> None:
+            # An affine map of the input folds into the layer behind it, so that raw zeros are what can be skipped.
+            raw = [before for before, after in normalized if after is args[0]]
+            nonzero[name] = (raw[0] if raw else args[0]) != 0
+
+        return hook
+
+    def remember(_module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        normalized.append((args[0], out))
+
+    handles = [layer.linear.register_forward_pre_hook(see(layer.name), prepend=True) for layer in ledger.layers]
+    handles += [m.register_forward_hook(remember) for m in unwrap(model).modules() if isinstance(m, Normalize)]
+    try:
+        with usage(model) if ledger.gates else nullcontext({}) as used:  # type: ignore[attr-defined]
+            out = model(x)
+        return out, dict(used), nonzero
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Tally:
+    """Sums over batches; nothing is averaged before the end."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self.ledger = ledger
+        self.per_sample: list[Tensor] = []
+        self.zero_skip = 0.0
+        self.layer_macs = {layer.name: 0.0 for layer in ledger.layers}
+        self.openness = {name: Openness(gate) for name, gate in ledger.gates.items()}
+        self.confusion: Tensor | None = None
+
+    def add(self, out: Tensor, used: dict[str, Decision], nonzero: dict[str, Tensor], y: Tensor | None) -> None:
+        samples = len(out)
+        g = {name: _deployed(self.ledger.gates[name], decision) for name, decision in used.items()}
+        total = torch.full((samples,), self.ledger.gate + self.ledger.other, dtype=torch.float64, device=out.device)
+        skipping = total.sum() - self.ledger.gate * samples
+        for layer in self.ledger.layers:
+            macs = layer.executed(g).double()
+            macs = macs.reshape(samples, -1).sum(1) if macs.ndim else (macs * layer.rows).expand(samples)
+            self.layer_macs[layer.name] += float(macs.sum())
+            total = total + macs
+            skipping = skipping + _zero_skipping(layer, g, nonzero[layer.name])
+        for gate in self.ledger.gates.values():
+            skipping = skipping + _gate_zero_skipping(gate, nonzero[gate.site.source])
+        self.per_sample.append(total.cpu())
+        self.zero_skip += float(skipping)
+        for name, decision in used.items():
+            self.openness[name].add(decision.p_BG, g[name], y)
+        if y is not None and out.ndim == 2:
+            pairs = y.to(out.device) * out.shape[1] + out.argmax(1)
+            counts = torch.bincount(pairs, minlength=out.shape[1] ** 2).reshape(out.shape[1], -1).cpu()
+            self.confusion = counts if self.confusion is None else self.confusion + counts
+
+    def result(self, params: int) -> Measurement:
+        ledger, per_sample = self.ledger, torch.cat(self.per_sample)
+        count, dense = len(per_sample), ledger.dense
+        relative = per_sample / dense
+        p5, p50, p95 = torch.quantile(relative, torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
+        return Measurement(
+            quality={} if self.confusion is None else quality_of(self.confusion),
+            macs={
+                "dense": dense,
+                "executed": float(per_sample.mean()),
+                "gate": ledger.gate,
+                "relative": float(relative.mean()),
+                "relative_zero_skip": self.zero_skip / count / dense,
+            },
+            proxies=proxies(ledger, self.openness),
+            layers=[
+                {
+                    "name": layer.name,
+                    "open": self.openness[layer.out_gate.site.name].open if layer.out_gate else 1.0,
+                    "density": layer.density,
+                    "macs": self.layer_macs[layer.name] / count,
+                }
+                for layer in ledger.layers
+            ],
+            params=params,
+            samples={"p5": p5, "p50": p50, "p95": p95},
+            gates=[openness.to_dict() for openness in self.openness.values()],
+            count=count,
+        )
+
+
+def quality_of(confusion_CC: Tensor) -> dict[str, float]:
+    """Accuracy and macro-F1 (over the classes that occur or are predicted) from a true x predicted count matrix."""
+    counts = confusion_CC.double()
+    hits, true, predicted = counts.diag(), counts.sum(1), counts.sum(0)
+    f1 = 2 * hits / (true + predicted).clamp(min=1)
+    return {"accuracy": float(hits.sum() / counts.sum()), "macro_f1": float(f1[(true + predicted) > 0].mean())}
+
+
+def _deployed(gate: Gate, decision: Decision) -> Tensor:
+    return torch.ones_like(decision.g_BG) if gate.config.evaluate == "soft" else decision.g_BG
+
+
+def _zero_skipping(layer: Any, g: dict[str, Tensor], nonzero_BI: Tensor) -> Tensor:
+    """MACs of a layer over the batch if exact zeros among its open inputs are skipped as well."""
+    live_BI = nonzero_BI.float()
+    if layer.in_gate is not None:
+        live_BI = live_BI * _units(layer.in_gate, g[layer.in_gate.site.name])
+    mask = connections(layer.linear)
+    if layer.out_gate is None:
+        fan_out_I = mask.float().sum(0) if mask is not None else torch.tensor(float(layer.linear.out_features))
+        return (live_BI * fan_out_I.to(live_BI.device)).sum(dtype=torch.float64)
+    open_BO = _units(layer.out_gate, g[layer.out_gate.site.name])
+    if mask is None:
+        return (live_BI.sum(-1, dtype=torch.float64) * open_BO.sum(-1, dtype=torch.float64)).sum()
+    return ((live_BI @ mask.float().T) * open_BO).sum(dtype=torch.float64)
+
+
+def _gate_zero_skipping(gate: Gate, nonzero_BD: Tensor) -> Tensor:
+    layers = [m for m in gate.net.modules() if isinstance(m, nn.Linear)]
+    if not layers:
+        return torch.zeros((), dtype=torch.float64)
+    rest = gate.macs - layers[0].weight.numel()
+    return nonzero_BD.sum().double() * layers[0].out_features + rest * nonzero_BD.shape[:-1].numel()
+
+
+def _units(gate: Gate, g_BG: Tensor) -> Tensor:
+    return g_BG.repeat_interleave(gate.config.block, dim=-1)[..., : gate.site.width]
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    modes = {m: m.training for m in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def _batches(data: Any, batch: int) -> Iterable[tuple[Tensor, Tensor | None]]:
+    if hasattr(data, "x") and hasattr(data, "y"):
+        data = (data.x, data.y)
+    if isinstance(data, Tensor):
+        data = (data, None)
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
+        x, y = data
+        for start in range(0, len(x), batch):
+            yield x[start : start + batch], None if y is None else y[start : start + batch]
+    else:
+        yield from data

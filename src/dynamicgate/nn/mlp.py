@@ -1,0 +1,60 @@
+"""The paper's network (sec 3): an MLP whose hidden units are gated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from dynamicgate.convert import Where, gate_, hidden
+from dynamicgate.gate import GateConfig
+from dynamicgate.nn.normalize import Normalize
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh}
+
+
+class GatedMLP(nn.Module):
+    """Layers of `sizes`, with a gate on each vector of hidden units.
+
+    With gates on, layer l computes (sec 3)::
+
+        g^(l) = 1[sigmoid(GateNet(h^(l-1)) / tau) > theta]
+        h^(l) = g^(l) * phi(W^(l) h^(l-1) + b^(l))
+
+    The gate of h^(l) is a child of the layer that reads it: ``layers[l + 1].gate``; see `dynamicgate.convert`.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        gate: GateConfig | None = None,
+        *,
+        where: Where = hidden,
+        activation: str = "relu",
+        dropout: float = 0.0,
+        normalize: Normalize | None = None,
+    ) -> None:
+        """`sizes` = (inputs, hidden..., outputs); no `gate` makes a dense network, which `gate_` can gate later."""
+        super().__init__()
+        if len(sizes) < 2 or any(size < 1 for size in sizes):
+            raise ValueError(f"sizes are (inputs, hidden..., outputs), all >= 1, received {tuple(sizes)}")
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, received {activation!r}")
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout must be in [0, 1), received {dropout}")
+        self.sizes = tuple(sizes)
+        self.activation = activation
+        self.normalize = normalize or nn.Identity()
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.act = ACTIVATIONS[activation]()
+        self.dropout = nn.Dropout(dropout)
+        if gate is not None:
+            gate_(self, gate, where)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores for a batch of flat inputs, one row a sample."""
+        h = self.normalize(x)
+        for layer in self.layers[:-1]:
+            h = self.dropout(self.act(layer(h)))  # the reader closes the units that its gate decided to close
+        logits: Tensor = self.layers[-1](h)
+        return logits

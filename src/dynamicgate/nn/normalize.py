@@ -1,0 +1,34 @@
+"""Input normalisation as part of the model."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Normalize(nn.Module):
+    """(x - mean) / std with fixed constants.
+
+    It lives in the model, not in the data, so that the model sees raw values: their exact zeros are work that can be
+    skipped, because this map folds into the weights and bias of the layer behind it.
+    """
+
+    unit_wise = True
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Tensor | float = 0.0, std: Tensor | float = 1.0) -> None:
+        """Constants for all features, or one per feature."""
+        super().__init__()
+        self.register_buffer("mean", torch.as_tensor(mean, dtype=torch.float32).clone())
+        self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32).clone())
+        if not bool((self.std > 0).all()):
+            raise ValueError("every std must be positive; give constant features a std of 1")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Standardise `x`."""
+        return (x - self.mean) / self.std
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        return f"features={self.mean.numel()}" if self.mean.ndim else f"mean={self.mean:.4g}, std={self.std:.4g}"

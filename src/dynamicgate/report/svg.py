@@ -1,0 +1,114 @@
+"""The few SVG elements the figures are drawn with."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+
+def tag(name: str, *children: str, **attributes: object) -> str:
+    """An element: ``class_`` is written ``class``, ``aria_label`` is written ``aria-label``; None is left out."""
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(attribute(value))}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    return f"<{name}{written}>{''.join(children)}</{name}>"
+
+
+def attribute(value: object) -> str:
+    """An attribute's text; a tenth of a pixel is fine enough for a coordinate."""
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+def words(x: float, y: float, content: str, **attributes: object) -> str:
+    """A line of text."""
+    return tag("text", escape(content), x=x, y=y, **attributes)
+
+
+def tooltip(content: str) -> str:
+    """What the browser shows while the pointer rests on the parent element."""
+    return tag("title", escape(content))
+
+
+def line(x1: float, y1: float, x2: float, y2: float, **attributes: object) -> str:
+    """A straight line."""
+    return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, **attributes)
+
+
+def polyline(points: Sequence[tuple[float, float]], *children: str, **attributes: object) -> str:
+    """A line through the points."""
+    return tag("polyline", *children, points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), **attributes)
+
+
+def drawing(width: float, height: float, label: str, *children: str, class_: str = "plot") -> str:
+    """The whole figure, named for those who cannot see it."""
+    return tag(
+        "svg",
+        *children,
+        viewBox=f"0 0 {width:.0f} {height:.0f}",
+        class_=class_,
+        role="img",
+        aria_label=label,
+        style=f"--natural-width:{width:.0f}px",
+    )
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Values from ``low`` to ``high`` laid out on pixels from ``start`` to ``end``."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def round_ticks(low: float, high: float, about: int) -> list[float]:
+    """About so many round numbers between low and high."""
+    rough = (high - low) / about
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.7)
+    first = math.ceil(low / step - 1e-9)
+    return [index * step for index in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def decimals(ticks: Sequence[float]) -> int:
+    """How many decimals it takes to tell neighbouring ticks apart."""
+    step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
+    return max(0, -math.floor(math.log10(step) + 1e-9))
+
+
+def axes(
+    x: Scale,
+    y: Scale,
+    x_ticks: Sequence[float],
+    y_ticks: Sequence[float],
+    x_text: Callable[[float], str],
+    y_text: Callable[[float], str],
+) -> str:
+    """Grid lines with their numbers, and a base line."""
+    drawn = [line(x.start, y(tick), x.end, y(tick), class_="grid") for tick in y_ticks]
+    drawn += [words(x.start - 8, y(tick) + 4, y_text(tick), class_="tick", text_anchor="end") for tick in y_ticks]
+    drawn += [line(x(tick), y.start, x(tick), y.start + 5, class_="base") for tick in x_ticks]
+    drawn += [words(x(tick), y.start + 19, x_text(tick), class_="tick", text_anchor="middle") for tick in x_ticks]
+    drawn.append(line(x.start, y.start, x.end, y.start, class_="base"))
+    return "".join(drawn)
+
+
+def push_apart(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Positions moved as little as a simple sweep can, so that neighbours are ``gap`` apart and inside low to high."""
+    order = sorted(range(len(positions)), key=lambda index: positions[index])
+    moved = list(positions)
+    floor = low
+    for index in order:
+        moved[index] = max(moved[index], floor)
+        floor = moved[index] + gap
+    ceiling = high
+    for index in reversed(order):
+        moved[index] = min(moved[index], ceiling)
+        ceiling = moved[index] - gap
+    return moved

@@ -1,0 +1,140 @@
+"""Sites: the places in a model where a gate may sit (sec 3).
+
+A site is a vector of hidden units between the layers that write it and the one that reads it::
+
+    source input ──> producers ──> activation, dropout ──> [gate] ──> consumer
+
+Sites are found by tracing the data flow from `nn.Linear` to `nn.Linear` through unit-wise operations only: a closed
+unit must not be able to change its neighbours (a LayerNorm in between would).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Site:
+    """Hidden units written by `producers`, read by `consumer`, decided from the input of `source`."""
+
+    consumer: str
+    producers: tuple[str, ...]
+    source: str
+    width: int
+
+    @property
+    def name(self) -> str:
+        """A site is named after its consumer: a layer reads one vector only."""
+        return self.consumer
+
+    @property
+    def is_input(self) -> bool:
+        """Whether the units are the features of the model's input."""
+        return not self.producers
+
+    def __str__(self) -> str:
+        written = " and ".join(self.producers) or "the input"
+        return f"{self.name!r}: {self.width} units from {written}, read by {self.consumer}"
+
+
+def find_sites(model: nn.Module) -> list[Site]:
+    """All candidate sites of `model`, in the order of the forward pass; the ones on input features come first."""
+    if isinstance(model, nn.Linear):
+        raise ValueError("a single Linear layer has no hidden units to gate; pass the model that contains it")
+    return list(_sites_below(model, prefix=""))
+
+
+def _sites_below(module: nn.Module, prefix: str) -> Iterator[Site]:
+    """Trace the whole module; where that fails (control flow, unusual arguments) trace its children one by one."""
+    if not any(isinstance(m, nn.Linear) for m in module.modules()):
+        return
+    try:
+        graph = _LinearTracer().trace(module)
+    except Exception:  # fx raises whatever the traced forward raises on a symbolic value; the children may still trace
+        for name, child in module.named_children():
+            if not isinstance(child, nn.Linear):
+                yield from _sites_below(child, f"{prefix}{name}.")
+        return
+    modules = dict(module.named_modules())
+    for node in graph.nodes:
+        if _is_linear(node, modules):
+            site = _site_before(node, modules, prefix)
+            if site is not None:
+                yield site
+
+
+class _LinearTracer(fx.Tracer):
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Look inside a module only if there is a Linear to find."""
+        return isinstance(m, nn.Linear) or not any(isinstance(child, nn.Linear) for child in m.modules())
+
+
+UNIT_WISE_MODULES = (
+    nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.SELU, nn.CELU, nn.ReLU6, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.Softplus,
+    nn.Hardswish, nn.Mish, nn.Identity, nn.Dropout, nn.BatchNorm1d,
+)  # fmt: skip
+UNIT_WISE_FUNCTIONS = {
+    F.relu, F.gelu, F.silu, F.elu, F.selu, F.celu, F.relu6, F.leaky_relu, F.tanh, F.sigmoid, F.softplus, F.hardswish,
+    F.mish, F.dropout, torch.relu, torch.tanh, torch.sigmoid, torch.square, torch.mul, operator.mul,
+}  # fmt: skip
+UNIT_WISE_METHODS = {"relu", "tanh", "sigmoid", "square", "mul", "contiguous", "clone"}
+RESHAPES = {torch.flatten, "flatten", "view", "reshape"}
+
+
+def _is_linear(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    return node.op == "call_module" and isinstance(modules[str(node.target)], nn.Linear)
+
+
+def _passes_units(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        module = modules[str(node.target)]
+        return isinstance(module, UNIT_WISE_MODULES) or getattr(module, "unit_wise", False)
+    if node.op == "call_function":
+        return node.target in UNIT_WISE_FUNCTIONS
+    return node.op == "call_method" and node.target in UNIT_WISE_METHODS
+
+
+def _is_reshape(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
+    if node.op == "call_module":
+        return isinstance(modules[str(node.target)], nn.Flatten)
+    return node.op in ("call_function", "call_method") and node.target in RESHAPES
+
+
+def _site_before(reader: fx.Node, modules: dict[str, nn.Module], prefix: str) -> Site | None:
+    """Walk back from a Linear to what wrote its input; None where anything but unit-wise work lies between."""
+    consumer: Any = modules[str(reader.target)]
+    writers: list[fx.Node] = []
+    pending, seen, reaches_input = [reader.all_input_nodes[0]], {reader}, False
+    while pending:
+        node = pending.pop()
+        if any(user not in seen for user in node.users):
+            # Another reader sees these units ungated (a residual path, say). Input features may be shared: closing
+            # them for this reader saves this reader's work.
+            if node.op != "placeholder":
+                return None
+        seen.add(node)
+        if _is_linear(node, modules):
+            writers.append(node)
+        elif node.op == "placeholder":
+            reaches_input = True
+        elif _passes_units(node, modules) or (_is_reshape(node, modules) and not writers):
+            pending.extend(node.all_input_nodes)
+        else:
+            return None
+    if reaches_input and not writers:
+        if prefix:
+            return None  # the input of a submodule that was traced on its own is not the model's input
+        name = str(reader.target)
+        return Site(consumer=name, producers=(), source=name, width=consumer.in_features)
+    widths = {modules[str(writer.target)].out_features for writer in writers}
+    if reaches_input or widths != {consumer.in_features} or len({w.all_input_nodes[0] for w in writers}) > 1:
+        return None
+    producers = tuple(dict.fromkeys(prefix + str(writer.target) for writer in reversed(writers)))
+    return Site(prefix + str(reader.target), producers, source=producers[0], width=consumer.in_features)

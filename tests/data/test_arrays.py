@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from dynamicgate.data import Arrays, Splits
+
+
+def arrays(rows: int, *shape: int) -> Arrays:
+    return Arrays(
+        torch.arange(rows).float().reshape(-1, *[1] * len(shape)).expand(rows, *shape), torch.arange(rows) % 3
+    )
+
+
+def test_features_counts_the_values_of_one_flattened_row() -> None:
+    assert arrays(5, 3, 8, 8).features == 192
+    assert len(arrays(5, 3, 8, 8)) == 5
+
+
+def test_take_keeps_rows_and_labels_together() -> None:
+    taken = arrays(9, 2).take(torch.tensor([7, 0, 4]))
+    assert taken.x[:, 0].tolist() == [7, 0, 4]
+    assert taken.y.tolist() == [1, 0, 1]
+
+
+def test_take_accepts_a_mask_and_returns_a_copy() -> None:
+    whole = Arrays(torch.zeros(4, 2), torch.tensor([0, 1, 0, 1]))
+    odd = whole.take(whole.y == 1)
+    odd.x.fill_(5)
+    assert len(odd) == 2
+    assert whole.x.sum() == 0
+
+
+def test_arrays_and_splits_cannot_be_reassigned() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        arrays(3, 2).x = torch.zeros(3, 2)  # type: ignore[misc]
+
+
+def test_info_is_plain_json_with_counts_for_each_part() -> None:
+    test = Arrays(torch.zeros(4, 2, 3), torch.tensor([0, 0, 0, 2]))
+    info = Splits("toy", arrays(6, 2, 3), arrays(3, 2, 3), test, classes=4, mean=0.0, std=1.0).info()
+    assert json.loads(json.dumps(info)) == {
+        "name": "toy",
+        "train": 6,
+        "valid": 3,
+        "test": 4,
+        "features": 6,
+        "classes": 4,
+        "majority": 0.75,
+        "class_counts": {"train": [2, 2, 2, 0], "valid": [1, 1, 1, 0], "test": [3, 0, 1, 0]},
+    }
+
+
+def test_parts_with_different_features_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"toy: a row of the test data has shape \(5,\).*training data \(4,\)"):
+        Splits("toy", arrays(6, 4), arrays(3, 4), arrays(3, 5), classes=3, mean=0.0, std=1.0)

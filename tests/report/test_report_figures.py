@@ -1,0 +1,137 @@
+import re
+from itertools import pairwise
+
+import pytest
+from report_sample import make_log, make_results, make_run
+
+from dynamicgate.report.classes import class_caption, class_figure
+from dynamicgate.report.labels import label_box, place_labels
+from dynamicgate.report.palette import COLOURS, SHAPES, model_styles
+from dynamicgate.report.svg import Scale, decimals, push_apart, round_ticks, tag
+from dynamicgate.report.tradeoff import accuracy_figure, budget_figure
+from dynamicgate.report.training import BINS, curve, training_figure
+from dynamicgate.report.wording import quantity, signed_points
+
+
+def test_usual_models_keep_their_colour_and_no_two_models_look_alike():
+    assert model_styles(["dense", "gate"])["gate"] == model_styles(["gate", "x", "small"])["gate"]
+    styles = model_styles(["gate", "dense", *(f"model {index}" for index in range(18))])
+    assert len({(style % COLOURS, style % SHAPES) for style in styles.values()}) == 20
+
+
+@pytest.mark.parametrize(("low", "high", "expected"), [
+    (0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]), (96.0, 99.0, [96.0, 96.5, 97.0, 97.5, 98.0, 98.5, 99.0]),
+    (-1.5, 1.5, [-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5])])
+def test_ticks_are_round_numbers(low, high, expected):
+    assert round_ticks(low, high, 6) == pytest.approx(expected)
+
+
+def test_ticks_are_written_with_the_decimals_they_need():
+    assert [decimals([0.0, step]) for step in (5.0, 1.0, 0.5, 0.05)] == [0, 0, 1, 2]
+
+
+def test_a_scale_maps_its_ends():
+    scale = Scale(10.0, 20.0, 300.0, 100.0)
+    assert (scale(10.0), scale(20.0), scale(15.0)) == (300.0, 100.0, 200.0)
+
+
+def test_attributes_are_escaped():
+    assert tag("g", class_='"><b>', aria_label="a&b") == '<g class="&quot;&gt;&lt;b&gt;" aria-label="a&amp;b"></g>'
+
+
+def test_labels_on_one_height_are_pushed_apart_and_stay_inside():
+    moved = push_apart([50.0, 50.0, 99.0, 98.0], 10.0, 0.0, 100.0)
+    ordered = sorted(moved)
+    assert all(after - before >= 10.0 for before, after in pairwise(ordered))
+    assert max(moved) <= 100.0
+
+
+def test_names_of_points_in_one_place_do_not_cover_each_other():
+    points = [(300.0, 100.0 + 3 * index) for index in range(4)]
+    names = ["gate", "static", "small", "dense"]
+    boxes = [label_box(place, 8.6 * len(name))
+             for place, name in zip(place_labels(points, names, (50.0, 0.0, 700.0, 300.0)), names, strict=True)]
+    for index, one in enumerate(boxes):
+        for two in boxes[index + 1:]:
+            assert one[2] <= two[0] or two[2] <= one[0] or one[3] <= two[1] or two[3] <= one[1]
+
+
+def test_a_name_at_the_right_edge_goes_left():
+    assert place_labels([(690.0, 50.0)], ["dense"], (50.0, 0.0, 700.0, 300.0))[0][2] == "end"
+
+
+def test_every_run_and_every_mean_is_drawn():
+    svg = accuracy_figure(make_results(), "digits")
+    assert len(re.findall(r'class="mark c\d faint"', svg)) == 25
+    assert len(re.findall(r'class="mark c\d mean"', svg)) == 5
+
+
+def test_the_front_goes_through_the_means_that_nothing_beats():
+    runs = [make_run(model, 0) for model in ("small", "static", "dense")]
+    for run, (relative, accuracy) in zip(runs, [(0.3, 0.97), (0.4, 0.96), (1.0, 0.98)], strict=True):
+        run["macs"]["relative"], run["quality"]["accuracy"] = relative, accuracy
+    (points,) = re.findall(r'<polyline points="([^"]+)" class="front"', accuracy_figure({"runs": runs}, "digits"))
+    corners = [tuple(map(float, corner.split(","))) for corner in points.split()]
+    across = sorted({x for x, _ in corners})
+    assert len(across) == 3  # the cheapest, the best, the edge of the plot: the beaten one in between is no corner
+    assert all(after[1] <= before[1] for before, after in pairwise(corners))
+
+
+def test_the_budget_figure_has_one_mark_per_run_that_was_asked():
+    svg = budget_figure(make_results(seeds=4))
+    assert len(re.findall(r'class="mark c\d half"', svg)) == 2 * 4
+    assert budget_figure(make_results(("dense", "small"))) == ""
+
+
+def test_a_long_log_becomes_a_short_curve():
+    log = make_log(5000)
+    points = curve(log, [entry["relative"] for entry in log])
+    assert len(points) <= BINS
+    assert (points[0][0], points[-1][0]) == (pytest.approx(0.0, abs=0.01), pytest.approx(1.0, abs=0.01))
+
+
+def test_a_curve_without_progress_uses_the_steps():
+    assert curve([{"step": 0}, {"step": 5}, {"step": 10}], [1.0, None, 0.5]) == [(0.0, 1.0), (1.0, 0.5)]
+
+
+def test_a_training_panel_has_a_line_per_site_and_seed_and_the_target():
+    runs = [make_run("gate", seed) for seed in range(3)]
+    svg = training_figure("gate", 0, runs, [make_log(50, seed) for seed in range(3)])
+    assert svg.count('class="curve open c0"') == 3
+    assert svg.count('class="curve relative"') == svg.count('class="curve target"') == 3
+    assert training_figure("gate", 0, runs, [[], [], []]) == ""
+
+
+def test_a_heat_map_has_a_cell_per_class_and_block():
+    gate = make_run("gate", 0)["gates"][0]
+    svg = class_figure(gate, 0)
+    assert svg.count('class="heat"') == 10 * 8
+    assert f"<title>class 3, block 2: open {gate['open_by_class'][3][2]:.0%}</title>" in svg
+    assert class_caption(gate) == "layers.1: 10 classes × 8 blocks of 16 units"
+
+
+def test_a_huge_heat_map_is_cut_and_says_so():
+    gate = {"name": "wide", "open_by_class": [[0.5] * 1000] * 3}
+    assert class_figure(gate, 0).count('class="heat"') == 3 * 256
+    assert "the first 256 blocks are shown" in class_caption(gate)
+
+
+def test_a_class_without_samples_keeps_its_row():
+    svg = class_figure({"name": "layers.1", "open_by_class": [[0.5, 0.5], [], [None, None], [0.1, 0.9]]}, 0)
+    assert svg.count('class="heat"') == 4
+    assert "class 3, block 1: open 90%" in svg
+
+
+@pytest.mark.parametrize("rates", [None, [], [[]], "many", [None]])
+def test_a_gate_without_rates_has_no_heat_map(rates):
+    assert class_figure({"name": "layers.1", "open_by_class": rates}, 0) == ""
+
+
+def test_quantities_share_one_unit_with_their_spread():
+    assert quantity({"mean": 9472.0, "std": 0.0, "n": 3}) == "9,472"
+    assert quantity({"mean": 172_500.0, "std": 17_300.0, "n": 3}) == "172.5 ± 17.3 k"
+    assert quantity({"mean": 1.11e6, "std": 1e4, "n": 3}) == "1.11 ± 0.01 M"
+
+
+def test_points_carry_their_sign():
+    assert (signed_points(0.012), signed_points(-0.005)) == ("+1.20", "−0.50")

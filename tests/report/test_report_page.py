@@ -1,0 +1,178 @@
+import ast
+import json
+import os
+import re
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from report_sample import make_results, write_sample
+
+import dynamicgate.report
+from dynamicgate.report import write_report
+
+VOID = {"meta", "br", "link", "img", "hr", "input"}
+OPTIONAL = ("proxies", "layers", "budget", "folder", "samples", "gates")
+HOSTILE = "</script><script>alert('x')</script><b>\"&"
+
+
+class Outline(HTMLParser):
+    """Collects tags and text, and checks that every element is closed in its turn."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.tags, self.text, self.attributes, self.stack = [], [], [], []
+        self.feed(page)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        if not self.stack or self.stack[-1] not in ("style", "script"):
+            self.text.append(data)
+
+
+def page_of(folder, results):
+    return write_report(write_sample(folder, results)).read_text(encoding="utf-8")
+
+
+def test_the_page_is_well_formed_and_has_every_section(tmp_path):
+    outline = Outline(page_of(tmp_path, make_results()))
+    text = " ".join(outline.text)
+    for heading in ("Quality and cost", "Accuracy against executed MACs", "Budget asked, cost reached",
+                    "Open rates over training", "Which blocks open for which class", "Does it depend on the input?",
+                    "Layer by layer", "The paper's proxies", "How to read this"):
+        assert heading in text
+    assert "dynamicgate demo --budget 0.3 --seeds 5" in text
+    assert "1a2b3c4d5e6f" in text
+    assert "2025-11-15 02:10 UTC" in text
+    assert "torch 2.13.0" in text
+
+
+def test_the_page_loads_nothing_from_elsewhere(tmp_path):
+    page = page_of(tmp_path, make_results())
+    assert not re.search(r"""(src|href|url\(|@import)\s*=?\s*["']?\s*(https?:)?//""", page)
+    assert not {"link", "img", "iframe", "object", "embed"} & set(Outline(page).tags)
+    assert "default-src 'none'" in page
+
+
+def test_hostile_names_are_shown_and_never_run(tmp_path):
+    results = make_results(("dense", "gate"), 2)
+    for run in results["runs"]:
+        run["model"] = run["model"] + HOSTILE
+        run["data"] = HOSTILE
+        for layer in run["layers"] + run["gates"]:
+            layer["name"] = HOSTILE
+    results["meta"].update(command=HOSTILE, commit=HOSTILE, created=HOSTILE)
+    page = page_of(tmp_path, results)
+    assert HOSTILE not in page
+    assert "<b>\"" not in page
+    outline = Outline(page)
+    assert outline.tags.count("script") == 1
+    assert ("gate" + HOSTILE) in "".join(outline.text)
+
+
+def test_hostile_names_in_a_log_are_escaped_too(tmp_path):
+    folder = write_sample(tmp_path, make_results(("gate",), 1))
+    entries = [{"step": step, "sites": {HOSTILE: {"g": 0.5}}} for step in range(3)]
+    (folder / "runs/gate-s0-1a2b3c4d/log.jsonl").write_text("\n".join(map(json.dumps, entries)))
+    assert Outline(write_report(folder).read_text(encoding="utf-8")).tags.count("script") == 1
+
+
+@pytest.mark.parametrize("absent", OPTIONAL)
+def test_a_page_is_written_without_any_one_optional_key(tmp_path, absent):
+    results = make_results(seeds=2)
+    for run in results["runs"]:
+        del run[absent]
+    Outline(page_of(tmp_path, results))
+
+
+def test_a_page_is_written_from_required_keys_alone(tmp_path):
+    runs = [{"model": model, "seed": 0, "data": "d", "quality": {}, "macs": {}, "params": None, "seconds": None}
+            for model in ("gate", "dense")]
+    page = page_of(tmp_path, {"runs": runs})
+    Outline(page)
+    assert "unknown accuracy" in page
+
+
+def test_a_page_is_written_from_nulls_and_diverged_numbers(tmp_path):
+    results = make_results(("gate", "dense"), 2)
+    for run in results["runs"]:
+        run.update(dict.fromkeys(OPTIONAL, None))
+        run["quality"] = {"accuracy": float("nan"), "macro_f1": None}
+        run["macs"] = {"relative": float("inf"), "executed": "many"}
+    results["meta"] = None
+    page = page_of(tmp_path, results)
+    Outline(page)
+    assert not re.search(r"\b(nan|inf)\b", re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL))
+
+
+def test_several_data_sets_share_one_page(tmp_path):
+    results = make_results(("dense", "gate"), 2)
+    results["runs"] += make_results(("dense", "gate"), 2, "mnist")["runs"]
+    page = page_of(tmp_path, results)
+    assert "Accuracy against MACs, digits" in page
+    assert "Accuracy against MACs, mnist" in page
+
+
+def test_every_figure_has_a_name_and_every_run_a_tooltip(tmp_path):
+    results = make_results()
+    page = page_of(tmp_path, results)
+    assert page.count('role="img"') == len(re.findall(r'role="img" aria-label="[^"]+"', page)) >= 6
+    for run in results["runs"]:
+        assert f"<title>{run['model']}, seed {run['seed']}: " in page
+
+
+def test_the_same_results_give_the_same_page(tmp_path):
+    assert page_of(tmp_path / "one", make_results()) == page_of(tmp_path / "two", make_results())
+
+
+def test_a_failed_write_leaves_the_old_page_and_no_debris(tmp_path, monkeypatch):
+    folder = write_sample(tmp_path, make_results(("dense",), 1))
+    (folder / "report.html").write_text("old")
+
+    def fail(source, target):
+        assert Path(source).parent == Path(target).parent
+        assert Path(source).read_text(encoding="utf-8").rstrip().endswith("</html>")
+        raise OSError("disk gone")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OSError, match="disk gone"):
+        write_report(folder)
+    assert (folder / "report.html").read_text() == "old"
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "results.json", "runs"]
+
+
+def test_a_written_page_leaves_no_debris(tmp_path):
+    folder = write_sample(tmp_path, make_results(("dense",), 1))
+    assert write_report(folder) == folder / "report.html"
+    assert sorted(path.name for path in folder.iterdir()) == ["report.html", "results.json", "runs"]
+
+
+def test_without_jinja2_the_error_names_the_extra(tmp_path, monkeypatch):
+    folder = write_sample(tmp_path, make_results(("dense",), 1))
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ImportError, match=r"pip install 'dynamicgate\[report\]'"):
+        write_report(folder)
+
+
+def test_the_report_imports_the_standard_library_and_jinja2_only():
+    allowed = set(sys.stdlib_module_names) | {"jinja2"}
+    for path in Path(dynamicgate.report.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                assert {name.name.split(".")[0] for name in node.names} <= allowed, path.name
+            if isinstance(node, ast.ImportFrom) and not node.level:
+                assert (node.module or "").split(".")[0] in allowed, path.name
+        outermost = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        assert "jinja2" not in " ".join(ast.unparse(node) for node in outermost), path.name
