@@ -15,10 +15,13 @@ from dynamicgate.budget import Budget
 from dynamicgate.collapse import Collapse, diagnose
 from dynamicgate.convert import everywhere, gate_, hidden, inputs, ungate_
 from dynamicgate.cost import Ledger
+from dynamicgate.fit import History, fit
 from dynamicgate.gate import Decision, Gate, GateConfig
-from dynamicgate.measure import Measurement, measure, trace
+from dynamicgate.measure import Measurement, measure
 from dynamicgate.nn import GatedMLP, Normalize
+from dynamicgate.save import load, save
 from dynamicgate.site import Site, find_sites
+from dynamicgate.trace import trace
 from dynamicgate.usage import Usage, gates_of, usage
 
 __version__ = version("dynamicgate")
@@ -30,6 +33,7 @@ __all__ = [
     "Gate",
     "GateConfig",
     "GatedMLP",
+    "History",
     "Ledger",
     "Measurement",
     "Normalize",
@@ -39,12 +43,15 @@ __all__ = [
     "diagnose",
     "everywhere",
     "find_sites",
+    "fit",
     "gate_",
     "gates_of",
     "hidden",
     "inputs",
+    "load",
     "measure",
     "nn",
+    "save",
     "schedule",
     "trace",
     "ungate_",

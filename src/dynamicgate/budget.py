@@ -1,8 +1,8 @@
 """The budget: how much may be open, and how that moves over training (sec 3.3, 4.1, Algorithm 1).
 
-Two ways to use it. ``Budget(target=0.3)`` closes the loop: it watches the executed MACs of the hard gates (gate networks
-and output layer included) and steers the penalty until they are 0.3 of dense. ``Budget(form="linear", weight=...)`` is
-the paper's open loop, whose outcome depends on lambda.
+Two ways to use it. ``Budget(target=0.3)`` closes the loop: it watches the executed MACs of the hard gates (gate
+networks and output layer included) and steers the penalty until they are 0.3 of dense. ``Budget(form="linear",
+weight=...)`` is the paper's open loop, whose outcome depends on lambda.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from dynamicgate.collapse import Collapse, Reading, diagnose
+from dynamicgate.collapse import RAPID_WINDOW, Collapse, Reading, diagnose
 from dynamicgate.cost import Ledger, unwrap
 from dynamicgate.gate import Gate
 from dynamicgate.penalty import PENALTIES, straight_through_usage
 from dynamicgate.schedule import Schedule, as_schedule, cosine
+from dynamicgate.trace import evaluating
 from dynamicgate.usage import Usage, gates_of, usage
 
 LAMBDA_LIMIT = 10.0  # wind-up guard: the loss is a cross entropy of order 1
@@ -75,6 +76,10 @@ class Budget:
             raise ValueError(
                 f"expected 0 <= warmup < 1 and 0 < ramp <= 1 - warmup, received {self.warmup}, {self.ramp}"
             )
+        if isinstance(self.tau, int | float):
+            _check_tau(self.tau)
+        if isinstance(self.theta, int | float):
+            _check_theta(self.theta)
         if not 0.0 <= self.floor < 1.0:
             raise ValueError(f"floor is an open rate: expected 0 <= floor < 1, received {self.floor}")
         if self.on_collapse not in ("report", "act", "ignore"):
@@ -88,9 +93,9 @@ class Budget:
         now = self._held(progress)
         for name, gate in gates_of(model).items():
             if self.tau is not None:
-                gate.tau.fill_(as_schedule(self.tau)(now))
+                gate.tau.fill_(_check_tau(as_schedule(self.tau)(now)))
             if self.theta is not None:
-                gate.theta.fill_(min(as_schedule(self.theta)(now), self._theta_caps.get(name, 1.0)))
+                gate.theta.fill_(min(_check_theta(as_schedule(self.theta)(now)), self._theta_caps.get(name, 1.0)))
             elif name in self._theta_caps:
                 gate.theta.clamp_(max=self._theta_caps[name])
 
@@ -114,7 +119,8 @@ class Budget:
 
     def _control(self, relative: float, progress: float) -> None:
         """Proportional-integral control of lambda towards a reference that falls gently to the target."""
-        assert self.ledger is not None and self.target is not None
+        assert self.ledger is not None
+        assert self.target is not None
         self.relative = relative
         start = self.ledger.relative_at(1.0)
         self.reference = cosine(start, self.target, begin=self.warmup, end=self.warmup + self.ramp)(progress)
@@ -143,6 +149,8 @@ class Budget:
             p = float(across.mean(decision.p_BG).detach())
             readings.append(Reading(progress, p, rate, float(gate.theta), float(gate.tau), self.lambda_, keep))
             del readings[:-READINGS_KEPT]
+            if any(c.site == site and progress - c.progress < RAPID_WINDOW for c in self.collapses):
+                continue  # the same fall: one report and one remedy are enough
             if self.on_collapse != "ignore" and (found := diagnose(site, readings, floor=self.floor)):
                 self.collapses.append(found)
                 if self.on_collapse == "act":
@@ -155,7 +163,8 @@ class Budget:
         elif collapse.name == "probability-collapse":
             self._relief *= 0.5
         else:
-            self._hold = (max(0.0, collapse.progress - 0.1), min(1.0, collapse.progress + 0.1))
+            at = max(0.0, self._held(collapse.progress) - 0.1)  # schedule time, which an earlier hold has shifted
+            self._hold = (at, min(1.0, collapse.progress + 0.1))
 
     def _held(self, progress: float) -> float:
         """Progress as the schedules see it: after a shock they go back, wait, and then catch up by the end."""
@@ -221,15 +230,13 @@ def cut(gate: Gate) -> Tensor:
 @torch.no_grad()
 def executed_relative(model: nn.Module, ledger: Ledger, inputs: Iterable[Tensor]) -> float:
     """Executed MACs relative to dense over `inputs`, hard gates, evaluation mode."""
-    training = model.training
-    model.eval()
     total, rows = 0.0, 0
-    for x in inputs:
-        with usage(unwrap(model)) as used:
-            model(x)
-        total += float(ledger.relative({site: used[site].g_BG for site in used})) * len(x)
-        rows += len(x)
-    model.train(training)
+    with evaluating(model):
+        for x in inputs:
+            with usage(unwrap(model)) as used:
+                model(x)
+            total += float(ledger.relative({site: used[site].g_BG for site in used})) * len(x)
+            rows += len(x)
     return total / rows
 
 
@@ -241,8 +248,8 @@ def check_reachable(budget: Budget, ledger: Ledger) -> None:
     if budget.target < least:
         gate = ledger.gate / ledger.dense
         raise ValueError(
-            f"a budget of {budget.target} cannot be met: the gate networks alone cost {gate:.3f} of dense, and with all "
-            f"gates at their floor of {budget.floor} the model executes {least:.3f}. Ask for more, or make the gates "
+            f"a budget of {budget.target} cannot be met: the gate networks alone cost {gate:.3f} of dense, and with "
+            f"all gates at their floor of {budget.floor} the model executes {least:.3f}. Ask for more, or make the gates "
             "cheaper (larger block, net='low-rank' with a smaller rank, kind='static')"
         )
 
@@ -272,6 +279,18 @@ class _Processes:
         """The mean over all rows of all processes, with this process's share of the gradient."""
         local = value.sum() / max(1, value.numel()) * self.share
         return local + (self.reduce(local) - local.detach()) if self.together else local
+
+
+def _check_tau(tau: float) -> float:
+    if not (tau > 0.0 and math.isfinite(tau)):
+        raise ValueError(f"the temperature tau must be positive and finite, received {tau}")
+    return tau
+
+
+def _check_theta(theta: float) -> float:
+    if not 0.0 < theta < 1.0:
+        raise ValueError(f"theta is compared with a probability: expected 0 < theta < 1, received {theta}")
+    return theta
 
 
 def _clamp(value: float) -> float:

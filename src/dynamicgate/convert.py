@@ -72,16 +72,13 @@ def _attach(model: nn.Module, site: Site, config: GateConfig) -> None:
     if source is consumer:
         site = Site(site.consumer, site.producers, site.consumer, site.width)
     gate = Gate(site, config, features=source.in_features).to(consumer.weight.device)
+    gate.net.to(source.weight.dtype)  # it reads what the source reads; tau and theta stay float32
     gate.train(consumer.training)
     consumer.gate = gate
     # Closing goes first: where one layer is the reader of one site and the source of the next, the second gate must
     # read h^(l-1) as gated (sec 3). Bound methods, because deepcopy re-binds them to the copied gate.
-    if source is consumer:
-        consumer.register_forward_pre_hook(gate.decide_before)
-        consumer.register_forward_pre_hook(gate.close_before)
-    else:
-        consumer.register_forward_pre_hook(gate.close_before, prepend=True)
-        source.register_forward_pre_hook(gate.decide_before)
+    consumer.register_forward_pre_hook(gate.close_before, prepend=True)
+    source.register_forward_pre_hook(gate.decide_before, prepend=source is consumer)
 
 
 def _remove_hooks(module: nn.Module, gate: Gate) -> None:
@@ -119,7 +116,8 @@ def _nothing_matched(where: str, sites: list[Site]) -> str:
     if not sites:
         return (
             f"`where` ({where}) matches nothing: no Linear layer in this model feeds another one through unit-wise "
-            "operations alone. Describe the place yourself: where=[Site(consumer=..., producers=(...), source=..., width=...)]"
+            "operations alone. Describe the place yourself: "
+            "where=[Site(consumer=..., producers=(...), source=..., width=...)]"
         )
     listed = "\n  ".join(str(site) for site in sites)
     return f"`where` ({where}) matches none of the sites of this model. Candidates:\n  {listed}"

@@ -73,14 +73,23 @@ class LayerCost:
 class Ledger:
     """The layers, gates and fixed costs of a model, ready to be counted."""
 
-    def __init__(self, model: nn.Module, rows: Mapping[str, float] | None = None, other: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        rows: Mapping[str, float] | None = None,
+        other: float = 0.0,
+        *,
+        readers_only: bool = False,
+    ) -> None:
         """Without `rows` every Linear is taken to run once per row and nothing else to cost MACs: true of an MLP.
         `dynamicgate.measure.trace` finds both for any model by running it on an example; a layer that its example does
-        not call (attention calls its projection by another way) is then part of `other`."""
+        not call (attention calls its projection by another way) is then part of `other`. `readers_only` counts as the
+        published MNIST and Speech Commands code does: a closed unit saves its reader's work, never its writer's."""
         base = unwrap(model)
         gates = gates_of(base)
         reads = {gate.site.consumer: gate for gate in gates.values()}
-        writes = {name: gate for gate in gates.values() if saves_producers(gate) for name in gate.site.producers}
+        writers = [gate for gate in gates.values() if saves_producers(gate) and not readers_only]
+        writes = {name: gate for gate in writers for name in gate.site.producers}
         inside_gates = {id(m) for gate in gates.values() for m in gate.modules()}
         self.gates = gates
         self.other = other
@@ -118,7 +127,9 @@ class Ledger:
 
     def relative_at(self, open_rate: float) -> float:
         """What the model would cost if every gate were open for this share of inputs, independently."""
-        rates = {name: torch.full((1, gate.blocks), open_rate) for name, gate in self.gates.items()}
+        rates = {
+            name: torch.full((1, gate.blocks), open_rate, device=gate.tau.device) for name, gate in self.gates.items()
+        }
         return float(self.relative(rates))
 
 

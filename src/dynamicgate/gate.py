@@ -68,13 +68,15 @@ class GateConfig:
             raise ValueError(f"theta is compared with a probability: expected 0 < theta < 1, received {self.theta!r}")
         if not (self.tau > 0.0 and math.isfinite(self.tau)):
             raise ValueError(f"the temperature tau must be positive and finite, received {self.tau!r}")
-        if self.top_k is not None and not self.top_k > 0:
+        if self.top_k is not None and (not self.top_k > 0 or _ambiguous(self.top_k)):
             raise ValueError(
-                f"top_k opens exactly k blocks: expected k >= 1 or a share in (0, 1), received {self.top_k!r}"
+                "top_k opens exactly k blocks: expected an integer k >= 1 or a share strictly between 0 and 1, "
+                f"received {self.top_k!r}"
             )
-        if self.always_open < 0:
+        if self.always_open < 0 or _ambiguous(self.always_open):
             raise ValueError(
-                f"always_open is a count or a share of blocks, expected >= 0, received {self.always_open!r}"
+                "always_open is a number of blocks: expected an integer >= 0 or a share in [0, 1), "
+                f"received {self.always_open!r}"
             )
 
 
@@ -132,7 +134,7 @@ class Gate(nn.Module):
         elif policy == "soft":
             hard_BG, soft_BG = p_BG, p_BG
         elif policy == "bernoulli":
-            hard_BG, soft_BG = torch.bernoulli(p_BG.detach()), p_BG
+            hard_BG, soft_BG = self._keep_open(torch.bernoulli(p_BG.detach()), p_BG.detach()), p_BG
         else:
             soft_BG = torch.sigmoid((z_BG + _logistic_noise(z_BG)) / self.tau)
             hard_BG = self._harden(soft_BG) if policy == "gumbel" else soft_BG
@@ -142,10 +144,12 @@ class Gate(nn.Module):
         p_BG = p_BG.detach()
         if self.config.top_k is not None:
             return top_k_mask(p_BG, _count(self.config.top_k, self.blocks))
-        g_BG = (p_BG > self.theta).to(p_BG.dtype)
-        if self.config.always_open:
-            g_BG = torch.maximum(g_BG, top_k_mask(p_BG, _count(self.config.always_open, self.blocks)))
-        return g_BG
+        return self._keep_open((p_BG > self.theta).to(p_BG.dtype), p_BG)
+
+    def _keep_open(self, g_BG: Tensor, p_BG: Tensor) -> Tensor:
+        if not self.config.always_open:
+            return g_BG
+        return torch.maximum(g_BG, top_k_mask(p_BG, _count(self.config.always_open, self.blocks)))
 
     def decide_before(self, _source: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of the source: decide from its input, before the producers do any work."""
@@ -216,7 +220,7 @@ def _gate_net(config: GateConfig, features: int, blocks: int) -> nn.Module:
         net = nn.Sequential(reduce, *([nn.ReLU()] if config.net == "two-layer" else []), last)
     with torch.no_grad():
         # Open start: at p0 the gate is a little above its threshold for every input, whatever the temperature.
-        last.bias.fill_(config.tau * math.log(config.open / (1.0 - config.open)))  # type: ignore[union-attr,operator]
+        last.bias.fill_(config.tau * math.log(config.open / (1.0 - config.open)))  # type: ignore[operator]
     return net
 
 
@@ -226,9 +230,15 @@ def _logistic_noise(like: Tensor) -> Tensor:
 
 
 def _count(amount: int | float, blocks: int) -> int:
-    """A share below 1 is a share of the blocks, rounded up; anything else a count."""
-    count = math.ceil(amount * blocks) if isinstance(amount, float) and amount < 1.0 else int(amount)
-    return min(count, blocks)
+    """A float is a share of the blocks, rounded up; an integer a count."""
+    if isinstance(amount, float):
+        return math.ceil(amount * blocks - 1e-9)  # 0.07 * 100 is a little more than 7
+    return min(amount, blocks)
+
+
+def _ambiguous(amount: int | float) -> bool:
+    """Is 1.0 one block or all of them?"""
+    return isinstance(amount, float) and not amount < 1.0
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Measure what a model really does: quality, executed MACs per sample, the paper's proxies, and what the gates depend on.
+"""Measure what a model really does: quality, executed MACs per sample, the paper's proxies, evidence about its gates.
 
 Counting rules. Hard gates as deployed; every Linear layer with both of its gates and its mask; gate networks and the
 output layer included; per sample and summed, never a product of means. A gate evaluated softly saves nothing.
@@ -7,19 +7,20 @@ output layer included; per sample and summed, never a product of means. A gate e
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from dynamicgate.cost import Ledger, connections, unwrap
+from dynamicgate.evaluate import confusion_counts, quality_of
 from dynamicgate.gate import Decision, Gate
 from dynamicgate.nn.normalize import Normalize
 from dynamicgate.proxies import Openness, proxies
+from dynamicgate.trace import evaluating, trace
 from dynamicgate.usage import usage
 
 
@@ -68,7 +69,7 @@ def measure(model: nn.Module, data: Any, *, batch: int = 1024) -> Measurement:
     """
     device = next(model.parameters()).device
     tally: _Tally | None = None
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad():
         for x, y in _batches(data, batch):
             x = x.to(device)
             if tally is None:
@@ -77,38 +78,6 @@ def measure(model: nn.Module, data: Any, *, batch: int = 1024) -> Measurement:
     if tally is None:
         raise ValueError("nothing to measure: the data set is empty")
     return tally.result(sum(p.numel() for p in model.parameters()))
-
-
-def trace(model: nn.Module, example: Tensor) -> Ledger:
-    """The ledger of any model: runs it on `example` to see how often each layer runs and what else costs MACs."""
-    base = unwrap(model)
-    rows: dict[str, float] = {}
-    handles = [
-        m.register_forward_pre_hook(_count_rows(rows, name))
-        for name, m in base.named_modules()
-        if isinstance(m, nn.Linear)
-    ]
-    counter = FlopCounterMode(display=False)
-    fastpath = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel is one op that no counter looks into
-    try:
-        with _evaluating(base), torch.no_grad(), counter:
-            base(example)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
-        for handle in handles:
-            handle.remove()
-    rows = {name: count / len(example) for name, count in rows.items()}
-    linear = Ledger(base, rows)
-    other = counter.get_total_flops() / 2 / len(example) - linear.dense - linear.gate
-    return Ledger(base, rows, other=max(0.0, round(other)))
-
-
-def _count_rows(rows: dict[str, float], name: str) -> Any:
-    def count(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        rows[name] = rows.get(name, 0.0) + args[0].shape[:-1].numel()
-
-    return count
 
 
 def _observe(model: nn.Module, ledger: Ledger, x: Tensor) -> tuple[Tensor, dict[str, Decision], dict[str, Tensor]]:
@@ -120,7 +89,10 @@ def _observe(model: nn.Module, ledger: Ledger, x: Tensor) -> tuple[Tensor, dict[
         def hook(_module: nn.Module, args: tuple[Any, ...]) -> None:
             # An affine map of the input folds into the layer behind it, so that raw zeros are what can be skipped.
             raw = [before for before, after in normalized if after is args[0]]
-            nonzero[name] = (raw[0] if raw else args[0]) != 0
+            seen = (raw[0] if raw else args[0]) != 0
+            if name in nonzero:  # a layer that runs again: one call after the other, as in `Usage`
+                seen = torch.cat([nonzero[name].flatten(0, -2), seen.flatten(0, -2)])
+            nonzero[name] = seen
 
         return hook
 
@@ -160,15 +132,18 @@ class _Tally:
             self.layer_macs[layer.name] += float(macs.sum())
             total = total + macs
             skipping = skipping + _zero_skipping(layer, g, nonzero[layer.name])
-        for gate in self.ledger.gates.values():
-            skipping = skipping + _gate_zero_skipping(gate, nonzero[gate.site.source])
+            for gate in self.ledger.gates.values():
+                if gate.site.source == layer.name:
+                    live = nonzero[layer.name]
+                    if layer.in_gate is not None and layer.in_gate is not gate:  # it reads h^(l-1) as gated
+                        live = live * _units(layer.in_gate, g[layer.in_gate.site.name])
+                    skipping = skipping + _gate_zero_skipping(gate, live)
         self.per_sample.append(total.cpu())
         self.zero_skip += float(skipping)
         for name, decision in used.items():
             self.openness[name].add(decision.p_BG, g[name], y)
         if y is not None and out.ndim == 2:
-            pairs = y.to(out.device) * out.shape[1] + out.argmax(1)
-            counts = torch.bincount(pairs, minlength=out.shape[1] ** 2).reshape(out.shape[1], -1).cpu()
+            counts = confusion_counts(out, y)
             self.confusion = counts if self.confusion is None else self.confusion + counts
 
     def result(self, params: int) -> Measurement:
@@ -202,14 +177,6 @@ class _Tally:
         )
 
 
-def quality_of(confusion_CC: Tensor) -> dict[str, float]:
-    """Accuracy and macro-F1 (over the classes that occur or are predicted) from a true x predicted count matrix."""
-    counts = confusion_CC.double()
-    hits, true, predicted = counts.diag(), counts.sum(1), counts.sum(0)
-    f1 = 2 * hits / (true + predicted).clamp(min=1)
-    return {"accuracy": float(hits.sum() / counts.sum()), "macro_f1": float(f1[(true + predicted) > 0].mean())}
-
-
 def _deployed(gate: Gate, decision: Decision) -> Tensor:
     return torch.ones_like(decision.g_BG) if gate.config.evaluate == "soft" else decision.g_BG
 
@@ -239,17 +206,6 @@ def _gate_zero_skipping(gate: Gate, nonzero_BD: Tensor) -> Tensor:
 
 def _units(gate: Gate, g_BG: Tensor) -> Tensor:
     return g_BG.repeat_interleave(gate.config.block, dim=-1)[..., : gate.site.width]
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {m: m.training for m in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def _batches(data: Any, batch: int) -> Iterable[tuple[Tensor, Tensor | None]]:

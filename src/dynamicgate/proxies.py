@@ -81,7 +81,7 @@ def proxies(ledger: Ledger, openness: Mapping[str, Openness]) -> dict[str, float
 
     An ungated hidden layer counts with alpha = 1; gates on input features have no term in the paper's sums.
     """
-    hidden = [layer for layer in ledger.layers[:-1]]
+    hidden = ledger.layers[:-1]
     found: dict[str, float] = {}
     for letter in ("p", "g"):
         alphas = []

@@ -1,7 +1,7 @@
 """Schedules: plain functions of training progress in [0, 1] (sec 4.1).
 
-A schedule is any ``Callable[[float], float]``; the ones here are `functools.partial` objects, so they print, compare
-by their arguments and survive `copy.deepcopy`.
+A schedule is any ``Callable[[float], float]``; the ones here are `functools.partial` objects, so they print
+with their arguments and survive `copy.deepcopy` and pickling.
 
 >>> ramp = cosine(0.0, 0.5, begin=0.1)
 >>> ramp(0.05), ramp(1.0)
@@ -46,6 +46,11 @@ def phases(values: Sequence[float], boundaries: Sequence[float], *, blend: float
         raise ValueError(f"{len(boundaries)} boundaries separate {len(boundaries) + 1} values, received {len(values)}")
     if list(boundaries) != sorted(boundaries):
         raise ValueError(f"phase boundaries must rise, received {list(boundaries)}")
+    if blend < 0.0 or (boundaries and (boundaries[0] < 0.0 or boundaries[-1] + blend > 1.0 + 1e-9)):
+        raise ValueError(
+            f"every transition must lie within [0, 1] or the last value is never reached: received boundaries "
+            f"{list(boundaries)} and a blend of {blend}"
+        )
     return partial(_phases, values=tuple(values), boundaries=tuple(boundaries), blend=blend)
 
 
@@ -103,6 +108,6 @@ def _exponential(progress: float, *, start: float, stop: float, begin: float, en
 def _phases(progress: float, *, values: tuple[float, ...], boundaries: tuple[float, ...], blend: float) -> float:
     value = values[0]
     for before, after, boundary in zip(values, values[1:], boundaries, strict=False):
-        share = 1.0 if progress >= boundary + blend else _share(progress, boundary, boundary + blend)
+        share = float(progress >= boundary) if blend == 0.0 else _share(progress, boundary, boundary + blend)
         value += (after - before) * 0.5 * (1.0 - math.cos(math.pi * share))
     return value

@@ -63,11 +63,23 @@ def _sites_below(module: nn.Module, prefix: str) -> Iterator[Site]:
                 yield from _sites_below(child, f"{prefix}{name}.")
         return
     modules = dict(module.named_modules())
-    for node in graph.nodes:
-        if _is_linear(node, modules):
-            site = _site_before(node, modules, prefix)
-            if site is not None:
-                yield site
+    calls = [node for node in graph.nodes if _is_linear(node, modules)]
+    found: dict[str, set[Site | None]] = {}
+    for node in calls:
+        found.setdefault(str(node.target), set()).add(_site_before(node, modules, prefix))
+    order = [prefix + str(node.target) for node in calls]
+    for sites in found.values():
+        site = sites.pop()
+        if site is not None and not sites and _takes_turns(site, order):
+            yield site
+
+
+def _takes_turns(site: Site, order: list[str]) -> bool:
+    """Whether layers that run several times run as whole turns, producers before consumer: a gate keeps one decision,
+    so that of fc1(a), fc1(b), fc2(a), fc2(b) it could not tell which is whose."""
+    runs = [name for name in order if name == site.consumer or name in site.producers]
+    turn = runs[: len(site.producers) + 1]
+    return turn[-1] == site.consumer and runs == turn * (len(runs) // len(turn))
 
 
 class _LinearTracer(fx.Tracer):
@@ -111,29 +123,32 @@ def _site_before(reader: fx.Node, modules: dict[str, nn.Module], prefix: str) ->
     """Walk back from a Linear to what wrote its input; None where anything but unit-wise work lies between."""
     consumer: Any = modules[str(reader.target)]
     writers: list[fx.Node] = []
-    pending, seen, reaches_input = [reader.all_input_nodes[0]], {reader}, False
+    pending, between, reaches_input, reshaped = [reader.all_input_nodes[0]], set[fx.Node](), False, False
     while pending:
         node = pending.pop()
-        if any(user not in seen for user in node.users):
-            # Another reader sees these units ungated (a residual path, say). Input features may be shared: closing
-            # them for this reader saves this reader's work.
-            if node.op != "placeholder":
-                return None
-        seen.add(node)
+        if node.op == "placeholder":
+            reaches_input = True
+            continue
+        between.add(node)
         if _is_linear(node, modules):
             writers.append(node)
-        elif node.op == "placeholder":
-            reaches_input = True
-        elif _passes_units(node, modules) or (_is_reshape(node, modules) and not writers):
-            pending.extend(node.all_input_nodes)
+        elif _passes_units(node, modules) or _is_reshape(node, modules):
+            reshaped = reshaped or _is_reshape(node, modules)
+            pending.extend(n for n in node.all_input_nodes if n not in between)
         else:
             return None
+    if any(user not in between and user is not reader for node in between for user in node.users):
+        # Another reader sees these units ungated (a residual path, say). Input features may be shared: closing them
+        # for this reader saves this reader's work.
+        return None
     if reaches_input and not writers:
         if prefix:
             return None  # the input of a submodule that was traced on its own is not the model's input
         name = str(reader.target)
         return Site(consumer=name, producers=(), source=name, width=consumer.in_features)
     widths = {modules[str(writer.target)].out_features for writer in writers}
+    if reshaped:
+        return None  # the rows of the decision would not be the rows of the units
     if reaches_input or widths != {consumer.in_features} or len({w.all_input_nodes[0] for w in writers}) > 1:
         return None
     producers = tuple(dict.fromkeys(prefix + str(writer.target) for writer in reversed(writers)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -45,7 +46,7 @@ class GatedMLP(nn.Module):
         self.sizes = tuple(sizes)
         self.activation = activation
         self.normalize = normalize or nn.Identity()
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, sizes[1:], strict=False))
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
         self.act = ACTIVATIONS[activation]()
         self.dropout = nn.Dropout(dropout)
         if gate is not None:

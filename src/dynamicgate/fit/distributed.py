@@ -1,0 +1,65 @@
+"""One or many processes: which one am I, and who writes."""
+
+from __future__ import annotations
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def world_size() -> int:
+    """Processes that train together."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """The number of this process; 0 writes files and shows progress."""
+    return dist.get_rank() if world_size() > 1 else 0
+
+
+def start(device: torch.device) -> None:
+    """Join the process group that `torchrun` announced in the environment, if it did."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+
+
+def stop() -> None:
+    """Leave the process group."""
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """ "auto" is the GPU of this process where there is one, else the CPU."""
+    if name != "auto":
+        device = torch.device(name)
+        if device.type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device {name!r} was asked for, but this machine has no CUDA GPU; use 'cpu' or 'auto'")
+        return device
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def parallel(model: nn.Module) -> nn.Module:
+    """The model as `DistributedDataParallel` sees it, or itself in a single process."""
+    return DistributedDataParallel(model) if world_size() > 1 else model
+
+
+def without_sync(model: nn.Module, *, skip: bool) -> AbstractContextManager[Any]:
+    """Do not exchange gradients for a piece of a batch whose other pieces are still to come."""
+    return model.no_sync() if skip and isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def gather_named(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Each process's tensors, under "<rank>.<name>", on every process."""
+    if world_size() == 1:
+        return {f"0.{name}": value for name, value in state.items()}
+    every: list[Any] = [None] * world_size()
+    dist.all_gather_object(every, state)
+    return {f"{r}.{name}": value for r, part in enumerate(every) for name, value in part.items()}

@@ -1,0 +1,321 @@
+"""The training loop: gates, budget, checkpoints and a log, on one process or many."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dynamicgate.budget import Budget, check_reachable
+from dynamicgate.data import Arrays, batches, check_arrays
+from dynamicgate.evaluate import evaluate
+from dynamicgate.fit import distributed
+from dynamicgate.fit.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
+from dynamicgate.fit.log import History, append_row, read_log, rewrite_log, site_rows
+from dynamicgate.fit.options import Options, adamw, weights_per_class
+from dynamicgate.fit.progress import Progress
+from dynamicgate.save import load, save
+from dynamicgate.trace import trace
+from dynamicgate.usage import Usage, gates_of, usage
+
+LOG_LINES = 200
+
+
+def fit(
+    model: nn.Module,
+    train: Arrays | tuple[Tensor, Tensor],
+    *,
+    valid: Arrays | tuple[Tensor, Tensor] | None = None,
+    budget: Budget | None = None,
+    epochs: int = 10,
+    batch: int = 128,
+    lr: float = 2e-3,
+    weight_decay: float = 0.01,
+    warmup: float = 0.05,
+    accumulate: int = 1,
+    clip: float | None = None,
+    bf16: bool = False,
+    device: str = "auto",
+    class_weights: Tensor | str | None = None,
+    label_smoothing: float = 0.0,
+    patience: int | None = None,
+    seed: int = 0,
+    out: str | Path | None = None,
+    checkpoint_seconds: float = 15.0,
+    label: str = "training",
+    show: bool = True,
+) -> History:
+    """Train `model` in place with AdamW and a cosine learning rate.
+
+    batch: rows per optimizer step over all processes; `accumulate` works it off in that many pieces.
+    clip: largest gradient norm. bf16: autocast. class_weights: one per class, or "balanced".
+    patience: epochs without a better validation accuracy before stopping; the best weights are then restored. With a
+        budget only epochs that meet it can be best.
+    out: folder for log.jsonl, last.safetensors (continue by calling again with the same arguments) and
+        best.safetensors. Interrupting with Ctrl-C saves a checkpoint first.
+    """
+    options = Options(epochs, batch, lr, weight_decay, warmup, accumulate, clip, bf16, label_smoothing, patience, seed)
+    train = train if isinstance(train, Arrays) else check_arrays(*train)
+    if valid is not None and not isinstance(valid, Arrays):
+        valid = check_arrays(*valid, what="validation data", least_classes=1)
+    if patience is not None and valid is None:
+        raise ValueError("early stopping (patience) needs validation data: pass valid=")
+    chosen = distributed.choose_device(device)
+    model.to(chosen)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed + distributed.rank())
+        run = _Run(
+            model,
+            train,
+            valid,
+            budget,
+            options,
+            chosen,
+            weights_per_class(class_weights, train),
+            Path(out) if out else None,
+        )
+        run.checkpoint_seconds = checkpoint_seconds
+        run.resume()
+        try:
+            with Progress(label, show=show and distributed.rank() == 0) as progress:
+                run.train(progress)
+        except KeyboardInterrupt:
+            run.save_checkpoint()
+            raise
+        run.finish()
+    return run.history
+
+
+class _Run:
+    """The state of one run of `fit`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train: Arrays,
+        valid: Arrays | None,
+        budget: Budget | None,
+        options: Options,
+        device: torch.device,
+        class_weights: Tensor | None,
+        out: Path | None,
+    ) -> None:
+        self.model, self.budget, self.options, self.device, self.out = model, budget, options, device, out
+        self.x, self.y = train.x.to(device), train.y.to(device)
+        self.valid = valid
+        self.class_weights = class_weights.to(device) if class_weights is not None else None
+        self.gated = bool(gates_of(model))
+        self.ledger = trace(model, self.x[:2])
+        if budget is not None:
+            if not self.gated:
+                raise ValueError(
+                    "a budget steers gates, and this model has none: call dynamicgate.gate_(model, ...) first"
+                )
+            budget.ledger = self.ledger
+            check_reachable(budget, self.ledger)
+        self.parallel = distributed.parallel(model)
+        self.optimizer = adamw(model, options, device)
+        self.steps_per_epoch = math.ceil(len(self.y) / options.batch)
+        self.total = self.steps_per_epoch * options.epochs
+        self.log_every = max(1, self.total // LOG_LINES)
+        self.step = 0
+        self.history = History()
+        self.epochs_since_best = 0
+        self.checkpoint_seconds = 15.0
+        self._saved_at = self._started = time.monotonic()
+
+    def train(self, progress: Progress) -> None:
+        """Epochs of steps; what is not training happens between them."""
+        while self.step < self.total and not self.history.stopped_early:
+            epoch, done = divmod(self.step, self.steps_per_epoch)
+            order = batches(len(self.y), self.options.batch, seed=self.options.seed, epoch=epoch)
+            self.model.train()
+            for index in islice(order, done, None):
+                self._optimize(index)
+                progress.update(self.step / self.total, self._status())
+                if self.step % self.steps_per_epoch and time.monotonic() - self._saved_at >= self.checkpoint_seconds:
+                    self.save_checkpoint()
+            self._end_of_epoch(epoch)
+
+    def _optimize(self, index: Tensor) -> None:
+        """One optimizer step on one global batch."""
+        options, now = self.options, self.step / self.total
+        if self.budget is not None:
+            self.budget.apply_(self.model, now)
+        for group in self.optimizer.param_groups:
+            group["lr"] = options.learning_rate(self.step, self.total)
+        mine = index.tensor_split(distributed.world_size())[distributed.rank()]
+        pieces = mine.tensor_split(min(options.accumulate, max(1, len(mine))))
+        normaliser = self._weight_of(index) / distributed.world_size()  # DDP averages gradients, we want their sum
+        task = extra = 0.0
+        used: Usage | None = None
+        for position, piece in enumerate(pieces):
+            with distributed.without_sync(self.parallel, skip=position + 1 < len(pieces)):
+                loss, penalty, used = self._forward(piece, now)
+                loss = loss / normaliser
+                penalty = penalty * (len(piece) / max(1, len(mine)))
+                (loss + penalty).backward()
+            task, extra = task + float(loss.detach()), extra + float(penalty.detach())
+        if not math.isfinite(task + extra):
+            raise ValueError(
+                f"the loss became {task + extra} at step {self.step}: lower the learning rate or set clip=1.0"
+            )
+        if options.clip is not None:
+            nn.utils.clip_grad_norm_(self.model.parameters(), options.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.step += 1
+        self.last_loss = task
+        if self.step % self.log_every == 0 or self.step == self.total:
+            self._log({"loss": task, "penalty": extra}, used)
+
+    def _forward(self, piece: Tensor, now: float) -> tuple[Tensor, Tensor, Usage | None]:
+        x, y = self.x[piece.to(self.device)], self.y[piece.to(self.device)]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.bf16):
+            if not self.gated:
+                return self._task_loss(self.parallel(x), y), torch.zeros((), device=self.device), None
+            with usage(self.model) as used:
+                loss = self._task_loss(self.parallel(x), y)
+        penalty = self.budget.penalty(used, now) if self.budget is not None else torch.zeros((), device=self.device)
+        return loss, penalty, used
+
+    def _task_loss(self, scores: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(
+            scores.float(), y, self.class_weights, reduction="sum", label_smoothing=self.options.label_smoothing
+        )
+
+    def _weight_of(self, index: Tensor) -> float:
+        if self.class_weights is None:
+            return float(len(index))
+        return float(self.class_weights[self.y[index.to(self.device)]].sum())
+
+    def _end_of_epoch(self, epoch: int) -> None:
+        if self.valid is not None:
+            self._judge(epoch, evaluate(self.model, self.valid, self.ledger))
+        finished = self.step >= self.total or self.history.stopped_early
+        if finished or time.monotonic() - self._saved_at >= self.checkpoint_seconds:
+            self.save_checkpoint()
+
+    def _judge(self, epoch: int, found: dict[str, float]) -> None:
+        """Remember the best epoch. While the budget is still being approached an epoch cannot be best."""
+        self._log({"valid": found}, None)
+        budget, best = self.budget, self.history.best
+        if budget is not None and budget.target is not None and found["relative"] > budget.target + 0.01:
+            return
+        if best is None or found["accuracy"] > best["accuracy"]:
+            self.history.best = {"epoch": epoch, **found}
+            self.epochs_since_best = 0
+            if self.out is not None and distributed.rank() == 0:
+                save(self.model, self.out / "best.safetensors")
+            self._best_weights = {k: v.clone() for k, v in self.model.state_dict().items()}
+        else:
+            self.epochs_since_best += 1
+        patience = self.options.patience
+        self.history.stopped_early = patience is not None and self.epochs_since_best >= patience
+
+    def finish(self) -> None:
+        """Restore the best epoch if stopping early was asked for, and set the thresholds to the budget exactly."""
+        if self.options.patience is not None and self.history.best is not None:
+            self._restore_best()
+        if self.budget is not None and self.budget.target is not None:
+            inputs = self.x if self.valid is None else torch.cat([self.valid.x.to(self.device), self.x])
+            self.budget.calibrate_(self.model, inputs[:20_000].split(2048))
+        self.history.steps = self.step
+        self.history.seconds += time.monotonic() - self._started
+        self.model.eval()
+
+    def _restore_best(self) -> None:
+        weights = getattr(self, "_best_weights", None)
+        if weights is None and self.out is not None:  # the best epoch came before an interruption
+            weights = load(self.out / "best.safetensors", into=self.model).state_dict()
+        if weights is not None:
+            self.model.load_state_dict(weights)
+
+    def _status(self) -> str:
+        text = f"loss {self.last_loss:.3f}"
+        if self.budget is not None and self.budget.relative is not None:
+            text += f"  MACs {self.budget.relative:.3f}"
+        if self.history.best is not None:
+            text += f"  best {self.history.best['accuracy']:.2%}"
+        return text
+
+    def _log(self, row: dict[str, Any], used: Usage | None) -> None:
+        budget = self.budget
+        found: dict[str, Any] = {
+            "step": self.step,
+            "epoch": (self.step - 1) // self.steps_per_epoch,
+            "progress": self.step / self.total,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "relative": budget.relative if budget else None,
+            "target": budget.reference if budget else None,
+            "lambda": budget.lambda_ if budget else None,
+            "valid": None,
+            "sites": site_rows(self.model, used) if used is not None else {},
+            **row,
+        }
+        self.history.log.append(found)
+        if self.out is not None and distributed.rank() == 0:
+            append_row(self.out / "log.jsonl", found)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        budget = self.budget
+        held = {} if budget is None else {k: repr(getattr(budget, k)) for k in _BUDGET_SETTINGS}
+        rows = [len(self.y), *self.x.shape[1:], int(self.y.sum()), float(self.x.double().mean())]
+        return {**asdict(self.options), "data": rows, "budget": held}
+
+    def save_checkpoint(self) -> None:
+        """Everything needed to go on from this step."""
+        if self.out is None:
+            return
+        rng = distributed.gather_named(random_state())
+        self._saved_at = time.monotonic()
+        if distributed.rank() != 0:
+            return
+        position = {
+            "step": self.step,
+            "seconds": self.history.seconds + self._saved_at - self._started,
+            "best": self.history.best,
+            "epochs_since_best": self.epochs_since_best,
+            "stopped_early": self.history.stopped_early,
+        }
+        save_checkpoint(
+            self.out / "last.safetensors",
+            self.model,
+            self.optimizer,
+            self.budget,
+            settings=self._settings,
+            position=position,
+            rng=rng,
+        )
+
+    def resume(self) -> None:
+        """Continue from last.safetensors if there is one."""
+        if self.out is None:
+            return
+        self.out.mkdir(parents=True, exist_ok=True)
+        path = self.out / "last.safetensors"
+        log = self.out / "log.jsonl"
+        if not path.exists():
+            if distributed.rank() == 0:
+                rewrite_log(log, [])
+            return
+        position, rng = load_checkpoint(path, self.model, self.optimizer, self.budget, settings=self._settings)
+        self.step, self.history.seconds = position["step"], position["seconds"]
+        self.history.best, self.epochs_since_best = position["best"], position["epochs_since_best"]
+        self.history.stopped_early = position["stopped_early"]
+        mine = f"{distributed.rank()}."
+        set_random_state({k.removeprefix(mine): v for k, v in rng.items() if k.startswith(mine)})
+        self.history.log = [row for row in read_log(log) if row["step"] <= self.step]
+        if distributed.rank() == 0:
+            rewrite_log(log, self.history.log)
+
+
+_BUDGET_SETTINGS = ("target", "form", "weight", "keep", "tau", "theta", "warmup", "ramp", "floor", "gain", "integral")

@@ -1,0 +1,65 @@
+"""How to optimise: settings that a checkpoint must share with the run that continues it, and what follows from them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.data import Arrays
+
+
+@dataclass(frozen=True)
+class Options:
+    """The part of `fit`'s arguments that decides the result; see there for what each means."""
+
+    epochs: int
+    batch: int
+    lr: float
+    weight_decay: float
+    warmup: float
+    accumulate: int
+    clip: float | None
+    bf16: bool
+    label_smoothing: float
+    patience: int | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "accumulate"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, received {getattr(self, name)}")
+        if not self.lr > 0:
+            raise ValueError(f"the learning rate must be positive, received {self.lr}")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"clip is the largest gradient norm and must be positive, received {self.clip}")
+        if self.patience is not None and self.patience < 1:
+            raise ValueError(f"patience is a number of epochs, 1 or more, received {self.patience}")
+
+    def learning_rate(self, step: int, total: int) -> float:
+        """Linear warm-up, then a cosine to zero."""
+        rise = min(1.0, (step + 1) / max(1.0, self.warmup * total))
+        return self.lr * rise * 0.5 * (1.0 + math.cos(math.pi * step / total))
+
+
+def adamw(model: nn.Module, options: Options, device: torch.device) -> torch.optim.Optimizer:
+    """Weight decay on weight matrices only: decaying gate logits would move gates behind the budget's back."""
+    decays: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            (decays if parameter.ndim >= 2 and ".gate." not in name else rest).append(parameter)
+    groups = [{"params": decays, "weight_decay": options.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=options.lr, fused=device.type in ("cpu", "cuda"))
+
+
+def weights_per_class(class_weights: Tensor | str | None, train: Arrays) -> Tensor | None:
+    """ "balanced" is inverse class frequency with mean 1 over the rows."""
+    if class_weights is None or isinstance(class_weights, Tensor):
+        return class_weights
+    if class_weights != "balanced":
+        raise ValueError(f"class_weights is a tensor with one weight a class or 'balanced', received {class_weights!r}")
+    counts = torch.bincount(train.y).float()
+    return len(train.y) / (len(counts) * counts.clamp(min=1))

@@ -1,0 +1,198 @@
+"""One safetensors file for a model: its tensors, and a versioned JSON header that rebuilds its structure. No pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from dynamicgate.convert import gate_
+from dynamicgate.cost import unwrap
+from dynamicgate.files import write_atomically
+from dynamicgate.gate import GateConfig
+from dynamicgate.nn import GatedMLP, Normalize
+from dynamicgate.site import Site
+from dynamicgate.usage import gates_of
+
+FORMAT = 1
+HEADER = "dynamicgate"
+
+
+def save(model: nn.Module, path: str | Path, *, notes: Mapping[str, Any] | None = None) -> None:
+    """Write `model` to one file, atomically. `notes` (JSON values) travel in the header; see `read_notes`."""
+    base = unwrap(model)
+    header = {
+        "kind": "model",
+        "structure": describe(base),
+        "gates": [{"site": asdict(g.site), "config": asdict(g.config)} for g in gates_of(base).values()],
+        "masks": [name for name, m in base.named_modules() if isinstance(m, nn.Linear) and hasattr(m, "mask")],
+        "notes": dict(notes or {}),
+    }
+    write_tensors(Path(path), base.state_dict(), header)
+
+
+def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
+    """Read a model back, in evaluation mode. A model of your own classes needs `into=`: an ungated instance of it."""
+    path = Path(path)
+    tensors, header = read_tensors(path, kind="model")
+    model = into if into is not None else build(header["structure"], path)
+    present = gates_of(model)
+    for row in header["gates"]:
+        site = Site(**{**row["site"], "producers": tuple(row["site"]["producers"])})
+        if site.name not in present:
+            gate_(model, GateConfig(**row["config"]), where=[site])
+    for name in header["masks"]:
+        linear = model.get_submodule(name)
+        linear.register_buffer("mask", torch.ones_like(linear.weight, dtype=tensors[f"{name}.mask"].dtype))  # type: ignore[arg-type]
+    restore(model, tensors, path)
+    return model.eval()
+
+
+def read_notes(path: str | Path) -> dict[str, Any]:
+    """The notes a model file was saved with."""
+    _, header = read_tensors(Path(path), kind="model", with_tensors=False)
+    return dict(header["notes"])
+
+
+def restore(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Load tensors by name; say exactly what differs if the structure is another."""
+    own = model.state_dict()
+    problems = [f"{k} is missing in the file" for k in own.keys() - tensors.keys()]
+    problems += [f"{k} has no place in the model" for k in tensors.keys() - own.keys()]
+    problems += [
+        f"{k} is {list(own[k].shape)} in the model and {list(tensors[k].shape)} in the file"
+        for k in own.keys() & tensors.keys()
+        if own[k].shape != tensors[k].shape
+    ]
+    if problems:
+        more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
+        raise ValueError(f"{path} holds a model of another structure: {'; '.join(sorted(problems)[:5])}{more}")
+    model.load_state_dict(dict(tensors))
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, Any]) -> None:
+    """Tensors and a JSON header in one safetensors file, atomically."""
+    seen: set[int] = set()
+    flat = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        # safetensors refuses two names for one storage (tied weights); each gets its own copy in the file
+        flat[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in seen else tensor
+        seen.add(flat[name].untyped_storage().data_ptr())
+    metadata = {HEADER: json.dumps({"format": FORMAT, **header})}
+    write_atomically(path, lambda temporary: _save_file(flat, temporary, metadata))
+
+
+def read_tensors(path: Path, *, kind: str, with_tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `write_tensors` wrote; a sentence that says what is wrong with the file if it is not that."""
+    if not path.is_file():
+        raise FileNotFoundError(f"no file at {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()} if with_tensors else {}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(
+            f"{path} is not a readable safetensors file (truncated or of another kind): {error}"
+        ) from error
+    if HEADER not in metadata:
+        raise ValueError(f"{path} is a safetensors file, but DynamicGate did not write it: it has no structure header")
+    header: dict[str, Any] = json.loads(metadata[HEADER])
+    if header["format"] > FORMAT:
+        raise ValueError(
+            f"{path} has format {header['format']}, this version reads up to {FORMAT}: upgrade dynamicgate to open it"
+        )
+    if header["kind"] != kind:
+        raise ValueError(f"{path} holds a {header['kind']}, expected a {kind}")
+    return tensors, header
+
+
+def _save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:  # it wraps the operating system's error, a full disk for instance
+        raise OSError(str(error)) from error
+
+
+# --- structure: how to rebuild a module from JSON; what cannot be described is named, and needs `into=` --------------
+
+_PLAIN = {
+    cls.__name__: cls for cls in (nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.Softplus, nn.Mish, nn.Identity)
+}
+
+
+def describe(module: nn.Module) -> dict[str, Any]:
+    """A JSON description from which `build` makes an untrained twin without gates."""
+    name = type(module).__name__
+    match module:
+        case GatedMLP():
+            extra = {"sizes": module.sizes, "activation": module.activation, "dropout": module.dropout.p}
+            return {"kind": name, **extra, "normalize": describe(module.normalize)}
+        case nn.Sequential() if type(module) is nn.Sequential:
+            return {"kind": name, "modules": {key: describe(child) for key, child in module.named_children()}}
+        case nn.Linear():
+            return {
+                "kind": "Linear",
+                "size": [module.in_features, module.out_features],
+                "bias": module.bias is not None,
+            }
+        case nn.LayerNorm():
+            return {"kind": name, "shape": list(module.normalized_shape), "eps": module.eps}
+        case nn.BatchNorm1d():
+            return {"kind": name, "features": module.num_features}
+        case nn.Dropout():
+            return {"kind": name, "p": module.p}
+        case nn.GELU():
+            return {"kind": name, "approximate": module.approximate}
+        case nn.Flatten():
+            return {"kind": name, "dims": [module.start_dim, module.end_dim]}
+        case Normalize():
+            return {"kind": name, "shape": list(module.mean.shape), "std_shape": list(module.std.shape)}
+    if name in _PLAIN and type(module) is _PLAIN[name]:
+        return {"kind": name}
+    return {"kind": "custom", "class": f"{type(module).__module__}.{type(module).__qualname__}"}
+
+
+def build(structure: dict[str, Any], path: Path) -> nn.Module:
+    """The module that `describe` described."""
+    s = structure
+    match s["kind"]:
+        case "GatedMLP":
+            normalize = build(s["normalize"], path)
+            kept = normalize if isinstance(normalize, Normalize) else None
+            return GatedMLP(s["sizes"], activation=s["activation"], dropout=s["dropout"], normalize=kept)
+        case "Sequential":
+            sequential = nn.Sequential()
+            for key, child in s["modules"].items():
+                sequential.add_module(key, build(child, path))
+            return sequential
+        case "Linear":
+            return nn.Linear(s["size"][0], s["size"][1], bias=s["bias"])
+        case "LayerNorm":
+            return nn.LayerNorm(s["shape"], eps=s["eps"])
+        case "BatchNorm1d":
+            return nn.BatchNorm1d(s["features"])
+        case "Dropout":
+            return nn.Dropout(s["p"])
+        case "GELU":
+            return nn.GELU(s["approximate"])
+        case "Flatten":
+            return nn.Flatten(*s["dims"])
+        case "Normalize":
+            return Normalize(torch.zeros(s["shape"]), torch.ones(s["std_shape"]))
+        case "custom":
+            raise ValueError(
+                f"{path} holds a model of your own class {s['class']}: pass an instance with load(path, into=model)"
+            )
+        case kind if kind in _PLAIN:
+            return _PLAIN[kind]()
+    raise ValueError(
+        f"{path} describes a layer of kind {s['kind']!r}, which this version does not know: upgrade dynamicgate"
+    )

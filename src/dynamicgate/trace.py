@@ -1,0 +1,57 @@
+"""Trace a model once on an example: how often each layer runs for a sample, and what costs MACs besides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from dynamicgate.cost import Ledger, unwrap
+
+
+def trace(model: nn.Module, example: Tensor) -> Ledger:
+    """The ledger of any model: runs it on `example` to see how often each layer runs and what else costs MACs."""
+    base = unwrap(model)
+    rows: dict[str, float] = {}
+    handles = [
+        m.register_forward_pre_hook(_count_rows(rows, name))
+        for name, m in base.named_modules()
+        if isinstance(m, nn.Linear)
+    ]
+    counter = FlopCounterMode(display=False)
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel is one op that no counter looks into
+    try:
+        with evaluating(base), torch.no_grad(), counter:
+            base(example)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        for handle in handles:
+            handle.remove()
+    rows = {name: count / len(example) for name, count in rows.items()}
+    linear = Ledger(base, rows)
+    other = counter.get_total_flops() / 2 / len(example) - linear.dense - linear.gate
+    return Ledger(base, rows, other=max(0.0, round(other)))
+
+
+def _count_rows(rows: dict[str, float], name: str) -> Any:
+    def count(_module: nn.Module, args: tuple[Any, ...]) -> None:
+        rows[name] = rows.get(name, 0.0) + args[0].shape[:-1].numel()
+
+    return count
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block; every module gets its own mode back."""
+    modes = {m: m.training for m in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
