@@ -249,8 +249,8 @@ def check_reachable(budget: Budget, ledger: Ledger) -> None:
         gate = ledger.gate / ledger.dense
         raise ValueError(
             f"a budget of {budget.target} cannot be met: the gate networks alone cost {gate:.3f} of dense, and with "
-            f"all gates at their floor of {budget.floor} the model executes {least:.3f}. Ask for more, or make the gates "
-            "cheaper (larger block, net='low-rank' with a smaller rank, kind='static')"
+            f"all gates at their floor of {budget.floor} the model executes {least:.3f}. Ask for more, or make the "
+            "gates cheaper (larger block, net='low-rank' with a smaller rank, kind='static')"
         )
 
 

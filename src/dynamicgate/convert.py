@@ -91,7 +91,7 @@ def _select(model: nn.Module, where: Where) -> list[Site]:
     if not callable(where) and not isinstance(where, str):
         where = list(where)
         explicit = [item for item in where if isinstance(item, Site)]
-        if len(explicit) == len(where):
+        if explicit and len(explicit) == len(where):
             return explicit
     return _matching(find_sites(model), where)
 

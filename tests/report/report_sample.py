@@ -23,16 +23,32 @@ def make_run(model: str, seed: int, data: str = "digits") -> dict[str, Any]:
     gated = model in ("static", "gate")
     relative += chance.gauss(0, 0.003) if gated else 0.0
     return {
-        "model": model, "seed": seed, "data": data,
+        "model": model,
+        "seed": seed,
+        "data": data,
         "quality": {"accuracy": accuracy, "macro_f1": accuracy - below},
-        "macs": {"dense": DENSE_MACS, "executed": relative * DENSE_MACS, "gate": 512.0 if model == "gate" else 0.0,
-                 "relative": relative, "relative_zero_skip": relative * chance.uniform(0.5, 0.6)},
-        "proxies": {"compute_proxy_p": 0.29 if gated else None, "compute_proxy_g": 0.25 if gated else None,
-                    "relmac_p": 0.28 if gated else None, "relmac_g": 0.24 if gated else None,
-                    "relmac_fuse_p": None, "relmac_fuse_g": None},
-        "layers": [{"name": "layers.0", "open": relative, "density": 1.0, "macs": relative * 8192},
-                   {"name": "layers.1", "open": relative, "density": 1.0, "macs": relative * 1280}],
-        "params": params, "seconds": 6.0 + chance.random(), "budget": 0.3 if gated else None,
+        "macs": {
+            "dense": DENSE_MACS,
+            "executed": relative * DENSE_MACS,
+            "gate": 512.0 if model == "gate" else 0.0,
+            "relative": relative,
+            "relative_zero_skip": relative * chance.uniform(0.5, 0.6),
+        },
+        "proxies": {
+            "compute_proxy_p": 0.29 if gated else None,
+            "compute_proxy_g": 0.25 if gated else None,
+            "relmac_p": 0.28 if gated else None,
+            "relmac_g": 0.24 if gated else None,
+            "relmac_fuse_p": None,
+            "relmac_fuse_g": None,
+        },
+        "layers": [
+            {"name": "layers.0", "open": relative, "density": 1.0, "macs": relative * 8192},
+            {"name": "layers.1", "open": relative, "density": 1.0, "macs": relative * 1280},
+        ],
+        "params": params,
+        "seconds": 6.0 + chance.random(),
+        "budget": 0.3 if gated else None,
         "folder": f"runs/{model}-s{seed}-1a2b3c4d",
         "samples": {"p5": relative * 0.8, "p50": relative, "p95": relative * 1.2},
         "gates": [make_gate(model, chance)] if gated else [],
@@ -44,22 +60,41 @@ def make_gate(model: str, chance: random.Random) -> dict[str, Any]:
     static = [1.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0]
     rates = [static if model == "static" else [round(chance.random() ** 2, 3) for _ in range(8)] for _ in range(10)]
     varying = 0.0 if model == "static" else 0.75
-    return {"name": "layers.1", "blocks": 8, "block": 16, "open": 0.25, "always_on": 0.25 if not varying else 0.125,
-            "always_off": 0.75 if not varying else 0.125, "varying": varying, "variance": 0.14 * bool(varying),
-            "open_by_class": rates}
+    return {
+        "name": "layers.1",
+        "blocks": 8,
+        "block": 16,
+        "open": 0.25,
+        "always_on": 0.25 if not varying else 0.125,
+        "always_off": 0.75 if not varying else 0.125,
+        "varying": varying,
+        "variance": 0.14 * bool(varying),
+        "open_by_class": rates,
+    }
 
 
 def make_results(models: tuple[str, ...] = tuple(SHAPES), seeds: int = 5, data: str = "digits") -> dict[str, Any]:
     """Results of every model over the seeds, with what is known about the machine."""
     return {
         "meta": {
-            "created": "2025-11-15T02:10:00+00:00", "commit": "1a2b3c4d5e6f",
+            "created": "2025-11-15T02:10:00+00:00",
+            "commit": "1a2b3c4d5e6f",
             "versions": {"dynamicgate": "0.1.0", "torch": "2.13.0", "python": "3.11.2", "numpy": "2.3.1"},
             "machine": {"system": "Linux", "arch": "aarch64", "cores": 2, "threads": 2},
-            "command": "dynamicgate demo --budget 0.3 --seeds 5", "budget": 0.3, "seeds": list(range(seeds)),
-            "epochs": 30, "hidden": [128],
-            "data": {"name": data, "train": 1149, "valid": 288, "test": 360, "features": 64, "classes": 10,
-                     "majority": 0.1019},
+            "command": "dynamicgate demo --budget 0.3 --seeds 5",
+            "budget": 0.3,
+            "seeds": list(range(seeds)),
+            "epochs": 30,
+            "hidden": [128],
+            "data": {
+                "name": data,
+                "train": 1149,
+                "valid": 288,
+                "test": 360,
+                "features": 64,
+                "classes": 10,
+                "majority": 0.1019,
+            },
         },
         "runs": [make_run(model, seed, data) for model in models for seed in range(seeds)],
     }
@@ -72,12 +107,21 @@ def make_log(steps: int = 200, seed: int = 0) -> list[dict[str, Any]]:
     for step in range(steps):
         progress = step / (steps - 1)
         opened = 0.25 + 0.55 * (1 - progress) ** 3 + chance.gauss(0, 0.015)
-        entries.append({
-            "step": step, "epoch": step // 10, "progress": progress, "loss": 2.3 * (1 - progress) + 0.05,
-            "penalty": 0.1, "lr": 0.001, "relative": opened + 0.05, "target": 0.3 + 0.7 * max(0.0, 1 - 3 * progress),
-            "lambda": 0.5, "sites": {"layers.1": {"p": opened + 0.02, "g": opened, "tau": 1.0, "theta": 0.5, "cut": 0.5}},
-            "valid": None,
-        })
+        entries.append(
+            {
+                "step": step,
+                "epoch": step // 10,
+                "progress": progress,
+                "loss": 2.3 * (1 - progress) + 0.05,
+                "penalty": 0.1,
+                "lr": 0.001,
+                "relative": opened + 0.05,
+                "target": 0.3 + 0.7 * max(0.0, 1 - 3 * progress),
+                "lambda": 0.5,
+                "sites": {"layers.1": {"p": opened + 0.02, "g": opened, "tau": 1.0, "theta": 0.5, "cut": 0.5}},
+                "valid": None,
+            }
+        )
     return entries
 
 

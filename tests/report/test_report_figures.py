@@ -19,9 +19,14 @@ def test_usual_models_keep_their_colour_and_no_two_models_look_alike():
     assert len({(style % COLOURS, style % SHAPES) for style in styles.values()}) == 20
 
 
-@pytest.mark.parametrize(("low", "high", "expected"), [
-    (0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]), (96.0, 99.0, [96.0, 96.5, 97.0, 97.5, 98.0, 98.5, 99.0]),
-    (-1.5, 1.5, [-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5])])
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.0, 1.0, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (96.0, 99.0, [96.0, 96.5, 97.0, 97.5, 98.0, 98.5, 99.0]),
+        (-1.5, 1.5, [-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5]),
+    ],
+)
 def test_ticks_are_round_numbers(low, high, expected):
     assert round_ticks(low, high, 6) == pytest.approx(expected)
 
@@ -49,10 +54,12 @@ def test_labels_on_one_height_are_pushed_apart_and_stay_inside():
 def test_names_of_points_in_one_place_do_not_cover_each_other():
     points = [(300.0, 100.0 + 3 * index) for index in range(4)]
     names = ["gate", "static", "small", "dense"]
-    boxes = [label_box(place, 8.6 * len(name))
-             for place, name in zip(place_labels(points, names, (50.0, 0.0, 700.0, 300.0)), names, strict=True)]
+    boxes = [
+        label_box(place, 8.6 * len(name))
+        for place, name in zip(place_labels(points, names, (50.0, 0.0, 700.0, 300.0)), names, strict=True)
+    ]
     for index, one in enumerate(boxes):
-        for two in boxes[index + 1:]:
+        for two in boxes[index + 1 :]:
             assert one[2] <= two[0] or two[2] <= one[0] or one[3] <= two[1] or two[3] <= one[1]
 
 

@@ -48,9 +48,17 @@ def page_of(folder, results):
 def test_the_page_is_well_formed_and_has_every_section(tmp_path):
     outline = Outline(page_of(tmp_path, make_results()))
     text = " ".join(outline.text)
-    for heading in ("Quality and cost", "Accuracy against executed MACs", "Budget asked, cost reached",
-                    "Open rates over training", "Which blocks open for which class", "Does it depend on the input?",
-                    "Layer by layer", "The paper's proxies", "How to read this"):
+    for heading in (
+        "Quality and cost",
+        "Accuracy against executed MACs",
+        "Budget asked, cost reached",
+        "Open rates over training",
+        "Which blocks open for which class",
+        "Does it depend on the input?",
+        "Layer by layer",
+        "The paper's proxies",
+        "How to read this",
+    ):
         assert heading in text
     assert "dynamicgate demo --budget 0.3 --seeds 5" in text
     assert "1a2b3c4d5e6f" in text
@@ -75,7 +83,7 @@ def test_hostile_names_are_shown_and_never_run(tmp_path):
     results["meta"].update(command=HOSTILE, commit=HOSTILE, created=HOSTILE)
     page = page_of(tmp_path, results)
     assert HOSTILE not in page
-    assert "<b>\"" not in page
+    assert '<b>"' not in page
     outline = Outline(page)
     assert outline.tags.count("script") == 1
     assert ("gate" + HOSTILE) in "".join(outline.text)
@@ -97,8 +105,10 @@ def test_a_page_is_written_without_any_one_optional_key(tmp_path, absent):
 
 
 def test_a_page_is_written_from_required_keys_alone(tmp_path):
-    runs = [{"model": model, "seed": 0, "data": "d", "quality": {}, "macs": {}, "params": None, "seconds": None}
-            for model in ("gate", "dense")]
+    runs = [
+        {"model": model, "seed": 0, "data": "d", "quality": {}, "macs": {}, "params": None, "seconds": None}
+        for model in ("gate", "dense")
+    ]
     page = page_of(tmp_path, {"runs": runs})
     Outline(page)
     assert "unknown accuracy" in page

@@ -18,13 +18,16 @@ def test_unreadable_json_is_said_to_be_so(tmp_path):
         write_report(tmp_path)
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    ([], "received a list, expected an object"),
-    ({"meta": {}}, "received the keys .*'meta'.*expected a list of runs"),
-    ({"runs": {}}, "expected a list of runs"),
-    ({"runs": []}, "expected at least one finished run"),
-    ({"runs": [3]}, r"runs\[0\]: received a int, expected an object"),
-])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "received a list, expected an object"),
+        ({"meta": {}}, "received the keys .*'meta'.*expected a list of runs"),
+        ({"runs": {}}, "expected a list of runs"),
+        ({"runs": []}, "expected at least one finished run"),
+        ({"runs": [3]}, r"runs\[0\]: received a int, expected an object"),
+    ],
+)
 def test_results_of_the_wrong_shape_are_refused_with_what_was_expected(tmp_path, content, message):
     (tmp_path / "results.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=message):

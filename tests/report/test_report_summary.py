@@ -40,8 +40,11 @@ def test_one_seed_has_no_deviation():
 def test_rows_are_kept_apart_by_data_and_model():
     runs = make_results(seeds=2)["runs"] + make_results(("dense", "gate"), 3, "mnist")["runs"]
     rows = {(row["data"], row["model"]): row["n"] for row in summarise({"runs": runs})}
-    assert rows == {**{("digits", name): 2 for name in ("dense", "small", "dropout", "static", "gate")},
-                    ("mnist", "dense"): 3, ("mnist", "gate"): 3}
+    assert rows == {
+        **{("digits", name): 2 for name in ("dense", "small", "dropout", "static", "gate")},
+        ("mnist", "dense"): 3,
+        ("mnist", "gate"): 3,
+    }
 
 
 def test_a_diverged_run_is_left_out_of_the_mean_and_said_so():
@@ -67,13 +70,16 @@ def test_the_front_of_nothing_is_nothing():
     assert pareto_front([]) == []
 
 
-@pytest.mark.parametrize(("gate", "small", "outcome"), [
-    ([0.980, 0.981, 0.982], [0.970, 0.971, 0.972], "Beats small"),
-    ([0.960, 0.961, 0.962], [0.970, 0.971, 0.972], "Loses to small"),
-    ([0.960, 0.971, 0.982], [0.961, 0.972, 0.983], "Too close to call against small"),
-    ([0.980], [0.970], "Above small"),
-    ([0.960], [0.970], "Below small"),
-])
+@pytest.mark.parametrize(
+    ("gate", "small", "outcome"),
+    [
+        ([0.980, 0.981, 0.982], [0.970, 0.971, 0.972], "Beats small"),
+        ([0.960, 0.961, 0.962], [0.970, 0.971, 0.972], "Loses to small"),
+        ([0.960, 0.971, 0.982], [0.961, 0.972, 0.983], "Too close to call against small"),
+        ([0.980], [0.970], "Above small"),
+        ([0.960], [0.970], "Below small"),
+    ],
+)
 def test_the_headline_says_plainly_who_wins(gate, small, outcome):
     (headline,) = headlines({"runs": runs_with("gate", gate) + runs_with("small", small)})
     assert outcome in [verdict.outcome for verdict in headline.verdicts]
@@ -107,9 +113,11 @@ def test_the_text_table_is_aligned():
     lines = render_table(make_results()).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert len(lines) == 2 + 5
-    ends = [index for index, sign in enumerate(lines[1]) if sign == "-" and lines[1][index + 1:index + 2] in ("", " ")]
+    ends = [
+        index for index, sign in enumerate(lines[1]) if sign == "-" and lines[1][index + 1 : index + 2] in ("", " ")
+    ]
     for line in lines:
-        assert all(line[end + 1:end + 3].strip() == "" for end in ends)
+        assert all(line[end + 1 : end + 3].strip() == "" for end in ends)
         assert all(line[end] != " " for end in ends[1:])
 
 

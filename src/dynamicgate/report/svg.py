@@ -64,6 +64,7 @@ class Scale:
     end: float
 
     def __call__(self, value: float) -> float:
+        """The position of a value."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 

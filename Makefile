@@ -1,0 +1,43 @@
+# Two commands to know: `make demo` (a first look, minutes) and `make test`. Both make their own .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet -c constraints.txt
+
+.PHONY: demo test check venv docs bench paper clean
+
+demo: .venv/.demo   ## train five models on handwritten digits, print the table, write demo-out/report.html
+	$(BIN)/dynamicgate compare --data digits --models dense,small,dropout,static,gate --budget 0.3 --seeds 3 --out demo-out
+
+test: check         ## everything: style, types, floors, tests
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+check: venv         ## ruff, mypy, import-linter
+	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+venv: .venv/.dev    ## .venv with everything the tests need
+
+docs: .venv/.docs   ## the site, in site/
+	$(BIN)/mkdocs build --strict
+
+bench: venv         ## cost of a gated training step, in benchmarks/results/
+	$(BIN)/python benchmarks/training_step.py
+
+clean:
+	rm -rf .venv demo-out site build .pytest_cache .mypy_cache .ruff_cache
+
+.venv/bin/pip:
+	$(PYTHON) -m venv .venv
+
+.venv/.demo: pyproject.toml constraints.txt | .venv/bin/pip
+	$(PIP) -e '.[cli,report,sklearn]'
+	@touch $@
+
+.venv/.dev: pyproject.toml constraints.txt | .venv/bin/pip
+	$(PIP) -e '.[dev]'
+	@touch $@ .venv/.demo
+
+.venv/.docs: pyproject.toml constraints.txt .venv/.dev
+	$(PIP) -e '.[docs]'
+	@touch $@

@@ -1,0 +1,19 @@
+"""What every test runs under: a fixed seed, and uninitialised memory that is poisoned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seeded_and_poisoned() -> Iterator[None]:
+    """Under deterministic algorithms `torch.empty` is filled with NaN: a result that reads memory it did not write
+    cannot go unnoticed."""
+    torch.manual_seed(0)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(not torch.cuda.is_available())  # on a GPU it needs a cuBLAS workspace setting
+    yield
+    torch.use_deterministic_algorithms(before)
