@@ -279,23 +279,27 @@ def test_under_autocast_the_layers_are_bfloat16_and_the_decisions_float32() -> N
 
 
 def _train_step(model: nn.Module, wrapped: nn.Module, x: Tensor, y: Tensor, budget: dg.Budget) -> dict[str, Tensor]:
+    processes = dist.get_world_size() if dist.is_initialized() else 1
     budget.apply_(wrapped, 0.5)
     with dg.usage(wrapped) as used:
-        loss = F.cross_entropy(wrapped(x), y)
+        loss = F.cross_entropy(wrapped(x), y, reduction="sum") * processes / 12
     (loss + budget.penalty(used, 0.5)).backward()
     return gradients(model)
 
 
 def _ddp_inputs() -> tuple[nn.Module, Tensor, Tensor]:
     model = dg.gate_(base(seed=5), GateConfig(block=3, open=0.6, net="low-rank", rank=1))
+    for gate in dg.gates_of(model).values():
+        for layer in gate.net:
+            nn.init.normal_(layer.weight, std=2.0)  # rates that differ between the processes
     generator = torch.Generator().manual_seed(1)
     return model, torch.randn(12, 5, generator=generator), torch.randint(0, 3, (12,), generator=generator)
 
 
 BUDGETS = {
-    "closed loop": dict(target=0.75, floor=0.7, ramp=0.2, integral=0.1),
-    "squared-hard": dict(form="squared-hard", weight=2.0, keep=0.4),
-    "hinge": dict(form="hinge", weight=2.0, keep=0.4),
+    "closed loop": {"target": 0.75, "floor": 0.7, "ramp": 0.2, "integral": 0.1},
+    "squared-hard": {"form": "squared-hard", "weight": 2.0, "keep": 0.4},
+    "hinge": {"form": "hinge", "weight": 2.0, "keep": 0.4},
 }
 
 
@@ -305,7 +309,7 @@ def _rank(rank: int, rendezvous: str, results: str) -> None:
     found = {}
     for name, settings in BUDGETS.items():
         model, x, y = _ddp_inputs()
-        share = slice(0, 6) if rank == 0 else slice(6, 12)
+        share = slice(0, 4) if rank == 0 else slice(4, 12)  # unequal, as a last batch is
         budget = dg.Budget(**settings)
         found[name] = _train_step(model, nn.parallel.DistributedDataParallel(model), x[share], y[share], budget)
         found[name]["lambda"] = torch.tensor(budget.lambda_)
@@ -323,6 +327,11 @@ def test_two_processes_compute_the_gradients_of_one_on_the_joined_batch_penalty_
         budget = dg.Budget(**settings)
         alone = _train_step(model, model, x, y, budget)
         assert budget.lambda_ != 0.0
+        with dg.usage(model) as part:
+            model(x[:4])
+        with dg.usage(model) as rest:
+            model(x[4:])
+        assert all(abs(part.mean_g()[site] - rest.mean_g()[site]) > 0.01 for site in part)
         unpenalised, _, _ = _ddp_inputs()
         F.cross_entropy(unpenalised(x), y).backward()
         assert any(not torch.allclose(alone[key], grad) for key, grad in gradients(unpenalised).items())

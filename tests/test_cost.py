@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -60,7 +62,7 @@ def test_the_ledger_counts_the_connections_between_open_units_that_exist(
     ledger = Ledger(model)
     expected = brute_force(model, decisions)
     assert float(ledger.executed(decisions)) == pytest.approx(float(expected.mean()), rel=1e-6)
-    dense = sum(a * b for a, b in zip(sizes, sizes[1:], strict=False))
+    dense = sum(a * b for a, b in itertools.pairwise(sizes))
     assert ledger.dense == dense
     assert float(ledger.relative(decisions)) == pytest.approx(float(expected.mean()) / dense, rel=1e-6)
     per_sample = sum((layer.executed(decisions).double() for layer in ledger.layers), torch.zeros(3)) + ledger.gate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -32,7 +33,7 @@ def static_gate(logits: list[float] | Tensor, **config: Any) -> Gate:
 
 def mlp(*sizes: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(sizes, sizes[1:], strict=False):
+    for a, b in itertools.pairwise(sizes):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -187,6 +188,11 @@ def test_top_k_opens_exactly_k_and_ties_go_to_the_lowest_index(rows: list[list[f
         first = sorted(range(len(row)), key=lambda i: (-row[i], i))[:k]
         assert [i for i, open_ in enumerate(chosen) if open_ == 1.0] == sorted(first)
     assert (mask.sum(-1) == min(k, 7)).all()
+
+
+def test_ties_in_a_wide_layer_go_to_the_lowest_indices() -> None:
+    mask = top_k_mask(torch.full((2, 5000), 0.5), 1234)
+    assert torch.equal(mask, (torch.arange(5000) < 1234).float().expand(2, -1))
 
 
 @pytest.mark.parametrize(

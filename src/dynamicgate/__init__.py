@@ -8,9 +8,8 @@ Gates that learn which units to run for which input, a budget that is met, and a
 >>> print(dg.measure(model, test))
 """
 
-from importlib.metadata import version
-
 from dynamicgate import nn, schedule
+from dynamicgate._version import __version__
 from dynamicgate.budget import Budget
 from dynamicgate.collapse import Collapse, diagnose
 from dynamicgate.convert import everywhere, gate_, hidden, inputs, ungate_
@@ -23,8 +22,6 @@ from dynamicgate.save import load, save
 from dynamicgate.site import Site, find_sites
 from dynamicgate.trace import trace
 from dynamicgate.usage import Usage, gates_of, usage
-
-__version__ = version("dynamicgate")
 
 __all__ = [
     "Budget",

@@ -26,6 +26,7 @@ from dynamicgate.usage import Usage, gates_of, usage
 
 LAMBDA_LIMIT = 10.0  # wind-up guard: the loss is a cross entropy of order 1
 READINGS_KEPT = 200
+EASING_PAUSE = 0.02
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Budget:
     floor: float = 0.02
     gain: float = 20.0
     integral: float = 0.5
+    steer: float = 0.0
     on_collapse: Literal["report", "act", "ignore"] = "report"
     ledger: Ledger | None = None
 
@@ -63,8 +65,10 @@ class Budget:
     readings: dict[str, list[Reading]] = field(default_factory=dict, init=False, repr=False)
     collapses: list[Collapse] = field(default_factory=list, init=False, repr=False)
     _memory: float = field(default=0.0, init=False, repr=False)
+    _nudge: float = field(default=0.0, init=False, repr=False)
     _theta_caps: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _relief: float = field(default=1.0, init=False, repr=False)
+    _eased: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     _hold: tuple[float, float] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -92,6 +96,9 @@ class Budget:
             check_reachable(self, self.ledger)
         now = self._held(progress)
         for name, gate in gates_of(model).items():
+            if self._nudge:
+                with torch.no_grad():
+                    gate.bias.sub_(self._nudge)
             if self.tau is not None:
                 gate.tau.fill_(_check_tau(as_schedule(self.tau)(now)))
             if self.theta is not None:
@@ -128,6 +135,7 @@ class Budget:
             self.lambda_ = 0.0
             return
         error = relative - self.reference
+        self._nudge = max(-0.2, min(0.2, self.steer * error))
         self._memory = _clamp(self._memory + self.integral * error)
         self.lambda_ = _clamp(self.gain * error + self._memory) * self._relief
 
@@ -149,22 +157,25 @@ class Budget:
             p = float(across.mean(decision.p_BG).detach())
             readings.append(Reading(progress, p, rate, float(gate.theta), float(gate.tau), self.lambda_, keep))
             del readings[:-READINGS_KEPT]
-            if any(c.site == site and progress - c.progress < RAPID_WINDOW for c in self.collapses):
-                continue  # the same fall: one report and one remedy are enough
             if self.on_collapse != "ignore" and (found := diagnose(site, readings, floor=self.floor)):
-                self.collapses.append(found)
+                known = any(c.site == site and progress - c.progress < RAPID_WINDOW for c in self.collapses)
+                if not known:  # one fall is one report
+                    self.collapses.append(found)
                 if self.on_collapse == "act":
-                    self._remedy(found, readings[-1])
+                    self._remedy(found, readings[-1], known=known)
         return lift
 
-    def _remedy(self, collapse: Collapse, now: Reading) -> None:
-        if collapse.name == "threshold-too-high":
+    def _remedy(self, collapse: Collapse, now: Reading, *, known: bool) -> None:
+        if collapse.name == "phase-shock" and (known or self._hold is None):
+            if not known:
+                at = max(0.0, self._held(collapse.progress) - 0.1)
+                self._hold = (at, min(1.0, collapse.progress + 0.1))
+        elif now.p >= 0.2:  # waiting did not help, or it was the threshold from the start
             self._theta_caps[collapse.site] = 0.9 * now.p
-        elif collapse.name == "probability-collapse":
+        elif now.progress - self._eased.get(collapse.site, -1.0) >= EASING_PAUSE:
+            # Again while it stays shut, but not before the last easing could have had an effect.
             self._relief *= 0.5
-        else:
-            at = max(0.0, self._held(collapse.progress) - 0.1)  # schedule time, which an earlier hold has shifted
-            self._hold = (at, min(1.0, collapse.progress + 0.1))
+            self._eased[collapse.site] = now.progress
 
     def _held(self, progress: float) -> float:
         """Progress as the schedules see it: after a shock they go back, wait, and then catch up by the end."""
@@ -207,6 +218,7 @@ class Budget:
             "reference": self.reference,
             "theta_caps": dict(self._theta_caps),
             "relief": self._relief,
+            "eased": dict(self._eased),
             "hold": self._hold,
             "readings": {site: [list(r) for r in rows] for site, rows in self.readings.items()},
             "collapses": [vars(c) for c in self.collapses],
@@ -217,6 +229,7 @@ class Budget:
         self.lambda_, self._memory = state["lambda"], state["memory"]
         self.relative, self.reference = state["relative"], state["reference"]
         self._theta_caps, self._relief = dict(state["theta_caps"]), state["relief"]
+        self._eased = dict(state["eased"])
         self._hold = tuple(state["hold"]) if state["hold"] else None
         self.readings = {site: [Reading(*row) for row in rows] for site, rows in state["readings"].items()}
         self.collapses = [Collapse(**c) for c in state["collapses"]]

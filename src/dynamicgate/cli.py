@@ -176,12 +176,19 @@ class Measure:
     def run(self) -> int:
         """Measure and print."""
         notes = read_notes(self.model)
-        name = self.data or notes.get("settings", {}).get("data")
+        trained = notes.get("settings", {})
+        name = self.data or trained.get("data")
         if name is None:
             raise ValueError(f"{self.model} does not say what it was trained on: pass --data")
         model = load_model(self.model)
-        splits = load_data(name, data_dir=self.data_dir, seed=notes.get("settings", {}).get("seed", 0))
-        found = measure(model, getattr(splits, self.part))
+        folder = self.data_dir or (trained.get("data_dir") if self.data is None else None)
+        splits = load_data(name, data_dir=folder, seed=trained.get("seed", 0))
+        try:
+            found = measure(model, getattr(splits, self.part))
+        except RuntimeError as error:
+            raise ValueError(
+                f"{self.model} cannot read the {splits.train.features} features of {name}: {error}"
+            ) from error
         print(found)
         if self.out is not None:
             command = shlex.join(["dynamicgate", *sys.argv[1:]])
@@ -232,7 +239,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         return int(command.run())
     except KeyboardInterrupt:
-        print("\ndynamicgate: stopped; the checkpoint is saved, the same command continues", file=sys.stderr)
+        print("\ndynamicgate: stopped; the same command continues where it was", file=sys.stderr)
         return 130
     except (ValueError, TypeError, OSError, ImportError) as error:
         if show_traceback:
@@ -251,7 +258,8 @@ def _integers(text: str, what: str) -> tuple[int, ...]:
 def _same_settings(out: Path, fingerprint: str) -> None:
     """A folder belongs to one set of settings: a finished run of others must not be taken for this one."""
     marker = out / "settings.hash"
-    if marker.exists() and marker.read_text(encoding="utf-8") != fingerprint:
+    begun = any((out / name).exists() for name in ("last.safetensors", "run.json"))  # not: an attempt that was refused
+    if begun and marker.exists() and marker.read_text(encoding="utf-8") != fingerprint:
         raise ValueError(f"{out} holds a run with other settings: choose another --out, or delete that folder")
     if distributed.rank() == 0:
         write_text(marker, fingerprint)

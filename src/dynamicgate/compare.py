@@ -13,7 +13,6 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,9 @@ from typing import Any
 import numpy
 import torch
 
-from dynamicgate.budget import Budget
+from dynamicgate._version import __version__
+from dynamicgate.budget import Budget, check_reachable
+from dynamicgate.cost import Ledger
 from dynamicgate.data import Splits, load
 from dynamicgate.files import write_text
 from dynamicgate.fit import distributed, fit
@@ -67,6 +68,10 @@ class Settings:
             epochs=self.epochs or epochs,
             batch=self.batch or min(batch, len(splits.train)),
         )
+        if not 0.0 < found.budget <= 1.0:
+            raise ValueError(
+                f"a budget is a share of the dense MACs: expected 0 < budget <= 1, received {found.budget}"
+            )
         if any(width < 1 for width in found.hidden):
             raise ValueError(f"hidden widths must be 1 or more, received {found.hidden}")
         return found if found.rank else replace(found, rank=_affordable_rank(found, splits))
@@ -213,6 +218,8 @@ def compare(
     for position, (seed, model) in enumerate(jobs, start=1):
         splits = load(settings.data, data_dir=Path(settings.data_dir) if settings.data_dir else None, seed=seed)
         chosen = replace(settings, model=model, seed=seed).resolved(splits)
+        if position == 1:
+            _check_all(chosen, models, splits)
         folder = Path("runs") / f"{model}-s{seed}-{settings_hash(chosen)}"
         label = f"[{position}/{len(jobs)}] {model} seed {seed}"
         runs.append({**run_one(chosen, splits, out / folder, label=label), "folder": folder.as_posix()})
@@ -225,8 +232,22 @@ def compare(
             "data": splits.info(),
         }
         results = {"meta": meta, "runs": runs}
-        write_text(out / "results.json", json.dumps(results, indent=1))
+        write_text(out / "results.json", _one_run_a_line(results))
     return results
+
+
+def _one_run_a_line(results: dict[str, Any]) -> str:
+    """JSON that stays small and shows in a diff which run changed."""
+    runs = ",\n".join(json.dumps(run) for run in results["runs"])
+    return f'{{"meta": {json.dumps(results["meta"], indent=1)},\n"runs": [\n{runs}\n]}}\n'
+
+
+def _check_all(settings: Settings, models: Sequence[str], splits: Splits) -> None:
+    """A mistake that only the last model would notice is better known before the first is trained."""
+    for name in models:
+        model, budget = MODELS[name](settings, splits)
+        if budget is not None:
+            check_reachable(budget, Ledger(model))
 
 
 def settings_hash(settings: Settings) -> str:
@@ -241,7 +262,7 @@ def environment(command: str) -> dict[str, Any]:
         "commit": _commit(),
         "command": command,
         "versions": {
-            "dynamicgate": version("dynamicgate"),
+            "dynamicgate": __version__,
             "torch": torch.__version__,
             "numpy": numpy.__version__,
             "python": platform.python_version(),

@@ -22,7 +22,8 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
         os.replace(temporary, path)
     except OSError as error:
         kept = "; the earlier file is untouched" if path.exists() else ""
-        raise OSError(error.errno, f"could not write {path}: {error.strerror or error}{kept}") from error
+        sentence = f"could not write {path}: {error.strerror or error}{kept}"
+        raise (OSError(sentence) if error.errno is None else OSError(error.errno, sentence)) from error
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -109,6 +109,12 @@ class Gate(nn.Module):
         self._factor_BG: Tensor | None = None
 
     @property
+    def bias(self) -> nn.Parameter:
+        """The bias of the logits, one for each block: moving it opens or closes the gate for every input alike."""
+        last = self.net[-1] if isinstance(self.net, nn.Sequential) else self.net
+        return last.bias  # type: ignore[return-value]
+
+    @property
     def macs(self) -> int:
         """Multiply-accumulates of the gate network for one row."""
         return sum(m.weight.numel() for m in self.net.modules() if isinstance(m, nn.Linear))

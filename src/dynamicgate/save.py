@@ -28,14 +28,16 @@ HEADER = "dynamicgate"
 def save(model: nn.Module, path: str | Path, *, notes: Mapping[str, Any] | None = None) -> None:
     """Write `model` to one file, atomically. `notes` (JSON values) travel in the header; see `read_notes`."""
     base = unwrap(model)
+    state = base.state_dict()
+    linears = [name for name, m in base.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)]
     header = {
         "kind": "model",
         "structure": describe(base),
         "gates": [{"site": asdict(g.site), "config": asdict(g.config)} for g in gates_of(base).values()],
-        "masks": [name for name, m in base.named_modules() if isinstance(m, nn.Linear) and hasattr(m, "mask")],
+        "masks": [name for name in linears if _mask_key(name) in state],
         "notes": dict(notes or {}),
     }
-    write_tensors(Path(path), base.state_dict(), header)
+    write_tensors(Path(path), state, header)
 
 
 def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
@@ -50,7 +52,11 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
             gate_(model, GateConfig(**row["config"]), where=[site])
     for name in header["masks"]:
         linear = model.get_submodule(name)
-        linear.register_buffer("mask", torch.ones_like(linear.weight, dtype=tensors[f"{name}.mask"].dtype))  # type: ignore[arg-type]
+        linear.register_buffer("mask", torch.ones_like(linear.weight, dtype=tensors[_mask_key(name)].dtype))  # type: ignore[arg-type]
+    if into is None:
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+            if name in tensors:
+                tensor.data = tensor.data.to(tensors[name].dtype)
     restore(model, tensors, path)
     return model.eval()
 
@@ -114,6 +120,10 @@ def read_tensors(path: Path, *, kind: str, with_tensors: bool = True) -> tuple[d
     return tensors, header
 
 
+def _mask_key(linear: str) -> str:
+    return f"{linear}.mask" if linear else "mask"
+
+
 def _save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     try:
         save_file(tensors, path, metadata)
@@ -123,20 +133,25 @@ def _save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str])
 
 # --- structure: how to rebuild a module from JSON; what cannot be described is named, and needs `into=` --------------
 
-_PLAIN = {
-    cls.__name__: cls for cls in (nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.ELU, nn.Softplus, nn.Mish, nn.Identity)
-}
+_PLAIN = {cls.__name__: cls for cls in (nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Mish, nn.Identity)}
+_DESCRIBED = (
+    GatedMLP, Normalize, nn.Sequential, nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.Dropout, nn.GELU, nn.ELU,
+    nn.Softplus, nn.Flatten, *_PLAIN.values(),
+)  # fmt: skip
 
 
 def describe(module: nn.Module) -> dict[str, Any]:
     """A JSON description from which `build` makes an untrained twin without gates."""
     name = type(module).__name__
+    if type(module) not in _DESCRIBED:  # a subclass may compute something else
+        return {"kind": "custom", "class": f"{type(module).__module__}.{type(module).__qualname__}"}
     match module:
         case GatedMLP():
             extra = {"sizes": module.sizes, "activation": module.activation, "dropout": module.dropout.p}
             return {"kind": name, **extra, "normalize": describe(module.normalize)}
-        case nn.Sequential() if type(module) is nn.Sequential:
-            return {"kind": name, "modules": {key: describe(child) for key, child in module.named_children()}}
+        case nn.Sequential():
+            # not named_children(), which leaves out a module that occurs a second time
+            return {"kind": name, "modules": {key: describe(child) for key, child in module._modules.items()}}
         case nn.Linear():
             return {
                 "kind": "Linear",
@@ -144,20 +159,24 @@ def describe(module: nn.Module) -> dict[str, Any]:
                 "bias": module.bias is not None,
             }
         case nn.LayerNorm():
-            return {"kind": name, "shape": list(module.normalized_shape), "eps": module.eps}
+            extra = {"elementwise_affine": module.weight is not None, "bias": module.bias is not None}
+            return {"kind": name, "shape": list(module.normalized_shape), "eps": module.eps, **extra}
         case nn.BatchNorm1d():
-            return {"kind": name, "features": module.num_features}
+            arguments = ("eps", "momentum", "affine", "track_running_stats")
+            return {"kind": name, "features": module.num_features, **{key: getattr(module, key) for key in arguments}}
         case nn.Dropout():
             return {"kind": name, "p": module.p}
         case nn.GELU():
             return {"kind": name, "approximate": module.approximate}
+        case nn.ELU():
+            return {"kind": name, "alpha": module.alpha}
+        case nn.Softplus():
+            return {"kind": name, "beta": module.beta, "threshold": module.threshold}
         case nn.Flatten():
             return {"kind": name, "dims": [module.start_dim, module.end_dim]}
         case Normalize():
             return {"kind": name, "shape": list(module.mean.shape), "std_shape": list(module.std.shape)}
-    if name in _PLAIN and type(module) is _PLAIN[name]:
-        return {"kind": name}
-    return {"kind": "custom", "class": f"{type(module).__module__}.{type(module).__qualname__}"}
+    return {"kind": name}
 
 
 def build(structure: dict[str, Any], path: Path) -> nn.Module:
@@ -165,9 +184,9 @@ def build(structure: dict[str, Any], path: Path) -> nn.Module:
     s = structure
     match s["kind"]:
         case "GatedMLP":
-            normalize = build(s["normalize"], path)
-            kept = normalize if isinstance(normalize, Normalize) else None
-            return GatedMLP(s["sizes"], activation=s["activation"], dropout=s["dropout"], normalize=kept)
+            model = GatedMLP(s["sizes"], activation=s["activation"], dropout=s["dropout"])
+            model.normalize = build(s["normalize"], path)  # type: ignore[assignment]
+            return model
         case "Sequential":
             sequential = nn.Sequential()
             for key, child in s["modules"].items():
@@ -176,13 +195,17 @@ def build(structure: dict[str, Any], path: Path) -> nn.Module:
         case "Linear":
             return nn.Linear(s["size"][0], s["size"][1], bias=s["bias"])
         case "LayerNorm":
-            return nn.LayerNorm(s["shape"], eps=s["eps"])
+            return nn.LayerNorm(s["shape"], s["eps"], elementwise_affine=s["elementwise_affine"], bias=s["bias"])
         case "BatchNorm1d":
-            return nn.BatchNorm1d(s["features"])
+            return nn.BatchNorm1d(s["features"], s["eps"], s["momentum"], s["affine"], s["track_running_stats"])
         case "Dropout":
             return nn.Dropout(s["p"])
         case "GELU":
             return nn.GELU(s["approximate"])
+        case "ELU":
+            return nn.ELU(s["alpha"])
+        case "Softplus":
+            return nn.Softplus(s["beta"], s["threshold"])
         case "Flatten":
             return nn.Flatten(*s["dims"])
         case "Normalize":

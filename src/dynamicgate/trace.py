@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from dynamicgate.cost import Ledger, unwrap
@@ -26,7 +27,9 @@ def trace(model: nn.Module, example: Tensor) -> Ledger:
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel is one op that no counter looks into
     try:
-        with evaluating(base), torch.no_grad(), counter:
+        # MATH: the counter does not know the fused attention of the CPU. Gradients on: without, a view of a parameter
+        # (static logits, once for each row) claims to need a gradient that it does not have, and the counter trips.
+        with evaluating(base), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), counter:
             base(example)
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)

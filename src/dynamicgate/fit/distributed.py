@@ -37,7 +37,10 @@ def stop() -> None:
 def choose_device(name: str = "auto") -> torch.device:
     """ "auto" is the GPU of this process where there is one, else the CPU."""
     if name != "auto":
-        device = torch.device(name)
+        try:
+            device = torch.device(name)
+        except RuntimeError as error:
+            raise ValueError(f"device must be auto, cpu or cuda, received {name!r}") from error
         if device.type == "cuda" and not torch.cuda.is_available():
             raise ValueError(f"device {name!r} was asked for, but this machine has no CUDA GPU; use 'cpu' or 'auto'")
         return device
@@ -54,6 +57,20 @@ def parallel(model: nn.Module) -> nn.Module:
 def without_sync(model: nn.Module, *, skip: bool) -> AbstractContextManager[Any]:
     """Do not exchange gradients for a piece of a batch whose other pieces are still to come."""
     return model.no_sync() if skip and isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def average(*values: float, device: torch.device) -> list[float]:
+    """The mean of each value over the processes."""
+    if world_size() == 1:
+        return list(values)
+    means = torch.tensor(values, dtype=torch.float64, device=device) / world_size()
+    dist.all_reduce(means)
+    return means.tolist()
+
+
+def any_of(*flags: bool, device: torch.device) -> list[bool]:
+    """Whether any process says so: what all must do together cannot depend on the clock of each."""
+    return [share > 0.0 for share in average(*map(float, flags), device=device)]
 
 
 def gather_named(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

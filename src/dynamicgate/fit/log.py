@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from dynamicgate.budget import cut
+from dynamicgate.files import write_text
 from dynamicgate.usage import Usage, gates_of
 
 
@@ -33,7 +34,7 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
 
 def rewrite_log(path: Path, rows: list[dict[str, Any]]) -> None:
     """Start over with `rows`: what was logged after the checkpoint will be logged again."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:

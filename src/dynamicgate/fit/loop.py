@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from dataclasses import asdict
 from itertools import islice
@@ -18,8 +19,9 @@ from dynamicgate.data import Arrays, batches, check_arrays
 from dynamicgate.evaluate import evaluate
 from dynamicgate.fit import distributed
 from dynamicgate.fit.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
+from dynamicgate.fit.interrupt import Interrupts
 from dynamicgate.fit.log import History, append_row, read_log, rewrite_log, site_rows
-from dynamicgate.fit.options import Options, adamw, weights_per_class
+from dynamicgate.fit.options import Options, adamw, check_labels, scored_classes, weights_per_class
 from dynamicgate.fit.progress import Progress
 from dynamicgate.save import load, save
 from dynamicgate.trace import trace
@@ -62,14 +64,18 @@ def fit(
         best.safetensors. Interrupting with Ctrl-C saves a checkpoint first.
     """
     options = Options(epochs, batch, lr, weight_decay, warmup, accumulate, clip, bf16, label_smoothing, patience, seed)
-    train = train if isinstance(train, Arrays) else check_arrays(*train)
-    if valid is not None and not isinstance(valid, Arrays):
-        valid = check_arrays(*valid, what="validation data", least_classes=1)
+    train = _as_arrays(train, "training data", least_classes=2)
+    if valid is not None:
+        valid = _as_arrays(valid, "validation data", least_classes=1)
     if patience is not None and valid is None:
         raise ValueError("early stopping (patience) needs validation data: pass valid=")
     chosen = distributed.choose_device(device)
     model.to(chosen)
     with torch.random.fork_rng():
+        classes = scored_classes(model, train.x[:2].to(chosen))
+        check_labels(train, classes, "training data")
+        if valid is not None:
+            check_labels(valid, classes, "validation data")
         torch.manual_seed(seed + distributed.rank())
         run = _Run(
             model,
@@ -78,19 +84,24 @@ def fit(
             budget,
             options,
             chosen,
-            weights_per_class(class_weights, train),
+            weights_per_class(class_weights, train, classes),
             Path(out) if out else None,
         )
         run.checkpoint_seconds = checkpoint_seconds
         run.resume()
-        try:
-            with Progress(label, show=show and distributed.rank() == 0) as progress:
-                run.train(progress)
-        except KeyboardInterrupt:
-            run.save_checkpoint()
-            raise
+        with run.interrupts, Progress(label, show=show and distributed.rank() == 0) as progress:
+            run.train(progress)
         run.finish()
     return run.history
+
+
+def _as_arrays(data: Any, what: str, *, least_classes: int) -> Arrays:
+    if isinstance(data, Arrays):
+        return data
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise TypeError(f"{what} is a pair (x, y) of tensors with one row a sample, received {type(data).__name__}")
+    x, y = data
+    return check_arrays(x, y, what=what, least_classes=least_classes)
 
 
 class _Run:
@@ -129,6 +140,7 @@ class _Run:
         self.history = History()
         self.epochs_since_best = 0
         self.checkpoint_seconds = 15.0
+        self.interrupts = Interrupts()
         self._saved_at = self._started = time.monotonic()
 
     def train(self, progress: Progress) -> None:
@@ -140,9 +152,19 @@ class _Run:
             for index in islice(order, done, None):
                 self._optimize(index)
                 progress.update(self.step / self.total, self._status())
-                if self.step % self.steps_per_epoch and time.monotonic() - self._saved_at >= self.checkpoint_seconds:
-                    self.save_checkpoint()
+                if self.step % self.steps_per_epoch:  # else after the validation that belongs to this step
+                    self._pause()
             self._end_of_epoch(epoch)
+
+    def _pause(self, *, finished: bool = False) -> None:
+        """Between two steps: a checkpoint if it is time for one, and the end if someone asked for it."""
+        asked = self.interrupts.asked
+        due = finished or asked or time.monotonic() - self._saved_at >= self.checkpoint_seconds
+        due, asked = distributed.any_of(due, asked, device=self.device)
+        if due:
+            self.save_checkpoint()
+        if asked:
+            raise KeyboardInterrupt
 
     def _optimize(self, index: Tensor) -> None:
         """One optimizer step on one global batch."""
@@ -151,8 +173,9 @@ class _Run:
             self.budget.apply_(self.model, now)
         for group in self.optimizer.param_groups:
             group["lr"] = options.learning_rate(self.step, self.total)
-        mine = index.tensor_split(distributed.world_size())[distributed.rank()]
-        pieces = mine.tensor_split(min(options.accumulate, max(1, len(mine))))
+        shares = index.tensor_split(distributed.world_size())
+        count = min(options.accumulate, len(shares[0]))  # the same for every process: the first share is the largest
+        pieces = shares[distributed.rank()].tensor_split(count)
         normaliser = self._weight_of(index) / distributed.world_size()  # DDP averages gradients, we want their sum
         task = extra = 0.0
         used: Usage | None = None
@@ -160,9 +183,11 @@ class _Run:
             with distributed.without_sync(self.parallel, skip=position + 1 < len(pieces)):
                 loss, penalty, used = self._forward(piece, now)
                 loss = loss / normaliser
-                penalty = penalty * (len(piece) / max(1, len(mine)))
+                together = sum(len(share.tensor_split(count)[position]) for share in shares)
+                penalty = penalty * (together / len(index))
                 (loss + penalty).backward()
             task, extra = task + float(loss.detach()), extra + float(penalty.detach())
+        task, extra = distributed.average(task, extra, device=self.device)
         if not math.isfinite(task + extra):
             raise ValueError(
                 f"the loss became {task + extra} at step {self.step}: lower the learning rate or set clip=1.0"
@@ -199,9 +224,7 @@ class _Run:
     def _end_of_epoch(self, epoch: int) -> None:
         if self.valid is not None:
             self._judge(epoch, evaluate(self.model, self.valid, self.ledger))
-        finished = self.step >= self.total or self.history.stopped_early
-        if finished or time.monotonic() - self._saved_at >= self.checkpoint_seconds:
-            self.save_checkpoint()
+        self._pause(finished=self.step >= self.total or self.history.stopped_early)
 
     def _judge(self, epoch: int, found: dict[str, float]) -> None:
         """Remember the best epoch. While the budget is still being approached an epoch cannot be best."""
@@ -252,6 +275,8 @@ class _Run:
             "step": self.step,
             "epoch": (self.step - 1) // self.steps_per_epoch,
             "progress": self.step / self.total,
+            "loss": None,
+            "penalty": None,
             "lr": self.optimizer.param_groups[0]["lr"],
             "relative": budget.relative if budget else None,
             "target": budget.reference if budget else None,
@@ -267,9 +292,17 @@ class _Run:
     @property
     def _settings(self) -> dict[str, Any]:
         budget = self.budget
-        held = {} if budget is None else {k: repr(getattr(budget, k)) for k in _BUDGET_SETTINGS}
+        # without the addresses that the functions in a schedule print, which change from process to process
+        held = {} if budget is None else {k: re.sub(" at 0x[0-9a-f]+", "", repr(getattr(budget, k))) for k in _BUDGET}
         rows = [len(self.y), *self.x.shape[1:], int(self.y.sum()), float(self.x.double().mean())]
-        return {**asdict(self.options), "data": rows, "budget": held}
+        return {
+            **asdict(self.options),
+            "data": rows,
+            "budget": held,
+            "class_weights": None if self.class_weights is None else self.class_weights.tolist(),
+            "gates": {name: asdict(gate.config) for name, gate in gates_of(self.model).items()},
+            "processes": distributed.world_size(),
+        }
 
     def save_checkpoint(self) -> None:
         """Everything needed to go on from this step."""
@@ -318,4 +351,6 @@ class _Run:
             rewrite_log(log, self.history.log)
 
 
-_BUDGET_SETTINGS = ("target", "form", "weight", "keep", "tau", "theta", "warmup", "ramp", "floor", "gain", "integral")
+_BUDGET = (
+    "target", "form", "weight", "keep", "tau", "theta", "warmup", "ramp", "floor", "gain", "integral", "on_collapse",
+)  # fmt: skip

@@ -1,0 +1,367 @@
+"""The budget in a plain user loop: it is met, no layer dies, and it can be saved."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import dynamicgate as dg
+from dynamicgate import Budget, GateConfig, GatedMLP, Ledger
+from dynamicgate.budget import cut, executed_relative
+from dynamicgate.schedule import three_phase
+
+LOW_RANK = GateConfig(net="low-rank", rank=2, block=4)
+STATIC = GateConfig(kind="static")
+
+
+def task(rows: int = 2000, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Six noisy clusters in 32 dimensions, four classes."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(6, 32, generator=generator)
+    cluster = torch.randint(0, 6, (rows,), generator=generator)
+    return centres[cluster] + torch.randn(rows, 32, generator=generator), cluster % 4
+
+
+def train(model: GatedMLP, budget: Budget, steps: int, *, start: int = 0, stop: int | None = None, optimizer=None):
+    """The loop of the design, line by line."""
+    x, y = task()
+    optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for step in range(start, steps if stop is None else stop):
+        batch = torch.randperm(len(x), generator=torch.Generator().manual_seed(step))[:128]
+        budget.apply_(model, progress := step / steps)
+        with dg.usage(model) as used:
+            loss = F.cross_entropy(model(x[batch]), y[batch])
+        (loss + budget.penalty(used, progress)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+# --- the closed loop
+
+
+@pytest.mark.parametrize(("gate", "target"), [(LOW_RANK, 0.5), (STATIC, 0.4)])
+def test_a_budget_is_met_in_a_plain_loop_of_a_few_hundred_steps(gate: GateConfig, target: float) -> None:
+    model = GatedMLP((32, 64, 4), gate)
+    budget = Budget(target=target)
+    train(model, budget, 300)
+    result = dg.measure(model, task())
+    assert abs(result.macs["relative"] - target) <= 0.02
+    assert abs(budget.relative - target) <= 0.05  # one batch
+    assert budget.reference == pytest.approx(target)
+    assert result.quality["accuracy"] > 0.97
+    if gate is LOW_RANK:  # static logits start equal and may fall together, which is rightly reported
+        assert budget.collapses == []
+
+
+def test_with_two_hidden_layers_the_budget_is_met_and_no_layer_is_under_its_floor() -> None:
+    model = GatedMLP((32, 48, 48, 4), LOW_RANK)
+    budget = Budget(target=0.3, floor=0.15)
+    train(model, budget, 400)
+    result = dg.measure(model, task())
+    assert abs(result.macs["relative"] - 0.3) <= 0.02
+    assert all(gate["open"] >= 0.15 for gate in result.gates)
+    assert result.quality["accuracy"] > 0.97
+
+
+def test_a_site_under_its_floor_is_lifted_and_one_above_it_is_not() -> None:
+    model = GatedMLP((32, 16, 16, 4), STATIC)
+    gates = dg.gates_of(model)
+    with torch.no_grad():
+        gates["layers.2"].net.bias.fill_(-0.5)  # closed, one site
+    budget = Budget(target=0.9, floor=0.2, warmup=0.5, ramp=0.5)
+    budget.apply_(model, 0.1)  # still warming up: lambda is zero
+    with dg.usage(model) as used:
+        model(task(rows=8)[0])
+    budget.penalty(used, 0.1).backward()
+    assert budget.lambda_ == 0.0
+    assert (gates["layers.2"].net.bias.grad < 0).all()  # descent opens it
+    assert torch.equal(gates["layers.1"].net.bias.grad, torch.zeros(16))
+
+
+def test_lambda_is_zero_during_warm_up_and_the_reference_falls_gently_from_fully_open_to_the_target() -> None:
+    model = GatedMLP((32, 16, 4), STATIC)
+    budget = Budget(target=0.4, warmup=0.2, ramp=0.5)
+    references = []
+    for step in range(101):
+        budget.apply_(model, step / 100)
+        with dg.usage(model) as used:
+            model(task(rows=4)[0])
+        budget.penalty(used, step / 100)
+        references.append(budget.reference)
+        assert (budget.lambda_ == 0.0) == (step <= 20)
+    assert references[0] == references[20] == 1.0
+    assert references[70] == references[-1] == pytest.approx(0.4)
+    falls = [a - b for a, b in itertools.pairwise(references)]
+    assert min(falls) >= 0.0
+    assert max(falls) <= 0.6 * 3.1416 / 2 / 50
+
+
+def test_the_penalty_pushes_down_above_the_reference_and_up_below_it() -> None:
+    signs = []
+    for logit in (2.0, -2.0):
+        model = GatedMLP((32, 16, 4), STATIC)
+        gate = dg.gates_of(model)["layers.1"]
+        with torch.no_grad():
+            gate.net.bias.fill_(logit)
+        budget = Budget(target=0.5, warmup=0.0, ramp=0.1, floor=0.0)
+        budget.apply_(model, 0.9)
+        with dg.usage(model) as used:
+            model(task(rows=4)[0])
+        budget.penalty(used, 0.9).backward()
+        signs.append(gate.net.bias.grad.sign().unique().tolist())
+    assert signs == [[1.0], [-1.0]]
+
+
+def test_lambda_is_proportional_to_the_error_plus_its_sum_over_the_steps_and_bounded() -> None:
+    model = GatedMLP((32, 16, 4), STATIC)  # fully open, and nobody trains it
+    budget = Budget(target=0.9, warmup=0.0, ramp=0.1, gain=3.0, integral=0.25)
+    found = []
+    for _ in range(500):
+        budget.apply_(model, 0.9)
+        with dg.usage(model) as used:
+            model(task(rows=4)[0])
+        budget.penalty(used, 0.9)
+        found.append(budget.lambda_)
+    assert found[:4] == pytest.approx([0.1 * (3.0 + 0.25 * n) for n in (1, 2, 3, 4)], rel=1e-5)
+    assert found[-1] == max(found) == 10.0
+
+
+def test_the_controller_counts_what_the_ledger_counts() -> None:
+    model = GatedMLP((32, 16, 12, 4), LOW_RANK)
+    x, _ = task(rows=50)
+    budget = Budget(target=0.6)
+    budget.apply_(model, 0.5)
+    with dg.usage(model) as used:
+        model(x)
+    budget.penalty(used, 0.5)
+    assert budget.relative == pytest.approx(dg.measure(model, x).macs["relative"], rel=1e-6)
+
+
+# --- what cannot be asked
+
+
+def test_a_target_under_the_fixed_costs_is_refused_and_the_gate_cost_named() -> None:
+    model = GatedMLP((32, 64, 4), GateConfig())  # a full linear gate: 32 x 64 of 2304 MACs
+    with pytest.raises(ValueError, match=r"a budget of 0.3 cannot be met: the gate networks alone cost 0.889 of dense"):
+        Budget(target=0.3).apply_(model, 0.0)
+    Budget(target=0.3).apply_(GatedMLP((32, 64, 4), GateConfig(net="low-rank", rank=1, block=16)), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"target": 0.0}, "expected 0 < target <= 1, received 0.0"),
+        ({"target": 1.5}, "expected 0 < target <= 1, received 1.5"),
+        ({"target": float("nan")}, "expected 0 < target <= 1, received nan"),
+        ({"theta": 0.0}, "expected 0 < theta < 1, received 0.0"),
+        ({"theta": 1.0}, "expected 0 < theta < 1, received 1.0"),
+        ({"tau": 0.0}, "tau must be positive and finite, received 0.0"),
+        ({"form": "cubic"}, "form must be one of linear, cost, hinge.*received 'cubic'"),
+        ({"warmup": 0.6, "ramp": 0.5}, "received 0.6, 0.5"),
+        ({"ramp": 0.0}, "0 < ramp"),
+        ({"floor": 1.0}, "floor is an open rate: expected 0 <= floor < 1, received 1.0"),
+        ({"on_collapse": "panic"}, "on_collapse must be report, act or ignore, received 'panic'"),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_answered_with_a_sentence(setting: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Budget(**setting)
+
+
+def test_a_schedule_that_leaves_the_meaningful_range_is_refused_when_it_gets_there() -> None:
+    model = GatedMLP((32, 16, 4), STATIC)
+    budget = Budget(theta=lambda t: 0.5 + t)
+    budget.apply_(model, 0.2)
+    with pytest.raises(ValueError, match=r"expected 0 < theta < 1, received 1\.1"):
+        budget.apply_(model, 0.6)
+    with pytest.raises(ValueError, match="tau must be positive"):
+        Budget(tau=lambda t: 1.0 - t).apply_(model, 1.0)
+
+
+def test_the_penalty_before_apply_says_what_to_call() -> None:
+    model = GatedMLP((32, 16, 4), STATIC)
+    with dg.usage(model) as used:
+        model(task(rows=4)[0])
+    with pytest.raises(RuntimeError, match=r"call budget.apply_\(model, progress\) before the forward pass"):
+        Budget(target=0.5).penalty(used, 0.0)
+
+
+def test_a_loss_that_is_not_a_number_is_reported_as_such() -> None:
+    model = GatedMLP((32, 16, 4), GateConfig(net="low-rank", rank=1))
+    budget = Budget(target=0.5, on_collapse="ignore", floor=0.0)
+    budget.apply_(model, 0.5)
+    with dg.usage(model) as used:
+        model(torch.full((4, 32), float("nan")))
+    with pytest.raises(ValueError, match="not finite: has the loss become NaN"):
+        budget.penalty(used, 0.5)
+
+
+# --- tau, theta and the open loop
+
+
+def test_tau_and_theta_are_set_before_the_forward_pass_and_left_alone_without_a_schedule() -> None:
+    model = GatedMLP((32, 16, 4), GateConfig(kind="static", tau=1.5, theta=0.4))
+    gate = dg.gates_of(model)["layers.1"]
+    Budget().apply_(model, 0.5)
+    assert (float(gate.tau), float(gate.theta)) == (1.5, pytest.approx(0.4))
+    Budget(tau=lambda t: 2.0 - t, theta=0.6).apply_(model, 0.5)
+    assert (float(gate.tau), float(gate.theta)) == (1.5, pytest.approx(0.6))
+    assert float(cut(gate)) == pytest.approx(1.5 * 0.405465, rel=1e-5)  # tau * logit(theta)
+
+
+def test_the_open_loop_adds_lambda_times_the_form_over_the_sites() -> None:
+    model = GatedMLP((32, 16, 12, 4), LOW_RANK)
+    budget = Budget(form="linear", weight=lambda t: 0.5 * t)
+    budget.apply_(model, 0.4)
+    with dg.usage(model) as used:
+        model(task(rows=10)[0])
+    expected = 0.2 * sum(used[site].p_BG.mean() for site in used)
+    torch.testing.assert_close(budget.penalty(used, 0.4), expected)
+    assert budget.lambda_ == pytest.approx(0.2)
+    assert budget.relative is None
+
+
+def test_the_three_phases_of_the_paper_are_a_budget() -> None:
+    model = GatedMLP((32, 48, 4), LOW_RANK)
+    plan = three_phase(weight=(0.0, 20.0, 40.0), theta=(0.5, 0.55, 0.6))
+    budget = Budget(form="squared-soft", keep=plan.keep, theta=plan.theta, weight=plan.weight)
+    train(model, budget, 250)
+    result = dg.measure(model, task())
+    p = budget.readings["layers.1"][-1].p
+    assert p == pytest.approx(0.3, abs=0.05)
+    assert float(dg.gates_of(model)["layers.1"].theta) == pytest.approx(0.6)
+    assert result.quality["accuracy"] > 0.95
+    assert budget.collapses == []
+
+
+# --- collapse, reported and acted on
+
+
+def dying(on_collapse: Any, **settings: Any) -> tuple[Budget, dg.Measurement]:
+    torch.manual_seed(0)
+    model = GatedMLP((32, 48, 4), STATIC)
+    budget = Budget(floor=0.05, on_collapse=on_collapse, **settings)
+    train(model, budget, 200, optimizer=torch.optim.Adam(model.parameters(), lr=2e-2))
+    return budget, dg.measure(model, task())
+
+
+CAUSES: dict[str, dict[str, Any]] = {
+    "threshold-too-high": {"theta": lambda t: 0.5 if t < 0.5 else 0.99},
+    "probability-collapse": {"theta": 0.15, "weight": lambda t: 0.0 if t < 0.2 else 40.0, "tau": 0.5},
+    "phase-shock": {
+        "form": "squared-soft",
+        "keep": lambda t: 0.9 if t < 0.5 else 0.1,
+        "theta": lambda t: 0.5 if t < 0.5 else 0.98,
+        "weight": lambda t: 0.0 if t < 0.5 else 20.0,
+    },
+}
+
+
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_collapse_is_reported_once_under_its_name_and_acting_on_it_revives_the_gates(cause: str) -> None:
+    reported, dead = dying("report", **CAUSES[cause])
+    assert reported.collapses[0].name == cause
+    assert len({c.progress for c in reported.collapses if c.name == cause}) == 1
+    ignored, _ = dying("ignore", **CAUSES[cause])
+    assert ignored.collapses == []
+    acted, alive = dying("act", **CAUSES[cause])
+    assert acted.collapses[0] == reported.collapses[0]
+    assert dead.gates[0]["open"] <= 0.05
+    assert alive.gates[0]["open"] > 0.05
+    assert alive.quality["accuracy"] > max(0.9, dead.quality["accuracy"])
+
+
+# --- calibration
+
+
+@pytest.mark.parametrize("target", [0.35, 0.6])
+def test_calibration_hits_the_target_on_its_data(target: float) -> None:
+    model = GatedMLP((32, 64, 4), GateConfig(net="low-rank", rank=2))
+    model.layers[0].eval()
+    modes = [m.training for m in model.modules()]
+    x, y = task()
+    budget = Budget(target=target)
+    found = budget.calibrate_(model, x.split(512))
+    assert abs(found - target) <= 0.005
+    assert dg.measure(model, (x, y)).macs["relative"] == pytest.approx(found, rel=1e-6)
+    assert [m.training for m in model.modules()] == modes
+
+
+def test_calibration_moves_all_thresholds_by_one_amount_of_logit() -> None:
+    model = GatedMLP((32, 24, 24, 4), GateConfig(net="low-rank", rank=2, tau=1.0))
+    gates = dg.gates_of(model)
+    gates["layers.2"].tau.fill_(0.5)
+    before = {name: float(cut(gate)) for name, gate in gates.items()}
+    Budget(target=0.5).calibrate_(model, [task()[0]])
+    shifts = [float(cut(gate)) - before[name] for name, gate in gates.items()]
+    assert shifts[0] != 0.0
+    assert shifts[0] == pytest.approx(shifts[1], abs=1e-5)
+
+
+def test_calibrating_a_model_that_meets_its_target_changes_nothing() -> None:
+    model = GatedMLP((32, 64, 4), STATIC)
+    x, _ = task(rows=64)
+    before = float(dg.gates_of(model)["layers.1"].theta)
+    assert Budget(target=1.0).calibrate_(model, [x]) == 1.0
+    assert float(dg.gates_of(model)["layers.1"].theta) == before
+
+
+def test_only_a_budget_with_a_target_can_be_calibrated() -> None:
+    with pytest.raises(ValueError, match="only a Budget with a target can be calibrated"):
+        Budget().calibrate_(GatedMLP((32, 8, 4), STATIC), [task()[0]])
+
+
+def test_executed_relative_weighs_batches_by_their_rows() -> None:
+    model = GatedMLP((32, 64, 4), GateConfig(net="low-rank", rank=2, open=0.55))
+    x, _ = task(rows=100)
+    whole = executed_relative(model, Ledger(model), [x])
+    assert executed_relative(model, Ledger(model), [x[:7], x[7:]]) == pytest.approx(whole, rel=1e-6)
+
+
+# --- saving
+
+
+@pytest.mark.parametrize(
+    "settings", [{"target": 0.4}, {**CAUSES["phase-shock"], "on_collapse": "act", "floor": 0.05}], ids=["target", "act"]
+)
+def test_a_budget_saved_as_json_continues_exactly_where_it_was(settings: dict[str, Any]) -> None:
+    model = GatedMLP((32, 48, 4), STATIC)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    budget = Budget(**settings)
+    train(model, budget, 200, stop=120, optimizer=optimizer)
+    twin = copy.deepcopy(model)
+    twin_optimizer = torch.optim.Adam(twin.parameters(), lr=1e-2)
+    twin_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    restored = Budget(**settings)
+    restored.load_state_dict(json.loads(json.dumps(budget.state_dict())))
+    assert restored.state_dict() == budget.state_dict()
+    if "target" not in settings:
+        assert budget.collapses  # a remedy in progress is part of what must continue
+    expected = train(model, budget, 200, start=120, optimizer=optimizer)
+    assert train(twin, restored, 200, start=120, optimizer=twin_optimizer) == expected
+    assert restored.state_dict() == budget.state_dict()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_readings_are_kept_at_a_bounded_rate() -> None:
+    model = GatedMLP((32, 8, 4), STATIC)
+    budget = Budget(target=0.8)
+    x, _ = task(rows=2)
+    for step in range(1000):
+        budget.apply_(model, step / 1000)
+        with dg.usage(model) as used:
+            model(x)
+        budget.penalty(used, step / 1000)
+    readings = budget.readings["layers.1"]
+    assert 100 <= len(readings) <= 200
+    assert readings[-1].progress > 0.99

@@ -1,0 +1,243 @@
+"""Models with their controls over seeds: what is trained, what is written, what is not done twice."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dynamicgate as dg
+from dynamicgate.compare import MODELS, Settings, compare, run_one, settings_hash, small
+from dynamicgate.data import Splits, check_arrays
+from dynamicgate.data import load as load_data
+
+META = {"created", "commit", "command", "versions", "machine", "budget", "seeds", "epochs", "hidden", "data"}
+RUN = {
+    "model", "seed", "data", "quality", "macs", "proxies", "layers", "params", "seconds", "budget", "samples", "gates",
+    "valid", "steps", "collapses", "settings", "folder",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def npz(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Three clouds in ten dimensions."""
+    random = np.random.default_rng(0)
+    y = np.arange(240) % 3
+    path = tmp_path_factory.mktemp("data") / "clouds.npz"
+    np.savez(path, x=random.normal(size=(3, 10))[y] + 0.4 * random.normal(size=(240, 10)), y=y)
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def settings(npz: str) -> Settings:
+    return Settings(data=npz, epochs=3, batch=40, hidden=(20,), budget=0.5, block=2)
+
+
+@pytest.fixture(scope="module")
+def finished(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("compare")
+    results = compare(settings, list(MODELS), [0, 1], out, command="dynamicgate compare ...")
+    return out, json.loads(json.dumps(results))
+
+
+def splits_of(features: int, classes: int) -> Splits:
+    part = check_arrays(torch.randn(classes * 4, features), torch.arange(classes * 4) % classes)
+    return Splits("random", part, part, part, classes, 0.0, 1.0)
+
+
+def macs(sizes: tuple[int, ...]) -> int:
+    return sum(a * b for a, b in pairwise(sizes))
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.1, 0.3, 0.5, 0.77, 1.0])
+@pytest.mark.parametrize("hidden", [(7,), (128,), (300,), (64, 64), (256, 32), (96, 80, 64)])
+def test_the_small_network_costs_what_the_budget_allows_to_within_a_unit(
+    budget: float, hidden: tuple[int, ...]
+) -> None:
+    splits = splits_of(40, 6)
+    model, none = small(Settings(budget=budget, hidden=hidden), splits)
+    assert none is None
+    full = (40, *hidden, 6)
+    cost_of_a_unit = max(a + c for a, c in zip(model.sizes, model.sizes[2:], strict=False))
+    assert abs(macs(model.sizes) - budget * macs(full)) <= cost_of_a_unit
+    assert all(1 <= now <= was for now, was in zip(model.sizes, full, strict=True))
+    widths = [now / was for now, was in zip(model.sizes[1:-1], hidden, strict=True)]
+    assert max(widths) - min(widths) <= 1 / min(hidden), "all layers shrink by the same share"
+
+
+def test_the_models_are_what_they_are_called(settings: Settings) -> None:
+    splits = load_data(settings.data)
+    made = {name: prepare(settings.resolved(splits), splits) for name, prepare in MODELS.items()}
+    assert {name: model.dropout.p for name, (model, _) in made.items()} == {
+        "dense": 0.0, "small": 0.0, "dropout": 0.2, "static": 0.2, "gate": 0.2,
+    }  # fmt: skip
+    kinds = {name: [g.config.kind for g in dg.gates_of(model).values()] for name, (model, _) in made.items()}
+    assert kinds == {"dense": [], "small": [], "dropout": [], "static": ["static"], "gate": ["dynamic"]}
+    assert {name: budget and budget.target for name, (_, budget) in made.items()} == {
+        "dense": None, "small": None, "dropout": None, "static": 0.5, "gate": 0.5,
+    }  # fmt: skip
+    assert made["small"][0].sizes[1] == 10
+
+
+def test_the_rank_of_the_gates_is_what_a_fifth_of_the_budget_pays_for() -> None:
+    splits = splits_of(784, 10)
+    found = Settings(hidden=(256,), budget=0.3).resolved(splits)
+    gate = found.rank * (784 + 256)
+    assert abs(gate - 0.2 * 0.3 * macs((784, 256, 10))) <= 0.5 * (784 + 256)
+    assert Settings(hidden=(256,), rank=3).resolved(splits).rank == 3
+    assert Settings(hidden=(4000,), budget=1.0).resolved(splits).rank == 16
+    assert Settings(hidden=(4,), budget=0.1).resolved(splits).rank == 2
+
+
+def test_what_is_not_said_comes_from_the_data_set() -> None:
+    splits = load_data("digits")
+    found = Settings().resolved(splits)
+    assert (found.hidden, found.epochs, found.batch) == ((128,), 60, 32)
+    found = Settings(hidden=(5, 6), epochs=2, batch=7).resolved(splits)
+    assert (found.hidden, found.epochs, found.batch) == ((5, 6), 2, 7)
+    assert Settings().resolved(splits_of(5, 2)).batch == 8, "no more than there are rows"
+
+
+def test_results_have_exactly_the_documented_keys(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, returned = finished
+    results = json.loads((out / "results.json").read_text())
+    assert results == returned
+    assert results.keys() == {"meta", "runs"}
+    assert results["meta"].keys() == META
+    assert [(run["seed"], run["model"]) for run in results["runs"]] == [(s, m) for s in (0, 1) for m in MODELS]
+    for run in results["runs"]:
+        assert run.keys() == RUN
+        assert run["quality"].keys() == {"accuracy", "macro_f1"}
+        assert run["macs"].keys() == {"dense", "executed", "gate", "relative", "relative_zero_skip"}
+        assert run["proxies"].keys() == {
+            f"{name}_{of}" for name in ("compute_proxy", "relmac", "relmac_fuse") for of in "pg"
+        }
+        assert [layer.keys() for layer in run["layers"]] == [{"name", "open", "density", "macs"}] * 2
+        assert run["data"] == "clouds"
+        assert run["seconds"] > 0
+        assert run["params"] > 0
+
+
+def test_the_numbers_of_a_run_fit_together(finished: tuple[Path, dict[str, Any]]) -> None:
+    for run in finished[1]["runs"]:
+        found = run["macs"]
+        assert found["dense"] == macs((10, 20, 3)), "relative to the full network, for the small one too"
+        assert found["relative"] == pytest.approx(found["executed"] / found["dense"])
+        assert sum(layer["macs"] for layer in run["layers"]) + found["gate"] == pytest.approx(found["executed"])
+        assert found["relative_zero_skip"] <= found["relative"]
+        assert run["samples"]["p5"] <= run["samples"]["p50"] <= run["samples"]["p95"]
+        if run["model"] in ("dense", "dropout"):
+            assert found["relative"] == 1.0
+        else:
+            assert abs(found["relative"] - 0.5) < 0.1  # a block of 2 of 20 units is a tenth
+        assert run["steps"] == 3 * math.ceil(163 / 40)
+
+
+def test_each_run_leaves_its_model_and_its_log(finished: tuple[Path, dict[str, Any]]) -> None:
+    out, results = finished
+    for run in results["runs"]:
+        folder = out / run["folder"]
+        assert {"model.safetensors", "log.jsonl", "last.safetensors", "run.json"} <= {p.name for p in folder.iterdir()}
+        assert json.loads((folder / "run.json").read_text()) == {k: v for k, v in run.items() if k != "folder"}
+        model = dg.load(folder / "model.safetensors")
+        splits = load_data(run["settings"]["data"], seed=run["seed"])
+        measured = dg.measure(model, splits.test)
+        assert measured.quality == run["quality"]
+        assert measured.macs["executed"] == run["macs"]["executed"]
+
+
+def test_models_of_a_seed_start_alike_and_seeds_differ(finished: tuple[Path, dict[str, Any]]) -> None:
+    losses = {}
+    for run in finished[1]["runs"]:
+        first = (finished[0] / run["folder"] / "log.jsonl").read_text().splitlines()[0]
+        losses[run["model"], run["seed"]] = json.loads(first)["loss"]
+    assert losses["dense", 0] != losses["dense", 1]
+
+
+def test_finished_runs_are_not_repeated(finished: tuple[Path, dict[str, Any]], settings: Settings) -> None:
+    out, results = finished
+    before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*")}
+    again = compare(settings, list(MODELS), [0, 1], out, command="again")
+    assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*")} == before
+    assert json.loads(json.dumps(again["runs"])) == results["runs"]
+    assert again["meta"]["command"] == "again"
+
+
+def test_one_more_seed_or_model_is_added_to_what_is_there(settings: Settings, tmp_path: Path) -> None:
+    compare(settings, ["dense"], [0], tmp_path, command="")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
+    results = compare(settings, ["dense", "small"], [0], tmp_path, command="")
+    assert [run["model"] for run in results["runs"]] == ["dense", "small"]
+    after = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
+    assert len(after) == 2
+    assert before.items() < after.items()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"lr": 1e-3},
+        {"epochs": 4},
+        {"budget": 0.4},
+        {"hidden": (21,)},
+        {"block": 1},
+        {"seed": 1},
+        {"tau": 0.9},
+        {"clip": 1.0},
+    ],
+)
+def test_another_setting_is_another_folder(change: dict[str, Any], settings: Settings) -> None:
+    assert settings_hash(replace(settings, **change)) != settings_hash(settings)
+
+
+def test_a_changed_setting_trains_again(settings: Settings, tmp_path: Path) -> None:
+    first = compare(settings, ["dense"], [0], tmp_path, command="")["runs"][0]
+    second = compare(replace(settings, lr=1e-2), ["dense"], [0], tmp_path, command="")["runs"][0]
+    assert first["folder"] != second["folder"]
+    assert len(list(tmp_path.glob("runs/*"))) == 2
+    assert first["quality"] != second["quality"] or first["valid"] != second["valid"]
+
+
+def test_a_run_made_twice_is_the_same_run(settings: Settings, tmp_path: Path) -> None:
+    splits = load_data(settings.data)
+    chosen = replace(settings, model="gate").resolved(splits)
+    runs = [run_one(chosen, splits, tmp_path / name) for name in ("one", "two")]
+    for run in runs:
+        del run["seconds"]
+    assert runs[0] == runs[1]
+    one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
+    assert one == two
+
+
+@pytest.mark.parametrize(
+    ("models", "change", "sentence"),
+    [
+        (["dense", "gatt"], {}, "unknown models gatt; choose from dense, small, dropout, static, gate"),
+        ([], {}, r"unknown models \(none given\)"),
+        (["dense", "gate"], {"budget": 0.05}, "a budget of 0.05 cannot be met: the gate networks alone cost"),
+        (["dense"], {"budget": 0.0}, "expected 0 < budget <= 1, received 0.0"),
+        (["dense"], {"budget": 1.5}, "expected 0 < budget <= 1, received 1.5"),
+        (["dense", "gate"], {"block": 0}, "block is a number of units and must be an integer >= 1, received 0"),
+        (["dense", "gate"], {"theta": 1.0}, "expected 0 < theta < 1, received 1.0"),
+        (["dense", "gate"], {"dropout": 1.0}, r"dropout must be in \[0, 1\), received 1.0"),
+        (["dense"], {"hidden": (20, 0)}, r"hidden widths must be 1 or more, received \(20, 0\)"),
+    ],
+)
+def test_a_mistake_is_known_before_anything_is_trained(
+    models: list[str], change: dict[str, Any], sentence: str, settings: Settings, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        compare(replace(settings, **change), models, [0], tmp_path, command="")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_seeds_is_a_mistake(settings: Settings, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one seed is needed"):
+        compare(settings, ["dense"], [], tmp_path, command="")
