@@ -25,7 +25,9 @@ from dynamicgate.files import write_text
 NETWORKS = {"784-256-10": (784, 256, 10), "2000-1000-500-10": (2000, 1000, 500, 10)}
 
 
-def make_step(sizes: tuple[int, ...], gate: dg.GateConfig | None) -> Callable[[torch.Tensor, torch.Tensor, float], None]:
+def make_step(
+    sizes: tuple[int, ...], gate: dg.GateConfig | None
+) -> Callable[[torch.Tensor, torch.Tensor, float], None]:
     """One training step of one network, as `fit` does it."""
     torch.manual_seed(0)
     model = dg.GatedMLP(sizes, gate)
@@ -66,7 +68,12 @@ def time_ratio(sizes: tuple[int, ...], batch: int, gate: dg.GateConfig, rounds: 
             ratios.append(times[gated] / times[dense])
             dense_ms.append(times[dense] * 1e3)
     quartiles = statistics.quantiles(ratios, n=4)
-    return {"ratio": statistics.median(ratios), "q1": quartiles[0], "q3": quartiles[2], "dense_ms": statistics.median(dense_ms)}
+    return {
+        "ratio": statistics.median(ratios),
+        "q1": quartiles[0],
+        "q3": quartiles[2],
+        "dense_ms": statistics.median(dense_ms),
+    }
 
 
 def main() -> None:
@@ -82,8 +89,12 @@ def main() -> None:
         block = args.block if sizes[1] % args.block == 0 else 16
         found = time_ratio(sizes, args.batch, dg.GateConfig(block=block), args.rounds)
         rows.append({"network": name, "batch": args.batch, "block": block, "rounds": args.rounds, **found})
-        print(f"{name:>18}  block {block:>3}  {found['ratio']:.3f} of dense  (q1 {found['q1']:.3f}, q3 {found['q3']:.3f})")
-    write_text(args.out, json.dumps({"meta": environment("python benchmarks/training_step.py"), "rows": rows}, indent=1))
+        print(
+            f"{name:>18}  block {block:>3}  {found['ratio']:.3f} of dense  (q1 {found['q1']:.3f}, q3 {found['q3']:.3f})"
+        )
+    write_text(
+        args.out, json.dumps({"meta": environment("python benchmarks/training_step.py"), "rows": rows}, indent=1)
+    )
 
 
 if __name__ == "__main__":

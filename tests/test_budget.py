@@ -124,16 +124,55 @@ def test_the_penalty_pushes_down_above_the_reference_and_up_below_it() -> None:
 
 def test_lambda_is_proportional_to_the_error_plus_its_sum_over_the_steps_and_bounded() -> None:
     model = GatedMLP((32, 16, 4), STATIC)  # fully open, and nobody trains it
-    budget = Budget(target=0.9, warmup=0.0, ramp=0.1, gain=3.0, integral=0.25)
+    budget = Budget(target=0.9, warmup=0.0, ramp=0.1, gain=3.0, integral=0.25, steer=0.0)
     found = []
-    for _ in range(500):
-        budget.apply_(model, 0.9)
-        with dg.usage(model) as used:
-            model(task(rows=4)[0])
-        budget.penalty(used, 0.9)
+    for step in range(500):
+        progress = 0.9 + step / 10_000
+        budget.apply_(model, progress)
+        for _piece in range(2):  # the pieces of one batch are one step
+            with dg.usage(model) as used:
+                model(task(rows=4)[0])
+            budget.penalty(used, progress)
         found.append(budget.lambda_)
     assert found[:4] == pytest.approx([0.1 * (3.0 + 0.25 * n) for n in (1, 2, 3, 4)], rel=1e-5)
     assert found[-1] == max(found) == 10.0
+
+
+def test_the_biases_of_all_gates_are_steered_by_the_error_and_no_further_than_the_limit() -> None:
+    model = GatedMLP((32, 16, 4), STATIC)  # fully open, and nobody trains it
+    gate = dg.gates_of(model)["layers.1"]
+    before = gate.bias.detach().clone()
+    for steer, moved in ((0.3, 0.03), (100.0, 0.2)):
+        budget = Budget(target=0.9, warmup=0.0, ramp=0.1, steer=steer)
+        budget.apply_(model, 0.5)
+        with dg.usage(model) as used:
+            model(task(rows=4)[0])
+        budget.penalty(used, 0.5)
+        assert torch.equal(gate.bias, before)  # nothing moves while autograd may still need it
+        budget.apply_(model, 0.6)
+        assert (before - gate.bias).tolist() == pytest.approx([moved] * 16, rel=1e-4)
+        before = gate.bias.detach().clone()
+
+
+def test_the_reference_starts_where_the_model_is_not_at_fully_open() -> None:
+    model = GatedMLP((32, 16, 4), STATIC)
+    with torch.no_grad():
+        dg.gates_of(model)["layers.1"].bias[:8] = -1.0
+    budget = Budget(target=0.3, warmup=0.1)
+    for progress in (0.0, 0.05, 0.1):
+        budget.apply_(model, progress)
+        with dg.usage(model) as used:
+            model(task(rows=4)[0])
+        budget.penalty(used, progress)
+    assert budget.reference == pytest.approx(0.5)
+    assert budget.lambda_ == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("setting", [{"top_k": 2}, {"evaluate": "soft"}])
+def test_a_target_for_gates_without_a_hard_threshold_is_refused(setting: dict[str, Any]) -> None:
+    model = GatedMLP((32, 16, 4), GateConfig(**setting))
+    with pytest.raises(ValueError, match=r"steers hard thresholds, but the gate at 'layers\.1'"):
+        Budget(target=0.9).apply_(model, 0.0)
 
 
 def test_the_controller_counts_what_the_ledger_counts() -> None:
@@ -151,7 +190,7 @@ def test_the_controller_counts_what_the_ledger_counts() -> None:
 
 
 def test_a_target_under_the_fixed_costs_is_refused_and_the_gate_cost_named() -> None:
-    model = GatedMLP((32, 64, 4), GateConfig())  # a full linear gate: 32 x 64 of 2304 MACs
+    model = GatedMLP((32, 64, 4), GateConfig(net="linear"))  # a full linear gate: 32 x 64 of 2304 MACs
     with pytest.raises(ValueError, match=r"a budget of 0.3 cannot be met: the gate networks alone cost 0.889 of dense"):
         Budget(target=0.3).apply_(model, 0.0)
     Budget(target=0.3).apply_(GatedMLP((32, 64, 4), GateConfig(net="low-rank", rank=1, block=16)), 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dynamicgate import Collapse, diagnose
-from dynamicgate.collapse import Reading
+from dynamicgate.budget.collapse import Reading
 
 
 def run(steps: int = 101, **knobs) -> list[Reading]:

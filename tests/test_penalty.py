@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dynamicgate import Decision, Gate, GateConfig, Site
-from dynamicgate.penalty import PENALTIES, straight_through_usage
+from dynamicgate.budget.penalty import PENALTIES, straight_through_usage
 
 P = [[0.9, 0.6, 0.2], [0.7, 0.4, 0.1]]  # mean 0.4833
 G = [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]  # mean 0.5

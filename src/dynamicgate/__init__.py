@@ -10,8 +10,7 @@ Gates that learn which units to run for which input, a budget that is met, and a
 
 from dynamicgate import nn, schedule
 from dynamicgate._version import __version__
-from dynamicgate.budget import Budget
-from dynamicgate.collapse import Collapse, diagnose
+from dynamicgate.budget import Budget, Collapse, diagnose
 from dynamicgate.convert import everywhere, gate_, hidden, inputs, ungate_
 from dynamicgate.cost import Ledger
 from dynamicgate.fit import History, fit

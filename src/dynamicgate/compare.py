@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ import numpy
 import torch
 
 from dynamicgate._version import __version__
-from dynamicgate.budget import Budget, check_reachable
+from dynamicgate.budget import Budget
 from dynamicgate.cost import Ledger
 from dynamicgate.data import Splits, load
 from dynamicgate.files import write_text
@@ -37,22 +38,21 @@ class Settings:
     """What decides the result of one run; zero or empty means: the default for this data set."""
 
     data: str = "digits"
-    data_dir: str | None = None
     model: str = "gate"
     seed: int = 0
     budget: float = 0.3
     hidden: tuple[int, ...] = ()
     epochs: int = 0
     batch: int = 0
-    lr: float = 2e-3
-    weight_decay: float = 0.01
-    dropout: float = 0.2
+    lr: float = 3e-3
+    weight_decay: float = 0.1
+    dropout: float = 0.1
     block: int = 1
     net: str = "low-rank"
     rank: int = 0
     tau: float = 1.0
     theta: float = 0.5
-    scale: bool = False
+    scale: bool = True
     accumulate: int = 1
     clip: float | None = None
     bf16: bool = False
@@ -78,14 +78,14 @@ class Settings:
 
 
 DEFAULTS: dict[str, tuple[tuple[int, ...], int, int]] = {"digits": ((128,), 60, 32), "mnist": ((256,), 20, 128)}
-GATE_SHARE = 0.2  # of the budget: more rank reads the input better, but its cost is taken from the units
+GATE_SHARE = 0.28  # of the budget: more rank reads the input better, but its cost is taken from the units
 
 
 def _affordable_rank(settings: Settings, splits: Splits) -> int:
     sizes = (splits.train.features, *settings.hidden)
     cost_per_rank = sum(a + b for a, b in pairwise(sizes))
     dense = _macs((*sizes, splits.classes))
-    return max(2, min(16, round(GATE_SHARE * settings.budget * dense / cost_per_rank)))
+    return max(2, min(32, round(GATE_SHARE * settings.budget * dense / cost_per_rank)))
 
 
 def _macs(sizes: Sequence[int]) -> int:
@@ -193,7 +193,7 @@ def run_one(
         "budget": budget.target if budget else None,
         "samples": found["samples"],
         "gates": found["gates"],
-        "valid": history.log[-1]["valid"],
+        "valid": history.final,
         "steps": history.steps,
         "collapses": [str(collapse) for collapse in budget.collapses] if budget else [],
         "settings": asdict(settings),
@@ -205,7 +205,13 @@ def run_one(
 
 
 def compare(
-    settings: Settings, models: Sequence[str], seeds: Sequence[int], out: Path, *, command: str
+    settings: Settings,
+    models: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    command: str = "",
 ) -> dict[str, Any]:
     """All models over all seeds; results.json is complete after every run."""
     unknown = [name for name in models if name not in MODELS]
@@ -216,7 +222,7 @@ def compare(
     runs: list[dict[str, Any]] = []
     jobs = [(seed, model) for seed in seeds for model in models]
     for position, (seed, model) in enumerate(jobs, start=1):
-        splits = load(settings.data, data_dir=Path(settings.data_dir) if settings.data_dir else None, seed=seed)
+        splits = load(settings.data, data_dir=data_dir, seed=seed)
         chosen = replace(settings, model=model, seed=seed).resolved(splits)
         if position == 1:
             _check_all(chosen, models, splits)
@@ -247,7 +253,7 @@ def _check_all(settings: Settings, models: Sequence[str], splits: Splits) -> Non
     for name in models:
         model, budget = MODELS[name](settings, splits)
         if budget is not None:
-            check_reachable(budget, Ledger(model))
+            budget.check_(Ledger(model))
 
 
 def settings_hash(settings: Settings) -> str:
@@ -270,7 +276,7 @@ def environment(command: str) -> dict[str, Any]:
         "machine": {
             "system": platform.system(),
             "arch": platform.machine(),
-            "cores": torch.get_num_threads(),
+            "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },

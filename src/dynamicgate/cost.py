@@ -15,7 +15,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.gate import Gate
+from dynamicgate.gate import Decision, Gate
 from dynamicgate.usage import gates_of
 
 
@@ -142,6 +142,14 @@ def connections(linear: nn.Linear) -> Tensor | None:
 def saves_producers(gate: Gate) -> bool:
     """A gate that reads its own layer's output comes too late to skip the work that made it."""
     return gate.config.kind == "static" or gate.site.source != gate.site.consumer or gate.site.is_input
+
+
+def deployed(ledger: Ledger, used: Mapping[str, Decision]) -> dict[str, Tensor]:
+    """The decisions that count: hard gates as they are, a gate that is evaluated softly as open throughout."""
+    return {
+        name: torch.ones_like(used[name].g_BG) if gate.config.evaluate == "soft" else used[name].g_BG
+        for name, gate in ledger.gates.items()
+    }
 
 
 def unwrap(model: nn.Module) -> nn.Module:

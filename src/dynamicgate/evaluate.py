@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dynamicgate.cost import Ledger, unwrap
+from dynamicgate.cost import Ledger, deployed, unwrap
 from dynamicgate.data import Arrays
 from dynamicgate.trace import evaluating
 from dynamicgate.usage import usage
@@ -27,7 +27,7 @@ def evaluate(model: nn.Module, data: Arrays, ledger: Ledger, *, batch: int = 204
             with usage(base) if ledger.gates else nullcontext({}) as used:  # type: ignore[attr-defined]
                 scores = base(x).float()
             loss += float(F.cross_entropy(scores, y, reduction="sum"))
-            relative += float(ledger.relative({site: used[site].g_BG for site in used})) * len(x)
+            relative += float(ledger.relative(deployed(ledger, used))) * len(x)
             confusion = confusion + confusion_counts(scores, y)
     assert isinstance(confusion, Tensor)
     return {"loss": loss / len(data), "relative": relative / len(data), **quality_of(confusion)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -26,7 +26,8 @@ class GateConfig:
     block: units that open and close together; a ragged last block is fine.
     open: p0, the share of gates that training starts with (bias = tau * logit(open), sec 4.1(2)).
     tau, theta: temperature and threshold; p = sigmoid(z / tau), g = 1[p > theta].
-    net: shape of the gate network: one "linear" layer, "low-rank" (two without a nonlinearity), or "two-layer" (ReLU).
+    net: shape of the gate network: one "linear" layer, "low-rank" (two without a nonlinearity), "two-layer" (ReLU), or
+        "auto", the cheaper of the first two: a linear gate on single units costs as much as the layer it gates.
     rank: inner width of "low-rank" and "two-layer".
     reads: "previous" looks at h^(l-1), so that the producer's work can be skipped; "same" looks at h^(l), already
         computed, so that only the consumer's can.
@@ -43,7 +44,7 @@ class GateConfig:
     open: float = 0.8
     tau: float = 1.0
     theta: float = 0.5
-    net: Literal["linear", "low-rank", "two-layer"] = "linear"
+    net: Literal["auto", "linear", "low-rank", "two-layer"] = "auto"
     rank: int = 8
     reads: Literal["previous", "same"] = "previous"
     train: Policy = "hard"
@@ -54,7 +55,7 @@ class GateConfig:
 
     def __post_init__(self) -> None:
         _one_of("kind", self.kind, ("dynamic", "static"))
-        _one_of("net", self.net, ("linear", "low-rank", "two-layer"))
+        _one_of("net", self.net, ("auto", "linear", "low-rank", "two-layer"))
         _one_of("reads", self.reads, ("previous", "same"))
         _one_of("train", self.train, ("hard", "soft", "bernoulli", "concrete", "gumbel"))
         _one_of("evaluate", self.evaluate, ("hard", "soft"))
@@ -99,8 +100,11 @@ class Gate(nn.Module):
         """A gate for `site` whose network, if it has one, reads `features` values."""
         super().__init__()
         self.site = site
-        self.config = config
         self.blocks = math.ceil(site.width / config.block)
+        if config.net == "auto":
+            cheaper = features * self.blocks <= config.rank * (features + self.blocks)
+            config = replace(config, net="linear" if cheaper else "low-rank")
+        self.config = config
         self.net = _gate_net(config, features, self.blocks)
         # Buffers, not attributes: they must travel with the checkpoint, and changing them must not recompile the model.
         self.register_buffer("tau", torch.tensor(float(config.tau)))

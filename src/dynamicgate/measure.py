@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.cost import Ledger, connections, unwrap
+from dynamicgate.cost import Ledger, connections, deployed, unwrap
 from dynamicgate.evaluate import confusion_counts, quality_of
 from dynamicgate.gate import Decision, Gate
 from dynamicgate.nn.normalize import Normalize
@@ -85,10 +85,12 @@ def _observe(model: nn.Module, ledger: Ledger, x: Tensor) -> tuple[Tensor, dict[
     nonzero: dict[str, Tensor] = {}
     normalized: list[tuple[Tensor, Tensor]] = []
 
-    def see(name: str) -> Any:
+    def see(name: str, in_gate: Gate | None) -> Any:
         def hook(_module: nn.Module, args: tuple[Any, ...]) -> None:
-            # An affine map of the input folds into the layer behind it, so that raw zeros are what can be skipped.
-            raw = [before for before, after in normalized if after is args[0]]
+            # An affine map of the input folds into the layer behind it, so that raw zeros are what can be skipped. Not
+            # behind a gate that depends on the input: what its closed inputs contribute to the bias would vary.
+            folds = in_gate is None or in_gate.config.kind == "static"
+            raw = [before for before, after in normalized if folds and after is args[0]]
             seen = (raw[0] if raw else args[0]) != 0
             if name in nonzero:  # a layer that runs again: one call after the other, as in `Usage`
                 seen = torch.cat([nonzero[name].flatten(0, -2), seen.flatten(0, -2)])
@@ -99,7 +101,9 @@ def _observe(model: nn.Module, ledger: Ledger, x: Tensor) -> tuple[Tensor, dict[
     def remember(_module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
         normalized.append((args[0], out))
 
-    handles = [layer.linear.register_forward_pre_hook(see(layer.name), prepend=True) for layer in ledger.layers]
+    handles = [
+        layer.linear.register_forward_pre_hook(see(layer.name, layer.in_gate), prepend=True) for layer in ledger.layers
+    ]
     handles += [m.register_forward_hook(remember) for m in unwrap(model).modules() if isinstance(m, Normalize)]
     try:
         with usage(model) if ledger.gates else nullcontext({}) as used:  # type: ignore[attr-defined]
@@ -123,7 +127,7 @@ class _Tally:
 
     def add(self, out: Tensor, used: dict[str, Decision], nonzero: dict[str, Tensor], y: Tensor | None) -> None:
         samples = len(out)
-        g = {name: _deployed(self.ledger.gates[name], decision) for name, decision in used.items()}
+        g = deployed(self.ledger, used)
         total = torch.full((samples,), self.ledger.gate + self.ledger.other, dtype=torch.float64, device=out.device)
         skipping = total.sum() - self.ledger.gate * samples
         for layer in self.ledger.layers:
@@ -142,7 +146,7 @@ class _Tally:
         self.zero_skip += float(skipping)
         for name, decision in used.items():
             self.openness[name].add(decision.p_BG, g[name], y)
-        if y is not None and out.ndim == 2:
+        if y is not None and not y.is_floating_point() and out.ndim == 2:
             counts = confusion_counts(out, y)
             self.confusion = counts if self.confusion is None else self.confusion + counts
 
@@ -175,10 +179,6 @@ class _Tally:
             gates=[openness.to_dict() for openness in self.openness.values()],
             count=count,
         )
-
-
-def _deployed(gate: Gate, decision: Decision) -> Tensor:
-    return torch.ones_like(decision.g_BG) if gate.config.evaluate == "soft" else decision.g_BG
 
 
 def _zero_skipping(layer: Any, g: dict[str, Tensor], nonzero_BI: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ def test_a_negative_seed_is_refused() -> None:
 
 
 def test_the_error_of_a_split_names_the_data() -> None:
-    with pytest.raises(ValueError, match="^my.npz: cannot split 2 rows"):
+    with pytest.raises(ValueError, match=r"^my\.npz: cannot split 2 rows"):
         split_arrays(Arrays(torch.zeros(2, 1), torch.tensor([0, 1])), 0.5, 0, "my.npz")
 
 

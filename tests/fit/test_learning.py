@@ -116,6 +116,7 @@ def test_clip_bounds_the_gradient_norm() -> None:
     assert max(norms(0.05)) <= 0.05 * (1 + 1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # a CPU without bf16 says so, and goes on
 def test_bf16_trains_float32_weights() -> None:
     model, full = gated(), gated()
     fit(model, blobs(), epochs=6, batch=24, lr=1e-2, bf16=True, show=False)

@@ -116,7 +116,7 @@ def make_log(steps: int = 200, seed: int = 0) -> list[dict[str, Any]]:
                 "penalty": 0.1,
                 "lr": 0.001,
                 "relative": opened + 0.05,
-                "target": 0.3 + 0.7 * max(0.0, 1 - 3 * progress),
+                "reference": 0.3 + 0.7 * max(0.0, 1 - 3 * progress),
                 "lambda": 0.5,
                 "sites": {"layers.1": {"p": opened + 0.02, "g": opened, "tau": 1.0, "theta": 0.5, "cut": 0.5}},
                 "valid": None,
@@ -136,6 +136,6 @@ def write_sample(folder: Path, results: dict[str, Any]) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         entries = make_log(seed=index)
         if not run.get("gates"):
-            entries = [{**entry, "sites": {}, "relative": None, "target": None} for entry in entries]
+            entries = [{**entry, "sites": {}, "relative": None, "reference": None} for entry in entries]
         (place / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
     return folder

@@ -17,10 +17,11 @@ from dynamicgate.usage import Usage, gates_of
 
 @dataclass
 class History:
-    """The rows of log.jsonl, the best validation result, and how long it took."""
+    """The rows of log.jsonl, validation results (of the best epoch; of the finished, calibrated model), time taken."""
 
     log: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] | None = None
+    final: dict[str, float] | None = None
     seconds: float = 0.0
     steps: int = 0
     stopped_early: bool = False

@@ -25,9 +25,9 @@ def training_figure(model: str, style: int, runs: list[Run], logs: list[Log]) ->
             opened = curve(log, [number(part(part(entry, "sites"), site).get("g")) for entry in log])
             told = f"{site} open, seed {run['seed']}"
             lines.append((site, told, f"open {colour_class(style)}", DASHES[index % len(DASHES)], opened))
-        for key, name in (("relative", "executed"), ("target", "target")):
+        for key, name, look in (("relative", "executed", "relative"), ("reference", "target", "target")):
             told = f"{name}, seed {run['seed']}"
-            lines.append((name, told, key, None, curve(log, [number(entry.get(key)) for entry in log])))
+            lines.append((name, told, look, None, curve(log, [number(entry.get(key)) for entry in log])))
     lines = [item for item in lines if len(item[-1]) > 1]
     if not lines:
         return ""
