@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 import dynamicgate
 from dynamicgate.cli import main
+from dynamicgate.compare import Settings
 from dynamicgate.fit import read_log
 
 QUICK = ["--epochs", "3", "--hidden", "24", "--batch", "64"]
@@ -116,15 +117,15 @@ def test_measure_agrees_with_the_run(model: Path, tmp_path: Path, capsys: pytest
 
 def test_measure_takes_the_part_that_is_asked_for(model: Path, tmp_path: Path) -> None:
     assert main(["measure", str(model), "--part", "valid", "--out", str(tmp_path / "found.json")]) == 0
-    run = json.loads((model.parent / "run.json").read_text())
+    valid = json.loads((model.parent / "run.json").read_text())["valid"]
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["count"] == 216
-    # the run looked at its validation data before the thresholds were calibrated, so only the number of rows must agree
-    assert found["macs"]["dense"] == run["macs"]["dense"]
+    assert found["quality"] == {key: valid[key] for key in ("accuracy", "macro_f1")}
+    assert found["macs"]["relative"] == pytest.approx(valid["relative"], rel=1e-6)
 
 
-def test_measure_finds_the_data_where_training_found_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_measure_takes_the_data_of_the_training_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[Any, Any]] = []
     original = dynamicgate.data.load
@@ -134,12 +135,15 @@ def test_measure_finds_the_data_where_training_found_them(
         return original("digits", seed=seed)
 
     monkeypatch.setattr("dynamicgate.cli.load_data", spy)
+    monkeypatch.setattr("dynamicgate.compare.load", spy)
     out = tmp_path / "run"
     there = ["--data", "elsewhere", "--data-dir", str(tmp_path / "there")]
     assert main(["train", "--model", "dense", *there, *QUICK, "--out", str(out)]) == 0
-    assert main(["measure", str(out / "model.safetensors")]) == 0
+    assert main(["measure", str(out / "model.safetensors"), "--data-dir", str(tmp_path / "there")]) == 0
     assert main(["measure", str(out / "model.safetensors"), "--data", "digits"]) == 0
     assert seen == [("elsewhere", str(tmp_path / "there"))] * 2 + [("digits", None)]
+    assert main(["compare", *there, "--models", "dense", "--seeds", "1", *QUICK, "--out", str(tmp_path / "two")]) == 0
+    assert seen[3:] == [("elsewhere", str(tmp_path / "there"))]
 
 
 def test_report_makes_the_page_again(compared: tuple[Path, str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,17 +171,19 @@ def test_train_writes_one_run_and_does_not_repeat_it(tmp_path: Path, capsys: pyt
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # a CPU without bf16 says so, and goes on
 def test_every_option_of_training_reaches_the_run(tmp_path: Path) -> None:
     given = {
-        "budget": 0.6, "hidden": [20, 12], "epochs": 1, "batch": 300, "lr": 0.003, "weight_decay": 0.1, "dropout": 0.1,
-        "block": 4, "net": "two-layer", "rank": 2, "tau": 0.9, "theta": 0.4, "scale": True, "accumulate": 2,
+        "budget": 0.6, "hidden": [20, 12], "epochs": 1, "batch": 300, "lr": 0.003, "weight_decay": 0.2, "dropout": 0.3,
+        "block": 4, "net": "two-layer", "rank": 2, "tau": 0.9, "theta": 0.4, "scale": False, "accumulate": 2,
         "clip": 0.5, "bf16": True, "balanced": True, "patience": 2,
     }  # fmt: skip
     words: list[str] = []
     for name, value in given.items():
+        option = name.replace("_", "-")
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-        words += [f"--{name.replace('_', '-')}", *([] if value is True else [text])]
+        words += [f"--{'no-' if value is False else ''}{option}", *([] if isinstance(value, bool) else [text])]
     assert main(["train", *words, "--out", str(tmp_path)]) == 0
     settings = json.loads((tmp_path / "run.json").read_text())["settings"]
-    assert settings == {"data": "digits", "data_dir": None, "model": "gate", "seed": 0, **given}
+    assert settings == {"data": "digits", "model": "gate", "seed": 0, **given}
+    assert not [name for name, value in given.items() if value == getattr(Settings(), name)], "none is the default"
 
 
 # --- what it says when something is wrong -----------------------------------------------------------------------------

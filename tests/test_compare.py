@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import dynamicgate as dg
-from dynamicgate.compare import MODELS, Settings, compare, run_one, settings_hash, small
+from dynamicgate.compare import GATE_SHARE, MODELS, Settings, compare, run_one, settings_hash, small
 from dynamicgate.data import Splits, check_arrays
 from dynamicgate.data import load as load_data
 
@@ -74,9 +74,10 @@ def test_the_small_network_costs_what_the_budget_allows_to_within_a_unit(
 
 def test_the_models_are_what_they_are_called(settings: Settings) -> None:
     splits = load_data(settings.data)
-    made = {name: prepare(settings.resolved(splits), splits) for name, prepare in MODELS.items()}
+    chosen = replace(settings, dropout=0.25).resolved(splits)
+    made = {name: prepare(chosen, splits) for name, prepare in MODELS.items()}
     assert {name: model.dropout.p for name, (model, _) in made.items()} == {
-        "dense": 0.0, "small": 0.0, "dropout": 0.2, "static": 0.2, "gate": 0.2,
+        "dense": 0.0, "small": 0.0, "dropout": 0.25, "static": 0.25, "gate": 0.25,
     }  # fmt: skip
     kinds = {name: [g.config.kind for g in dg.gates_of(model).values()] for name, (model, _) in made.items()}
     assert kinds == {"dense": [], "small": [], "dropout": [], "static": ["static"], "gate": ["dynamic"]}
@@ -86,13 +87,13 @@ def test_the_models_are_what_they_are_called(settings: Settings) -> None:
     assert made["small"][0].sizes[1] == 10
 
 
-def test_the_rank_of_the_gates_is_what_a_fifth_of_the_budget_pays_for() -> None:
+def test_the_rank_of_the_gates_is_what_their_share_of_the_budget_pays_for() -> None:
     splits = splits_of(784, 10)
     found = Settings(hidden=(256,), budget=0.3).resolved(splits)
     gate = found.rank * (784 + 256)
-    assert abs(gate - 0.2 * 0.3 * macs((784, 256, 10))) <= 0.5 * (784 + 256)
+    assert abs(gate - GATE_SHARE * 0.3 * macs((784, 256, 10))) <= 0.5 * (784 + 256)
     assert Settings(hidden=(256,), rank=3).resolved(splits).rank == 3
-    assert Settings(hidden=(4000,), budget=1.0).resolved(splits).rank == 16
+    assert Settings(hidden=(4000,), budget=1.0).resolved(splits).rank == 32
     assert Settings(hidden=(4,), budget=0.1).resolved(splits).rank == 2
 
 

@@ -46,7 +46,9 @@ def brute_force(model: GatedMLP, x_BD: Tensor) -> tuple[list[int], list[int], li
         opens: dict[int, list[bool]] = {}
         for depth, layer in enumerate(model.layers):
             before, after = gates.get(f"layers.{depth}"), gates.get(f"layers.{depth + 1}")
-            seen = [bool(v != 0) for v in (raw if depth == 0 else h)]
+            # behind an input-dependent gate the normalisation does not fold into a constant bias
+            folds = depth == 0 and (before is None or before.config.kind == "static")
+            seen = [bool(v != 0) for v in (raw if folds else h)]
             if depth not in opens:
                 if before is None:
                     opens[depth] = [True] * layer.in_features

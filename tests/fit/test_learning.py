@@ -55,6 +55,23 @@ def test_the_budget_is_held_on_the_training_data(target: float) -> None:
     assert found.quality["accuracy"] > 0.9
 
 
+def test_a_budget_that_whole_blocks_cannot_meet_is_a_warning() -> None:
+    model = gated(block=32, kind="static")  # all or nothing
+    with pytest.warns(UserWarning, match=r"the budget was missed: asked for 0.500 of the dense MACs, executes (1|0)\."):
+        fit(model, blobs(), budget=Budget(target=0.5), epochs=2, batch=24, show=False)
+
+
+def test_the_last_word_on_the_validation_data_is_after_calibration() -> None:
+    model, valid = gated(), blobs(60, seed=3)
+    history = fit(model, blobs(), valid=valid, budget=Budget(target=0.5), epochs=8, batch=24, show=False)
+    found = measure(model, valid)
+    assert history.final is not None
+    assert history.final["accuracy"] == found.quality["accuracy"]
+    assert history.final["relative"] == pytest.approx(found.macs["relative"], rel=1e-6)
+    assert history.final["relative"] != history.log[-1]["valid"]["relative"]
+    assert fit(dense(), blobs(), epochs=1, show=False).final is None
+
+
 def test_the_same_seed_gives_the_same_bits_whatever_the_caller_drew_before() -> None:
     ends = []
     for drawn in (1, 12):

@@ -13,7 +13,8 @@ from dynamicgate.fit import read_log
 from fit.easy import blobs, dense, gated
 
 KEYS = {
-    "step", "epoch", "progress", "loss", "penalty", "lr", "relative", "target", "lambda", "sites", "valid",
+    "step", "epoch", "progress", "loss", "penalty", "lr", "relative", "reference", "target", "lambda", "sites",
+    "valid",
 }  # fmt: skip
 
 
@@ -38,18 +39,19 @@ def test_every_row_has_the_same_keys_and_is_in_the_history_too(tmp_path: Path) -
     for row in steps:
         assert row["sites"].keys() == {"layers.1"}
         assert row["sites"]["layers.1"].keys() == {"p", "g", "tau", "theta", "cut"}
-        assert min(row["loss"], row["lr"], row["relative"], row["target"]) > 0
+        assert min(row["loss"], row["lr"], row["relative"], row["reference"]) > 0
+        assert row["target"] == 0.6
     validations = [row for row in rows if row["valid"]]
     assert [row["step"] for row in validations] == [3, 6, 9]
     assert validations[0]["valid"].keys() == {"loss", "relative", "accuracy", "macro_f1"}
 
 
-def test_the_target_in_the_log_falls_to_the_budget(tmp_path: Path) -> None:
-    history = fit(gated(), blobs(), budget=Budget(target=0.6), epochs=10, batch=24, show=False)
-    targets = [row["target"] for row in history.log]
-    assert targets == sorted(targets, reverse=True)
-    assert targets[0] > 1.0
-    assert targets[-1] == pytest.approx(0.6)
+def test_the_reference_in_the_log_falls_to_the_target() -> None:
+    history = fit(gated(), blobs(), budget=Budget(target=0.6, warmup=0.1), epochs=10, batch=24, show=False)
+    references = [row["reference"] for row in history.log[10:]]
+    assert references == sorted(references, reverse=True)
+    assert references[0] > 1.0
+    assert references[-1] == pytest.approx(0.6)
     assert history.log[0]["lambda"] == 0.0
     assert max(row["lambda"] for row in history.log) > 0.0
 
@@ -57,7 +59,8 @@ def test_the_target_in_the_log_falls_to_the_budget(tmp_path: Path) -> None:
 def test_a_dense_model_has_no_sites_and_no_budget() -> None:
     row = fit(dense(), blobs(), epochs=1, batch=240, show=False).log[0]
     assert row.keys() == KEYS
-    assert (row["relative"], row["target"], row["lambda"], row["sites"], row["penalty"]) == (None, None, None, {}, 0.0)
+    assert [row[key] for key in ("relative", "reference", "target", "lambda")] == [None] * 4
+    assert (row["sites"], row["penalty"]) == ({}, 0.0)
 
 
 def test_gates_without_a_budget_are_logged_too() -> None:
