@@ -171,7 +171,7 @@ def test_train_writes_one_run_and_does_not_repeat_it(tmp_path: Path, capsys: pyt
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # a CPU without bf16 says so, and goes on
 def test_every_option_of_training_reaches_the_run(tmp_path: Path) -> None:
     given = {
-        "budget": 0.6, "hidden": [20, 12], "epochs": 1, "batch": 300, "lr": 0.003, "weight_decay": 0.2, "dropout": 0.3,
+        "budget": 0.6, "hidden": [20, 12], "epochs": 1, "batch": 300, "lr": 0.007, "weight_decay": 0.2, "dropout": 0.3,
         "block": 4, "net": "two-layer", "rank": 2, "tau": 0.9, "theta": 0.4, "scale": False, "accumulate": 2,
         "clip": 0.5, "bf16": True, "balanced": True, "patience": 2,
     }  # fmt: skip
@@ -405,12 +405,12 @@ def interrupted(command: list[str], environment: dict[str, str], out: Path, numb
 
 def test_a_command_stopped_by_ctrl_c_and_by_kill_continues_to_the_same_result(tmp_path: Path) -> None:
     out, straight = tmp_path / "stopped", tmp_path / "straight"
-    command = [sys.executable, "-m", "dynamicgate", "train", "--epochs", "30", "--hidden", "24", "--batch", "64"]
-    command += ["--patience", "25", "--out"]
+    command = [sys.executable, "-m", "dynamicgate", "train", "--epochs", "12", "--hidden", "24", "--batch", "64"]
+    command += ["--patience", "11", "--out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     first = interrupted([*command, str(out)], environment, out, signal.SIGINT, rows=5)
     second = interrupted([*command, str(out)], environment, out, signal.SIGTERM, rows=60)
-    assert 0 < first < second < 600
+    assert 0 < first < second < 240
     subprocess.run([*command, str(out)], env=environment, check=True, capture_output=True)
     subprocess.run([*command, str(straight)], env=environment, check=True, capture_output=True)
     assert (out / "log.jsonl").read_bytes() == (straight / "log.jsonl").read_bytes()

@@ -1,0 +1,87 @@
+"""The same library on a CUDA GPU. Skipped where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import dynamicgate as dg
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+def data(rows: int = 2000) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(0))
+    return x, x[:, :4].argmax(1)
+
+
+def network() -> dg.GatedMLP:
+    torch.manual_seed(0)
+    return dg.GatedMLP((64, 130, 66, 4), dg.GateConfig(block=4, rank=2), dropout=0.1)
+
+
+def test_training_on_the_gpu_meets_the_budget_and_the_measurement_agrees_with_the_cpu(tmp_path: Path) -> None:
+    x, y = data()
+    model = network()
+    dg.fit(model, (x, y), budget=dg.Budget(target=0.4), epochs=20, device="cuda", show=False, out=tmp_path)
+    assert next(model.parameters()).is_cuda
+    there = dg.measure(model, (x, y))
+    assert abs(there.macs["relative"] - 0.4) <= 0.01
+    dg.save(model, tmp_path / "model.safetensors")
+    here = dg.measure(dg.load(tmp_path / "model.safetensors"), (x, y))
+    assert there.macs["relative"] == pytest.approx(here.macs["relative"], abs=2e-3)  # a logit on the cut may flip
+    assert there.quality["accuracy"] == pytest.approx(here.quality["accuracy"], abs=5e-3)
+
+
+def test_an_interrupted_run_on_the_gpu_continues_bit_for_bit(tmp_path: Path) -> None:
+    x, y = data(500)
+    whole = network()
+    dg.fit(whole, (x, y), budget=dg.Budget(target=0.5), epochs=3, device="cuda", show=False)
+
+    class Stop(Exception):
+        pass
+
+    def stop(_module: object, _args: object) -> None:
+        calls.append(1)
+        if len(calls) == 8:
+            raise Stop
+
+    calls: list[int] = []
+    first = network()
+    handle = first.layers[0].register_forward_pre_hook(stop)
+    arguments = {"epochs": 3, "device": "cuda", "show": False, "out": tmp_path, "checkpoint_seconds": 0.0}
+    with pytest.raises(Stop):
+        dg.fit(first, (x, y), budget=dg.Budget(target=0.5), **arguments)
+    handle.remove()
+    second = network()
+    dg.fit(second, (x, y), budget=dg.Budget(target=0.5), **arguments)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, second.state_dict()[name]), name
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning", "ignore:TensorFloat32:UserWarning")
+def test_compiled_and_eager_agree_on_the_gpu_with_gradients() -> None:
+    x, y = (t.cuda() for t in data(256))
+    eager = network().cuda().eval()
+    gradients = []
+    for forward in (eager, torch.compile(eager, fullgraph=True)):
+        eager.zero_grad()
+        with dg.usage(eager) as used:
+            loss = F.cross_entropy(forward(x), y)
+        (loss + used["layers.1"].p_BG.mean()).backward()
+        gradients.append({name: p.grad.clone() for name, p in eager.named_parameters() if p.grad is not None})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_bfloat16_autocast_trains_on_the_gpu() -> None:
+    x, y = data()
+    model = network()
+    history = dg.fit(model, (x, y), budget=dg.Budget(target=0.5), epochs=10, device="cuda", bf16=True, show=False)
+    assert history.log[-1]["loss"] < history.log[0]["loss"]
