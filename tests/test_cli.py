@@ -405,12 +405,13 @@ def interrupted(command: list[str], environment: dict[str, str], out: Path, numb
 
 def test_a_command_stopped_by_ctrl_c_and_by_kill_continues_to_the_same_result(tmp_path: Path) -> None:
     out, straight = tmp_path / "stopped", tmp_path / "straight"
-    command = [sys.executable, "-m", "dynamicgate", "train", "--epochs", "12", "--hidden", "24", "--batch", "64"]
-    command += ["--patience", "11", "--out"]
+    data = write_npz(tmp_path / "data.npz", "good")  # 41 rows for training: 11 steps an epoch
+    command = [sys.executable, "-m", "dynamicgate", "train", "--data", str(data), "--budget", "0.8", "--hidden", "24"]
+    command += ["--epochs", "18", "--batch", "4", "--patience", "17", "--out"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     first = interrupted([*command, str(out)], environment, out, signal.SIGINT, rows=5)
     second = interrupted([*command, str(out)], environment, out, signal.SIGTERM, rows=60)
-    assert 0 < first < second < 240
+    assert 0 < first < second < 18 * 11
     subprocess.run([*command, str(out)], env=environment, check=True, capture_output=True)
     subprocess.run([*command, str(straight)], env=environment, check=True, capture_output=True)
     assert (out / "log.jsonl").read_bytes() == (straight / "log.jsonl").read_bytes()

@@ -44,19 +44,19 @@ def test_an_interrupted_run_on_the_gpu_continues_bit_for_bit(tmp_path: Path) -> 
     whole = network()
     dg.fit(whole, (x, y), budget=dg.Budget(target=0.5), epochs=3, device="cuda", show=False)
 
-    class Stop(Exception):
+    class StopError(Exception):
         pass
 
     def stop(_module: object, _args: object) -> None:
         calls.append(1)
         if len(calls) == 8:
-            raise Stop
+            raise StopError
 
     calls: list[int] = []
     first = network()
     handle = first.layers[0].register_forward_pre_hook(stop)
     arguments = {"epochs": 3, "device": "cuda", "show": False, "out": tmp_path, "checkpoint_seconds": 0.0}
-    with pytest.raises(Stop):
+    with pytest.raises(StopError):
         dg.fit(first, (x, y), budget=dg.Budget(target=0.5), **arguments)
     handle.remove()
     second = network()

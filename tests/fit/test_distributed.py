@@ -35,7 +35,6 @@ def test_the_command_line_on_two_processes_gives_the_weights_of_one(tmp_path: Pa
     assert done.stdout.count("saved ") == 1, "only one process speaks"
     assert command_line([*arguments, "--out", str(tmp_path / "one")]) == 0
     one, two_ = (weights_in(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    print("furthest", furthest(one, two_))
     assert furthest(one, two_) < TOLERANCE
     assert one["layers.1.gate.theta"] != 0.5
     logs = [list(read_log(tmp_path / name / "log.jsonl")) for name in ("one", "two")]
