@@ -19,8 +19,8 @@ import torch
 from torch.nn import functional as F
 
 import dynamicgate as dg
-from dynamicgate.compare import environment
 from dynamicgate.files import write_text
+from dynamicgate.provenance import environment
 
 NETWORKS = {"784-256-10": (784, 256, 10), "2000-1000-500-10": (2000, 1000, 500, 10)}
 

@@ -135,7 +135,7 @@ def test_measure_takes_the_data_of_the_training_unless_told_otherwise(
         return original("digits", seed=seed)
 
     monkeypatch.setattr("dynamicgate.cli.load_data", spy)
-    monkeypatch.setattr("dynamicgate.compare.load", spy)
+    monkeypatch.setattr("dynamicgate.compare.runs.load", spy)
     out = tmp_path / "run"
     there = ["--data", "elsewhere", "--data-dir", str(tmp_path / "there")]
     assert main(["train", "--model", "dense", *there, *QUICK, "--out", str(out)]) == 0
@@ -172,7 +172,7 @@ def test_train_writes_one_run_and_does_not_repeat_it(tmp_path: Path, capsys: pyt
 def test_every_option_of_training_reaches_the_run(tmp_path: Path) -> None:
     given = {
         "budget": 0.6, "hidden": [20, 12], "epochs": 1, "batch": 300, "lr": 0.007, "weight_decay": 0.2, "dropout": 0.3,
-        "block": 4, "net": "two-layer", "rank": 2, "tau": 0.9, "theta": 0.4, "scale": False, "accumulate": 2,
+        "block": 4, "net": "two-layer", "rank": 2, "tau": 0.9, "theta": 0.4, "scale": True, "policy": "bernoulli", "accumulate": 2,
         "clip": 0.5, "bf16": True, "balanced": True, "patience": 2,
     }  # fmt: skip
     words: list[str] = []
@@ -259,7 +259,7 @@ def test_a_mistake_in_the_options_is_answered_with_a_sentence(
         (["train", "--seed", "-1"], "seeds and epochs must be 0 or more, got seed -1"),
         (["train", "--epochs", "-1"], "epochs must be 1 or more, received -1"),
         (["train", "--batch", "-1"], "batch must be 1 or more, received -1"),
-        (["train", "--lr", "0"], "the learning rate must be positive, received 0.0"),
+        (["train", "--lr", "-1"], "the learning rate must be positive, received -1.0"),
         (["train", "--patience", "0"], "patience is a number of epochs, 1 or more, received 0"),
         (["train", "--device", "gpu"], "device must be auto, cpu or cuda, received 'gpu'"),
     ],

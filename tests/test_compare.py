@@ -14,8 +14,10 @@ import pytest
 import torch
 
 import dynamicgate as dg
-from dynamicgate.compare import GATE_SHARE, MODELS, Settings, compare, run_one, settings_hash, small
-from dynamicgate.data import Splits, check_arrays
+from dynamicgate.compare import MODELS, Settings, compare, run_one, settings_hash
+from dynamicgate.compare.models import small
+from dynamicgate.compare.settings import GATE_SHARE
+from dynamicgate.data import Arrays, Splits, check_arrays
 from dynamicgate.data import load as load_data
 
 META = {"created", "commit", "command", "versions", "machine", "budget", "seeds", "epochs", "hidden", "data"}
@@ -195,7 +197,14 @@ def test_one_more_seed_or_model_is_added_to_what_is_there(settings: Settings, tm
     ],
 )
 def test_another_setting_is_another_folder(change: dict[str, Any], settings: Settings) -> None:
-    assert settings_hash(replace(settings, **change)) != settings_hash(settings)
+    splits = load_data(settings.data)
+    assert settings_hash(replace(settings, **change), splits) != settings_hash(settings, splits)
+
+
+def test_other_data_under_the_same_name_is_another_folder(settings: Settings) -> None:
+    splits = load_data(settings.data)
+    changed = replace(splits, train=Arrays(splits.train.x + 1, splits.train.y))
+    assert settings_hash(settings, changed) != settings_hash(settings, splits)
 
 
 def test_a_changed_setting_trains_again(settings: Settings, tmp_path: Path) -> None:

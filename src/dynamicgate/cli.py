@@ -16,11 +16,13 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional, subcommand
 
 from dynamicgate import __version__
-from dynamicgate.compare import Settings, compare, environment, run_one, settings_hash
+from dynamicgate.compare import Settings, compare, run_one, settings_hash
 from dynamicgate.data import load as load_data
 from dynamicgate.files import write_text
 from dynamicgate.fit import distributed
+from dynamicgate.gate import Policy
 from dynamicgate.measure import measure
+from dynamicgate.provenance import environment
 from dynamicgate.report import render_table, write_report
 from dynamicgate.save import load as load_model
 from dynamicgate.save import read_notes
@@ -42,9 +44,9 @@ class Training:
     """Passes over the training data; 0 is the default of the data set."""
     batch: int = 0
     """Rows per optimizer step, over all processes; 0 is the default of the data set."""
-    lr: float = 3e-3
-    """Learning rate of AdamW, with warm-up and a cosine to zero."""
-    weight_decay: float = 0.1
+    lr: float = 0.0
+    """Peak learning rate of AdamW, with warm-up and a cosine to zero; 0 is the default of the data set."""
+    weight_decay: float = 0.05
     """Decay of weight matrices."""
     dropout: float = 0.1
     """Dropout of the models that use it: dropout, static, gate."""
@@ -54,11 +56,14 @@ class Training:
     """Shape of the gate network."""
     rank: int = 0
     """Inner width of the gate network; 0 takes what 28 % of the budget pays for."""
+    policy: Policy = "gumbel"
+    """What multiplies units in training: hard, soft, bernoulli, concrete, gumbel (hard with noise, so that closed gates
+    are tried again). At test time gates are hard."""
     tau: float = 1.0
     """Temperature of the gates."""
     theta: float = 0.5
     """Threshold of the gates."""
-    scale: bool = True
+    scale: bool = False
     """Multiply open units by their gate's probability."""
     accumulate: int = 1
     """Work a batch off in this many pieces."""
@@ -109,7 +114,7 @@ class Train:
             settings = self.training.settings(model=self.model, seed=self.seed)
             splits = load_data(self.training.data, data_dir=self.training.data_dir, seed=self.seed)
             settings = settings.resolved(splits)
-            _same_settings(self.out, settings_hash(settings))
+            _same_settings(self.out, settings_hash(settings, splits))
             found = run_one(settings, splits, self.out, device=str(device))
             if distributed.rank() == 0:
                 macs, quality = found["macs"], found["quality"]

@@ -1,0 +1,135 @@
+"""Train models with their controls over paired seeds, and write one folder that a report can be made from.
+
+Every finished run is found again by the hash of its settings and not repeated; an interrupted one goes on from its
+checkpoint. Validation data picks, test data is measured once, at the end of a run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dynamicgate.compare.models import MODELS
+from dynamicgate.compare.settings import Settings, dense_macs, settings_hash
+from dynamicgate.cost import Ledger
+from dynamicgate.data import Splits, load
+from dynamicgate.files import write_text
+from dynamicgate.fit import distributed, fit
+from dynamicgate.measure import measure
+from dynamicgate.provenance import environment
+from dynamicgate.save import save
+
+
+def run_one(
+    settings: Settings, splits: Splits, folder: Path, *, device: str = "auto", label: str = ""
+) -> dict[str, Any]:
+    """Train one model, measure it on the test data, and leave model, log, checkpoints and run.json in `folder`."""
+    finished = folder / "run.json"
+    if finished.exists():
+        return json.loads(finished.read_text(encoding="utf-8"))
+    if settings.model not in MODELS:
+        raise ValueError(f"unknown model {settings.model!r}; the models are {', '.join(MODELS)}")
+    torch.manual_seed(settings.seed)
+    model, budget = MODELS[settings.model](settings, splits)
+    history = fit(
+        model,
+        splits.train,
+        valid=splits.valid,
+        budget=budget,
+        epochs=settings.epochs,
+        batch=settings.batch,
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        accumulate=settings.accumulate,
+        clip=settings.clip,
+        bf16=settings.bf16,
+        class_weights="balanced" if settings.balanced else None,
+        patience=settings.patience,
+        seed=settings.seed,
+        device=device,
+        out=folder,
+        label=label or f"{settings.model} seed {settings.seed}",
+    )
+    found = measure(model, splits.test).to_dict()
+    # Relative to the full dense network, whatever the model's own width: a small net saves by being small.
+    full = dense_macs((splits.train.features, *settings.hidden, splits.classes))
+    own = found["macs"]["dense"]
+    for key in ("relative", "relative_zero_skip"):
+        found["macs"][key] *= own / full
+    found["samples"] = {key: value * own / full for key, value in found["samples"].items()}
+    found["macs"]["dense"] = full
+    run = {
+        "model": settings.model,
+        "seed": settings.seed,
+        "data": splits.name,
+        **{key: found[key] for key in ("quality", "macs", "proxies", "layers", "params")},
+        "seconds": history.seconds,
+        "budget": budget.target if budget else None,
+        "samples": found["samples"],
+        "gates": found["gates"],
+        "valid": history.final,
+        "steps": history.steps,
+        "collapses": [str(collapse) for collapse in budget.collapses] if budget else [],
+        "settings": asdict(settings),
+    }
+    if distributed.rank() == 0:
+        save(model, folder / "model.safetensors", notes={"data": splits.name, "settings": asdict(settings)})
+        write_text(finished, json.dumps(run))
+    return run
+
+
+def compare(
+    settings: Settings,
+    models: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    command: str = "",
+) -> dict[str, Any]:
+    """All models over all seeds; results.json is complete after every run."""
+    unknown = [name for name in models if name not in MODELS]
+    if unknown or not models:
+        raise ValueError(f"unknown models {', '.join(unknown) or '(none given)'}; choose from {', '.join(MODELS)}")
+    if not seeds:
+        raise ValueError("at least one seed is needed")
+    runs: list[dict[str, Any]] = []
+    jobs = [(seed, model) for seed in seeds for model in models]
+    for position, (seed, model) in enumerate(jobs, start=1):
+        splits = load(settings.data, data_dir=data_dir, seed=seed)
+        chosen = replace(settings, model=model, seed=seed).resolved(splits)
+        if position == 1:
+            _check_all(chosen, models, splits)
+        folder = Path("runs") / f"{model}-s{seed}-{settings_hash(chosen, splits)}"
+        label = f"[{position}/{len(jobs)}] {model} seed {seed}"
+        runs.append({**run_one(chosen, splits, out / folder, label=label), "folder": folder.as_posix()})
+        meta = {
+            **environment(command),
+            "budget": settings.budget,
+            "seeds": list(seeds),
+            "epochs": chosen.epochs,
+            "hidden": list(chosen.hidden),
+            "data": splits.info(),
+        }
+        results = {"meta": meta, "runs": runs}
+        write_text(out / "results.json", _one_run_a_line(results))
+    return results
+
+
+def _one_run_a_line(results: dict[str, Any]) -> str:
+    """JSON that stays small and shows in a diff which run changed."""
+    runs = ",\n".join(json.dumps(run) for run in results["runs"])
+    return f'{{"meta": {json.dumps(results["meta"], indent=1)},\n"runs": [\n{runs}\n]}}\n'
+
+
+def _check_all(settings: Settings, models: Sequence[str], splits: Splits) -> None:
+    """A mistake that only the last model would notice is better known before the first is trained."""
+    for name in models:
+        model, budget = MODELS[name](settings, splits)
+        if budget is not None:
+            budget.check_(Ledger(model))
