@@ -172,8 +172,8 @@ def test_train_writes_one_run_and_does_not_repeat_it(tmp_path: Path, capsys: pyt
 def test_every_option_of_training_reaches_the_run(tmp_path: Path) -> None:
     given = {
         "budget": 0.6, "hidden": [20, 12], "epochs": 1, "batch": 300, "lr": 0.007, "weight_decay": 0.2, "dropout": 0.3,
-        "block": 4, "net": "two-layer", "rank": 2, "tau": 0.9, "theta": 0.4, "scale": True, "policy": "bernoulli", "accumulate": 2,
-        "clip": 0.5, "bf16": True, "balanced": True, "patience": 2,
+        "block": 4, "net": "two-layer", "rank": 2, "tau": 0.9, "theta": 0.4, "scale": True, "policy": "bernoulli",
+        "accumulate": 2, "clip": 0.5, "bf16": True, "balanced": True, "patience": 2,
     }  # fmt: skip
     words: list[str] = []
     for name, value in given.items():
