@@ -149,9 +149,9 @@ class Budget:
         lift = torch.zeros((), device=next(iter(used.values())).p_BG.device)
         guarded = self.target is not None or self.on_collapse == "act"
         for site in used:
-            g = across.mean(straight_through_usage(used[site]))
-            rate = float(g.detach())
+            rate = float(across.mean(used[site].g_BG))
             if guarded and rate < self.floor:
+                g = across.mean(straight_through_usage(used[site]))
                 lift = lift + 2.0 * self.gain * (self.floor - rate) * (self.floor - g)
             readings = self.readings.setdefault(site, [])
             if not readings or progress - readings[-1].progress >= 1.0 / READINGS_KEPT:

@@ -1,6 +1,6 @@
 """Training: one loop, resumable, on one process or many."""
 
 from dynamicgate.fit.log import History, read_log
-from dynamicgate.fit.loop import fit
+from dynamicgate.fit.start import fit
 
 __all__ = ["History", "fit", "read_log"]

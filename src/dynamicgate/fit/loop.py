@@ -1,4 +1,4 @@
-"""The training loop: gates, budget, checkpoints and a log, on one process or many."""
+"""One training run: steps, epochs, the best so far, checkpoints."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate.budget import Budget
-from dynamicgate.data import Arrays, batches, check_arrays
+from dynamicgate.data import Arrays, batches
 from dynamicgate.evaluate import evaluate
 from dynamicgate.fit import distributed
 from dynamicgate.fit.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
 from dynamicgate.fit.interrupt import Interrupts
 from dynamicgate.fit.log import History, append_row, read_log, rewrite_log, site_rows
-from dynamicgate.fit.options import Options, adamw, check_labels, scored_classes, weights_per_class
+from dynamicgate.fit.options import Options, adamw
 from dynamicgate.fit.progress import Progress
 from dynamicgate.save import load, save
 from dynamicgate.trace import trace
@@ -32,81 +32,7 @@ LOG_LINES = 200
 CALIBRATION_ROWS = 2000
 
 
-def fit(
-    model: nn.Module,
-    train: Arrays | tuple[Tensor, Tensor],
-    *,
-    valid: Arrays | tuple[Tensor, Tensor] | None = None,
-    budget: Budget | None = None,
-    epochs: int = 10,
-    batch: int = 128,
-    lr: float = 2e-3,
-    weight_decay: float = 0.01,
-    warmup: float = 0.05,
-    accumulate: int = 1,
-    clip: float | None = None,
-    bf16: bool = False,
-    device: str = "auto",
-    class_weights: Tensor | str | None = None,
-    label_smoothing: float = 0.0,
-    patience: int | None = None,
-    seed: int = 0,
-    out: str | Path | None = None,
-    checkpoint_seconds: float = 15.0,
-    label: str = "training",
-    show: bool = True,
-) -> History:
-    """Train `model` in place with AdamW and a cosine learning rate.
-
-    batch: rows per optimizer step over all processes; `accumulate` works it off in that many pieces.
-    clip: largest gradient norm. bf16: autocast. class_weights: one per class, or "balanced".
-    patience: epochs without a better validation accuracy before stopping; the best weights are then restored. With a
-        budget only epochs that meet it can be best.
-    out: folder for log.jsonl, last.safetensors (continue by calling again with the same arguments) and
-        best.safetensors. Interrupting with Ctrl-C saves a checkpoint first.
-    """
-    options = Options(epochs, batch, lr, weight_decay, warmup, accumulate, clip, bf16, label_smoothing, patience, seed)
-    train = _as_arrays(train, "training data", least_classes=2)
-    if valid is not None:
-        valid = _as_arrays(valid, "validation data", least_classes=1)
-    if patience is not None and valid is None:
-        raise ValueError("early stopping (patience) needs validation data: pass valid=")
-    chosen = distributed.choose_device(device)
-    model.to(chosen)
-    with torch.random.fork_rng():
-        classes = scored_classes(model, train.x[:2].to(chosen))
-        check_labels(train, classes, "training data")
-        if valid is not None:
-            check_labels(valid, classes, "validation data")
-        torch.manual_seed(seed + distributed.rank())
-        run = _Run(
-            model,
-            train,
-            valid,
-            budget,
-            options,
-            chosen,
-            weights_per_class(class_weights, train, classes),
-            Path(out) if out else None,
-        )
-        run.checkpoint_seconds = checkpoint_seconds
-        run.resume()
-        with run.interrupts, Progress(label, show=show and distributed.rank() == 0) as progress:
-            run.train(progress)
-        run.finish()
-    return run.history
-
-
-def _as_arrays(data: Any, what: str, *, least_classes: int) -> Arrays:
-    if isinstance(data, Arrays):
-        return data
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise TypeError(f"{what} is a pair (x, y) of tensors with one row a sample, received {type(data).__name__}")
-    x, y = data
-    return check_arrays(x, y, what=what, least_classes=least_classes)
-
-
-class _Run:
+class Run:
     """The state of one run of `fit`."""
 
     def __init__(
@@ -120,6 +46,7 @@ class _Run:
         class_weights: Tensor | None,
         out: Path | None,
     ) -> None:
+        """A run that has not begun; `resume` continues an earlier one."""
         self.model, self.budget, self.options, self.device, self.out = model, budget, options, device, out
         self.x, self.y = train.x.to(device), train.y.to(device)
         self.valid = valid
@@ -140,6 +67,8 @@ class _Run:
         self.step = 0
         self.history = History()
         self.epochs_since_best = 0
+        self.best_weights: dict[str, Tensor] | None = None
+        self.last_loss = math.nan
         self.checkpoint_seconds = 15.0
         self.interrupts = Interrupts()
         self._saved_at = self._started = time.monotonic()
@@ -238,7 +167,7 @@ class _Run:
             self.epochs_since_best = 0
             if self.out is not None and distributed.rank() == 0:
                 save(self.model, self.out / "best.safetensors")
-            self._best_weights = {k: v.clone() for k, v in self.model.state_dict().items()}
+            self.best_weights = {k: v.clone() for k, v in self.model.state_dict().items()}
         else:
             self.epochs_since_best += 1
         patience = self.options.patience
@@ -270,7 +199,7 @@ class _Run:
             )
 
     def _restore_best(self) -> None:
-        weights = getattr(self, "_best_weights", None)
+        weights = self.best_weights
         if weights is None and self.out is not None:  # the best epoch came before an interruption
             weights = load(self.out / "best.safetensors", into=self.model).state_dict()
         if weights is not None:
