@@ -23,7 +23,9 @@ def test_the_tables_of_the_readme_are_made_from_the_committed_results(name: str)
 
 @pytest.mark.parametrize("name", ["digits", "mnist"])
 def test_committed_results_say_where_they_come_from(name: str) -> None:
-    meta = json.loads((ROOT / "experiments" / "results" / f"foundation-{name}.json").read_text(encoding="utf-8"))["meta"]
+    meta = json.loads((ROOT / "experiments" / "results" / f"foundation-{name}.json").read_text(encoding="utf-8"))[
+        "meta"
+    ]
     assert meta["commit"]
     assert not meta["commit"].endswith("-dirty")
     assert meta["versions"]["torch"]

@@ -22,7 +22,7 @@ def evaluate(model: nn.Module, data: Arrays, ledger: Ledger, *, batch: int = 204
     confusion: Tensor | float = 0.0
     loss = relative = 0.0
     with evaluating(base):
-        for x, y in zip(data.x.split(batch), data.y.split(batch), strict=True):
+        for x, y in data.batches(batch):
             x, y = x.to(device), y.to(device)
             with usage(base) if ledger.gates else nullcontext({}) as used:  # type: ignore[attr-defined]
                 scores = base(x).float()

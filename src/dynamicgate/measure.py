@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.cost import Ledger, connections, deployed, unwrap
+from dynamicgate.data import Arrays
 from dynamicgate.evaluate import confusion_counts, quality_of
 from dynamicgate.gate import Decision, Gate
 from dynamicgate.nn.normalize import Normalize
@@ -209,6 +210,9 @@ def _units(gate: Gate, g_BG: Tensor) -> Tensor:
 
 
 def _batches(data: Any, batch: int) -> Iterable[tuple[Tensor, Tensor | None]]:
+    if isinstance(data, Arrays):
+        yield from data.batches(batch)
+        return
     if hasattr(data, "x") and hasattr(data, "y"):
         data = (data.x, data.y)
     if isinstance(data, Tensor):

@@ -20,8 +20,10 @@ def load_digits(data_dir: Path, seed: int) -> Splits:
         ) from error
     pixels, labels = sklearn_digits(return_X_y=True)
     raw = check_arrays(pixels, labels, classes=10, what="digits")
-    everything = Arrays(raw.x / 16, raw.y)
+    everything = Arrays(raw.values / 16, raw.y)
     rest, test = split_arrays(everything, TEST_SHARE, TEST_SEED, "digits")
     train, valid = split_arrays(rest, VALID_SHARE, seed, "digits")
     # One mean for all pixels: border pixels are almost always 0, and dividing by their own spread would magnify them.
-    return Splits("digits", train, valid, test, classes=10, mean=train.x.mean().item(), std=train.x.std().item())
+    return Splits(
+        "digits", train, valid, test, classes=10, mean=train.values.mean().item(), std=train.values.std().item()
+    )

@@ -59,7 +59,7 @@ def read_pair(images: Path, labels: Path, rows: int) -> Arrays:
     if len(x) != rows:
         raise ValueError(f"{images} and {labels} have {len(x)} items, expected {rows}; fetch the official files")
     arrays = check_arrays(x.reshape(rows, 28 * 28), y, classes=10, what=f"{images} with {labels.name}")
-    return Arrays(arrays.x.div_(255), arrays.y)  # in place: x was converted from uint8, so the memory is ours
+    return Arrays(arrays.values.div_(255), arrays.y)  # in place: x was converted from uint8, so the memory is ours
 
 
 def _plain_or_gzipped(folder: Path, name: str) -> Path | None:

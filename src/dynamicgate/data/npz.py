@@ -33,7 +33,7 @@ def load_npz(path: Path, seed: int) -> Splits:
         train, test = split_arrays(train, TEST_SHARE, TEST_SEED, f"{path} (test part)")
     if valid is None:
         train, valid = split_arrays(train, VALID_SHARE, seed, f"{path} (validation part)")
-    mean, std = mean_and_std(train.x)
+    mean, std = mean_and_std(train.values)
     return Splits(path.stem, train, valid, test, classes, mean, std)
 
 

@@ -48,11 +48,11 @@ class Run:
     ) -> None:
         """A run that has not begun; `resume` continues an earlier one."""
         self.model, self.budget, self.options, self.device, self.out = model, budget, options, device, out
-        self.x, self.y = train.x.to(device), train.y.to(device)
+        self.data, self.y = train.to(device), train.y.to(device)
         self.valid = valid
         self.class_weights = class_weights.to(device) if class_weights is not None else None
         self.gated = bool(gates_of(model))
-        self.ledger = trace(model, self.x[:2])
+        self.ledger = trace(model, self._inputs(torch.arange(2)))
         if budget is not None:
             if not self.gated:
                 raise ValueError(
@@ -132,7 +132,7 @@ class Run:
             self._log({"loss": task, "penalty": extra}, used)
 
     def _forward(self, piece: Tensor, now: float) -> tuple[Tensor, Tensor, Usage | None]:
-        x, y = self.x[piece.to(self.device)], self.y[piece.to(self.device)]
+        x, y = self._inputs(piece, training=True), self.y[piece.to(self.device)]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.bf16):
             if not self.gated:
                 return self._task_loss(self.parallel(x), y), torch.zeros((), device=self.device), None
@@ -140,6 +140,10 @@ class Run:
                 loss = self._task_loss(self.parallel(x), y)
         penalty = self.budget.penalty(used, now) if self.budget is not None else torch.zeros((), device=self.device)
         return loss, penalty, used
+
+    def _inputs(self, index: Tensor, *, training: bool = False) -> Tensor:
+        held_there = isinstance(self.data.x, Tensor)
+        return self.data.rows(index.to(self.device) if held_there else index, training=training).to(self.device)
 
     def _task_loss(self, scores: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(
@@ -187,10 +191,11 @@ class Run:
 
     def _meet_the_budget(self, budget: Budget, target: float) -> None:
         """Held-out rows set the thresholds where there are enough of them; few are too noisy and get company."""
-        inputs = self.x if self.valid is None else self.valid.x.to(self.device)
-        if self.valid is not None and len(inputs) < CALIBRATION_ROWS:
-            inputs = torch.cat([inputs, self.x])
-        achieved = budget.calibrate_(self.model, inputs[:20_000].split(2048))
+        parts = [self.valid] if self.valid is not None else []
+        if sum(map(len, parts)) < CALIBRATION_ROWS:
+            parts.append(self.data)
+        batches = (x.to(self.device) for part in parts for x, _ in part.batches(2048))
+        achieved = budget.calibrate_(self.model, islice(batches, 10))
         if abs(achieved - target) > 0.01:
             warnings.warn(
                 f"the budget was missed: asked for {target:.3f} of the dense MACs, executes {achieved:.3f}. The gates "
@@ -239,7 +244,8 @@ class Run:
         budget = self.budget
         # without the addresses that the functions in a schedule print, which change from process to process
         held = {} if budget is None else {k: re.sub(" at 0x[0-9a-f]+", "", repr(getattr(budget, k))) for k in _BUDGET}
-        rows = [len(self.y), *self.x.shape[1:], int(self.y.sum()), float(self.x.double().mean())]
+        sample = self._inputs(torch.arange(len(self.y))[:: max(1, len(self.y) // 1000)])
+        rows = [len(self.y), *sample.shape[1:], int(self.y.sum()), float(sample.double().mean())]
         return {
             **asdict(self.options),
             "data": rows,

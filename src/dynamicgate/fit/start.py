@@ -59,7 +59,7 @@ def fit(
     chosen = distributed.choose_device(device)
     model.to(chosen)
     with torch.random.fork_rng():
-        classes = scored_classes(model, train.x[:2].to(chosen))
+        classes = scored_classes(model, train.rows(torch.arange(2)).to(chosen))
         check_labels(train, classes, "training data")
         if valid is not None:
             check_labels(valid, classes, "validation data")
