@@ -272,3 +272,15 @@ def test_the_loss_in_the_log_is_the_mean_over_the_batch() -> None:
     for accumulate in (1, 7):
         history = fit(dense(), (x, y), epochs=1, batch=60, accumulate=accumulate, show=False)
         torch.testing.assert_close(tensors_of(history)[0], expected.detach())
+
+
+def test_a_budget_used_for_a_second_run_starts_afresh() -> None:
+    weights = []
+    budget = dg.Budget(target=0.6)
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = dg.GatedMLP((8, 16, 3), dg.GateConfig(rank=1))
+        x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+        dg.fit(model, (x, x[:, :3].argmax(1)), budget=budget, epochs=3, batch=16, show=False)
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    assert torch.equal(*weights)

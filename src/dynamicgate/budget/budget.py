@@ -118,6 +118,11 @@ class Budget:
             check_reachable(self.target, self.floor, ledger)
         self.ledger, self._checked = ledger, True
 
+    def reset_(self) -> None:
+        """Forget everything seen so far, for another training run."""
+        self.lambda_, self.collapses, self.readings = 0.0, [], {}
+        self._controller, self._rescue, self._checked = Controller(), Rescue(), False
+
     def penalty(self, used: Usage, progress: float) -> Tensor:
         """What to add to the task loss."""
         if self.ledger is None:

@@ -58,6 +58,7 @@ class Run:
                 raise ValueError(
                     "a budget steers gates, and this model has none: call dynamicgate.gate_(model, ...) first"
                 )
+            budget.reset_()
             budget.check_(self.ledger)
         self.parallel = distributed.parallel(model)
         self.optimizer = adamw(model, options, device)

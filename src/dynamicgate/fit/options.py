@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dynamicgate.data import Arrays
 from dynamicgate.trace import evaluating
+from dynamicgate.usage import gates_of
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,10 @@ def adamw(model: nn.Module, options: Options, device: torch.device) -> torch.opt
     """Weight decay on weight matrices only: decaying gate logits would move gates behind the budget's back."""
     decays: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
+    of_gates = {id(parameter) for gate in gates_of(model).values() for parameter in gate.parameters()}
+    for parameter in model.parameters():
         if parameter.requires_grad:
-            (decays if parameter.ndim >= 2 and ".gate." not in name else rest).append(parameter)
+            (decays if parameter.ndim >= 2 and id(parameter) not in of_gates else rest).append(parameter)
     groups = [{"params": decays, "weight_decay": options.weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=options.lr, fused=device.type in ("cpu", "cuda"))
 

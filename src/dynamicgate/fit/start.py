@@ -58,7 +58,7 @@ def fit(
         raise ValueError("early stopping (patience) needs validation data: pass valid=")
     chosen = distributed.choose_device(device)
     model.to(chosen)
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[chosen] if chosen.type == "cuda" else []):
         classes = scored_classes(model, train.rows(torch.arange(2)).to(chosen))
         check_labels(train, classes, "training data")
         if valid is not None:
