@@ -62,7 +62,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        ([], ["train", "compare", "measure", "report"]),
+        ([], ["train", "compare", "measure", "report", "data"]),
         (["train"], ["For example", "dynamicgate train --data digits --budget 0.3", "torchrun", "--budget", "--out"]),
         (["compare"], ["For example", "dynamicgate compare --data digits --budget 0.3 --seeds 5", "--models"]),
         (["measure"], ["For example", "dynamicgate measure runs/first/model.safetensors", "--part"]),
@@ -130,11 +130,12 @@ def test_measure_takes_the_data_of_the_training_unless_told_otherwise(
     seen: list[tuple[Any, Any]] = []
     original = dynamicgate.data.load
 
-    def spy(name: str, *, data_dir: Any = None, seed: int = 0) -> Any:
+    def spy(name: str, *, data_dir: Any = None, seed: int = 0, options: Any = None) -> Any:
         seen.append((name, None if data_dir is None else str(data_dir)))
         return original("digits", seed=seed)
 
-    monkeypatch.setattr("dynamicgate.cli.load_data", spy)
+    for command in ("train", "measure"):
+        monkeypatch.setattr(f"dynamicgate.cli.{command}.load_data", spy)
     monkeypatch.setattr("dynamicgate.compare.runs.load", spy)
     out = tmp_path / "run"
     there = ["--data", "elsewhere", "--data-dir", str(tmp_path / "there")]
@@ -182,7 +183,7 @@ def test_every_option_of_training_reaches_the_run(tmp_path: Path) -> None:
         words += [f"--{'no-' if value is False else ''}{option}", *([] if isinstance(value, bool) else [text])]
     assert main(["train", *words, "--out", str(tmp_path)]) == 0
     settings = json.loads((tmp_path / "run.json").read_text())["settings"]
-    assert settings == {"data": "digits", "model": "gate", "seed": 0, **given}
+    assert settings == {"data": "digits", "model": "gate", "seed": 0, "data_options": [], **given}
     assert not [name for name, value in given.items() if value == getattr(Settings(), name)], "none is the default"
 
 
@@ -225,7 +226,7 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--data", "minst"], "unknown data 'minst': expected one of digits, mnist, or the path of an .npz file"),
+        (["--data", "minst"], "unknown data 'minst': expected one of cifar10, digits, mnist"),
         (["--data", "mnist", "--data-dir", "nowhere"], "MNIST was not found. Expected the files train-images"),
         (["--data", "absent.npz"], "there is no file"),
         (["--hidden", "abc"], "--hidden takes whole numbers separated by commas, received 'abc'"),

@@ -336,23 +336,32 @@ def test_calibration_hits_the_target_on_its_data(target: float) -> None:
     assert [m.training for m in model.modules()] == modes
 
 
-def test_calibration_moves_all_thresholds_by_one_amount_of_logit() -> None:
+def test_calibration_moves_the_logits_of_all_gates_by_one_amount() -> None:
     model = GatedMLP((32, 24, 24, 4), GateConfig(net="low-rank", rank=2, tau=1.0))
     gates = dg.gates_of(model)
     gates["layers.2"].tau.fill_(0.5)
-    before = {name: float(cut(gate)) for name, gate in gates.items()}
+    before = {name: gate.bias.detach().clone() for name, gate in gates.items()}
+    cuts = [float(cut(gate)) for gate in gates.values()]
     Budget(target=0.5).calibrate_(model, [task()[0]])
-    shifts = [float(cut(gate)) - before[name] for name, gate in gates.items()]
+    shifts = torch.cat([before[name] - gate.bias for name, gate in gates.items()])
     assert shifts[0] != 0.0
-    assert shifts[0] == pytest.approx(shifts[1], abs=1e-5)
+    torch.testing.assert_close(shifts, shifts[0].expand_as(shifts), rtol=0, atol=1e-5)
+    assert [float(cut(gate)) for gate in gates.values()] == cuts
+
+
+def test_calibration_tells_apart_logits_that_a_sigmoid_cannot() -> None:
+    model = GatedMLP((32, 64, 4), GateConfig(kind="static"))
+    with torch.no_grad():
+        dg.gates_of(model)["layers.1"].bias.copy_(torch.linspace(100.0, 200.0, 64))  # p is 1.0 in float32 for all
+    assert Budget(target=0.5).calibrate_(model, [task(rows=8)[0]]) == pytest.approx(0.5)
 
 
 def test_calibrating_a_model_that_meets_its_target_changes_nothing() -> None:
     model = GatedMLP((32, 64, 4), STATIC)
     x, _ = task(rows=64)
-    before = float(dg.gates_of(model)["layers.1"].theta)
+    before = dg.gates_of(model)["layers.1"].bias.detach().clone()
     assert Budget(target=1.0).calibrate_(model, [x]) == 1.0
-    assert float(dg.gates_of(model)["layers.1"].theta) == before
+    assert torch.equal(dg.gates_of(model)["layers.1"].bias, before)
 
 
 def test_only_a_budget_with_a_target_can_be_calibrated() -> None:

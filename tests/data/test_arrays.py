@@ -57,3 +57,22 @@ def test_info_is_plain_json_with_counts_for_each_part() -> None:
 def test_parts_with_different_features_are_refused() -> None:
     with pytest.raises(ValueError, match=r"toy: a row of the test data has shape \(5,\).*training data \(4,\)"):
         Splits("toy", arrays(6, 4), arrays(3, 4), arrays(3, 5), classes=3, mean=0.0, std=1.0)
+
+
+def test_rows_of_any_shape_become_vectors_with_constants_to_match() -> None:
+    x = torch.arange(48.0).reshape(4, 3, 2, 2)
+    arrays = Arrays(x, torch.tensor([0, 1, 0, 1]))
+    splits = Splits("mine", arrays, arrays, arrays, classes=2, mean=x[0], std=1.0).flat()
+    assert torch.equal(splits.train.values, x.flatten(1))
+    assert torch.equal(splits.mean, x[0].flatten())
+    stored = Arrays(x.to(torch.uint8), arrays.y, prepare=lambda batch: batch / 255)
+    assert torch.equal(stored.flat().rows(torch.tensor([2])), (x[2:3] / 255).flatten(1))
+    assert splits.flat() is splits
+
+
+def test_augmentation_is_for_training_only() -> None:
+    arrays = Arrays(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), augment=lambda batch: batch * 2)
+    index = torch.arange(2)
+    assert torch.equal(arrays.rows(index), torch.ones(2, 2))
+    assert torch.equal(arrays.rows(index, training=True), torch.full((2, 2), 2.0))
+    assert torch.equal(torch.cat([x for x, _ in arrays.batches(3)]), torch.ones(4, 2))

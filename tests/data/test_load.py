@@ -9,10 +9,33 @@ import pytest
 from dynamicgate.data import LOADERS, default_data_dir, load
 
 
-@pytest.mark.parametrize("name", ["imagenet", "", "data.csv", "MNIST"])
+@pytest.mark.parametrize("name", ["imagenet", "", "data.txt", "MNIST"])
 def test_an_unknown_name_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"unknown data '{name}': expected one of digits, mnist, .*\.npz file"):
+    with pytest.raises(ValueError, match=rf"unknown data '{name}': expected one of cifar10, digits, mnist, .*\.npz"):
         load(name)
+
+
+def test_a_table_without_a_target_says_which_option_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"needs the option target .*--target NAME"):
+        load(tmp_path / "mine.csv")
+
+
+def test_options_given_as_text_become_what_the_loader_expects(tmp_path: Path) -> None:
+    table = tmp_path / "mine.csv"
+    rows = "\n".join(f"{i % 7},{i % 5},{'ab'[i % 2]},{i}" for i in range(60))
+    table.write_text(f"one,two,kind,row\n{rows}\n")
+    splits = load(table, options={"target": "kind", "drop": "row,two", "most_categories": "3"})
+    assert splits.train.features == 1
+    assert splits.class_names == ("a", "b")
+    with pytest.raises(ValueError, match="option most_categories takes a int, received 'many'"):
+        load(table, options={"target": "kind", "most_categories": "many"})
+
+
+def test_an_unknown_option_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="digits has no option 'colour'; its options are: none"):
+        load("digits", options={"colour": "true"})
+    with pytest.raises(ValueError, match=r"pbmc3k has no option 'colour'; its options are: .*labels"):
+        load("pbmc3k", options={"colour": "true"})
 
 
 def test_the_table_of_loaders_cannot_be_changed() -> None:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.budget.calibrate import check_reachable, shift_thresholds_
+from dynamicgate.budget.calibrate import check_reachable, shift_biases_
 from dynamicgate.budget.collapse import RAPID_WINDOW, Collapse, Reading, diagnose
 from dynamicgate.budget.controller import Controller
 from dynamicgate.budget.penalty import PENALTIES, straight_through_usage
@@ -187,11 +187,11 @@ class Budget:
         return bool(readings) and readings[-1].g <= self.floor  # type: ignore[index]
 
     def calibrate_(self, model: nn.Module, inputs: Iterable[Tensor], *, rounds: int = 24) -> float:
-        """Shift all thresholds by one amount of logit so that the hard model meets the target on `inputs`; returns what
+        """Shift the logits of all gates by one amount so that the hard model meets the target on `inputs`; returns what
         it then executes. Use data that was not used for testing. The shift is small if training held the budget."""
         if self.target is None:
             raise ValueError("only a Budget with a target can be calibrated")
-        return shift_thresholds_(model, self.ledger or Ledger(model), self.target, list(inputs), rounds)
+        return shift_biases_(model, self.ledger or Ledger(model), self.target, list(inputs), rounds)
 
     def state_dict(self) -> dict[str, Any]:
         """The controller's memory, as plain JSON values."""

@@ -32,18 +32,25 @@ def executed_relative(model: nn.Module, ledger: Ledger, inputs: Iterable[Tensor]
 
 
 @torch.no_grad()
-def shift_thresholds_(model: nn.Module, ledger: Ledger, target: float, inputs: list[Tensor], rounds: int) -> float:
-    """Find by bisection the one shift of all cuts with which the model executes `target`; returns what it executes."""
+def shift_biases_(model: nn.Module, ledger: Ledger, target: float, inputs: list[Tensor], rounds: int) -> float:
+    """Find by bisection the one shift of all logits with which the model executes `target`; returns what it executes.
+
+    The biases move, not the thresholds: logits may be large, and a threshold on their sigmoid cannot tell 20 from 30.
+    """
     gates = gates_of(model)
-    before = {name: float(cut(gate)) for name, gate in gates.items()}
+    before = {name: gate.bias.detach().clone() for name, gate in gates.items()}
 
     def relative_at(shift: float) -> float:
         for name, gate in gates.items():
-            gate.theta.copy_(torch.sigmoid((before[name] + shift) / gate.tau).clamp(1e-6, 1.0 - 1e-6))
+            gate.bias.copy_(before[name] - shift)
         return executed_relative(model, ledger, inputs)
 
-    low, high = -8.0, 8.0
-    found = [(abs(relative_at(0.0) - target), 0.0)]
+    now = relative_at(0.0)
+    found = [(abs(now - target), 0.0)]
+    reach = 1.0
+    while reach < 1e4 and not relative_at(reach) <= target <= relative_at(-reach):
+        reach *= 4.0
+    low, high = -reach, reach
     for _ in range(rounds):
         middle = 0.5 * (low + high)
         relative = relative_at(middle)

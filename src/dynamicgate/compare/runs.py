@@ -101,7 +101,7 @@ def compare(
     runs: list[dict[str, Any]] = []
     jobs = [(seed, model) for seed in seeds for model in models]
     for position, (seed, model) in enumerate(jobs, start=1):
-        splits = load(settings.data, data_dir=data_dir, seed=seed)
+        splits = load(settings.data, data_dir=data_dir, seed=seed, options=dict(settings.data_options)).flat()
         chosen = replace(settings, model=model, seed=seed).resolved(splits)
         if position == 1:
             _check_all(chosen, models, splits)

@@ -54,6 +54,7 @@ class Settings:
     bf16: bool = False
     balanced: bool = False
     patience: int | None = None
+    data_options: tuple[tuple[str, str], ...] = ()
 
     def resolved(self, splits: Splits) -> Settings:
         """With the defaults of the data set filled in."""
@@ -81,7 +82,10 @@ def dense_macs(sizes: Sequence[int]) -> int:
 
 def settings_hash(settings: Settings, splits: Splits) -> str:
     """Runs are found by what they were asked to do, and to which data."""
-    digest = hashlib.blake2b(json.dumps(asdict(settings), sort_keys=True).encode(), digest_size=4)
+    values = asdict(settings)
+    if not settings.data_options:
+        del values["data_options"]  # runs from before there were such options are found again
+    digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4)
     for part in (splits.train, splits.valid, splits.test):
         sample = torch.arange(len(part))[:: max(1, len(part) // 1000)]
         digest.update(part.rows(sample).numpy().tobytes())

@@ -3,7 +3,20 @@
 from dynamicgate.data.arrays import Arrays, Splits
 from dynamicgate.data.batches import batches
 from dynamicgate.data.check import check_arrays
+from dynamicgate.data.download import get
 from dynamicgate.data.load import LOADERS, default_data_dir, load
+from dynamicgate.data.sources import SOURCES
 from dynamicgate.data.split import stratified_split
 
-__all__ = ["LOADERS", "Arrays", "Splits", "batches", "check_arrays", "default_data_dir", "load", "stratified_split"]
+__all__ = [
+    "LOADERS",
+    "SOURCES",
+    "Arrays",
+    "Splits",
+    "batches",
+    "check_arrays",
+    "default_data_dir",
+    "get",
+    "load",
+    "stratified_split",
+]

@@ -84,6 +84,13 @@ class Arrays:
         for index in torch.arange(len(self)).split(size):
             yield self.rows(index), self.y[index]
 
+    def flat(self) -> Arrays:
+        """With every row as one vector."""
+        if isinstance(self.x, torch.Tensor) and self.prepare is None:
+            return replace(self, x=self.x.flatten(1))
+        prepare = self.prepare or torch.nn.Identity()
+        return replace(self, prepare=lambda batch: prepare(batch).flatten(1))
+
     def to(self, device: torch.device) -> Arrays:
         """With tensors on `device`; other stores stay where they are, their batches are moved one by one."""
         x = self.x.to(device) if isinstance(self.x, torch.Tensor) else self.x
@@ -118,6 +125,14 @@ class Splits:
                     f"{self.name}: a row of the {part} data has shape {received}, a row of the training data "
                     f"{expected}; give every part the same features in the same order"
                 )
+
+    def flat(self) -> Splits:
+        """With every row as one vector, which is what an MLP reads."""
+        if self.train.rows(torch.arange(1)).ndim == 2:
+            return self
+        parts = {part: getattr(self, part).flat() for part in ("train", "valid", "test")}
+        mean, std = (c.flatten() if isinstance(c, torch.Tensor) else c for c in (self.mean, self.std))
+        return replace(self, **parts, mean=mean, std=std)
 
     def info(self) -> dict[str, Any]:
         """Sizes and class balance as plain numbers, ready for JSON; `class_counts` has one list for each part."""

@@ -179,7 +179,7 @@ class Run:
         self.history.stopped_early = patience is not None and self.epochs_since_best >= patience
 
     def finish(self) -> None:
-        """Restore the best epoch if stopping early was asked for, and set the thresholds to the budget exactly."""
+        """Restore the best epoch if stopping early was asked for, and set the gates to the budget exactly."""
         if self.options.patience is not None and self.history.best is not None:
             self._restore_best()
         if self.budget is not None and self.budget.target is not None:
@@ -191,7 +191,7 @@ class Run:
         self.model.eval()
 
     def _meet_the_budget(self, budget: Budget, target: float) -> None:
-        """Held-out rows set the thresholds where there are enough of them; few are too noisy and get company."""
+        """Held-out rows set the gates where there are enough of them; few are too noisy and get company."""
         parts = [self.valid] if self.valid is not None else []
         if sum(map(len, parts)) < CALIBRATION_ROWS:
             parts.append(self.data)
