@@ -69,13 +69,13 @@ def read_members(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[
     try:
         yield from (_zip_members if source.suffix.lower() == ".zip" else _tar_members)(source, wanted)
     except _DAMAGE as error:
-        raise ValueError(f"{source} is damaged or incomplete ({error}): fetch it again") from error
+        raise ValueError(f"{source} is damaged or incomplete ({_one_line(error)}): fetch it again") from error
     except _ODD as error:
         raise ValueError(f"{source} is damaged, or packed in a way that is not read ({error})") from error
     except OSError as error:
         # gzip and bz2 report a bad checksum or header without a number; a wrong offset in a zip is an invalid seek.
         if error.errno in (None, errno.EINVAL):
-            raise ValueError(f"{source} is damaged or incomplete ({error}): fetch it again") from error
+            raise ValueError(f"{source} is damaged or incomplete ({_one_line(error)}): fetch it again") from error
         raise
 
 
@@ -128,3 +128,7 @@ def _safe_name(name: str, source: Path) -> str:
     if path.is_absolute() or ".." in path.parts or ":" in (path.parts or ("",))[0]:
         raise ValueError(f"{source}: refused, it names a path outside the archive: {name!r}")
     return path.as_posix()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
