@@ -11,17 +11,17 @@ from types import MappingProxyType
 from typing import Any
 
 from dynamicgate.data.arrays import Splits
-from dynamicgate.data.cifar10 import load_cifar10
+from dynamicgate.data.cells.h5ad import load_h5ad
+from dynamicgate.data.cells.pbmc3k import load_pbmc3k
 from dynamicgate.data.digits import load_digits
-from dynamicgate.data.h5ad import load_h5ad
-from dynamicgate.data.image_folder import load_image_folder
+from dynamicgate.data.images.cifar10 import load_cifar10
+from dynamicgate.data.images.image_folder import load_image_folder
+from dynamicgate.data.images.tiny_imagenet import load_tiny_imagenet
 from dynamicgate.data.mnist import load_mnist
 from dynamicgate.data.npz import load_npz
-from dynamicgate.data.pbmc3k import load_pbmc3k
-from dynamicgate.data.speech_commands import load_speech_commands
+from dynamicgate.data.speech.speech_commands import load_speech_commands
+from dynamicgate.data.speech.wav_folder import load_wav_folder
 from dynamicgate.data.table import load_table
-from dynamicgate.data.tiny_imagenet import load_tiny_imagenet
-from dynamicgate.data.wav_folder import load_wav_folder
 
 # Each loader takes the data folder, the seed of the validation part and, as keywords, options of its own.
 LOADERS: Mapping[str, Callable[..., Splits]] = MappingProxyType(

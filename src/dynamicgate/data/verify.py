@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynamicgate.data import cifar10, mnist, pbmc3k, speech_commands, tiny_imagenet
+from dynamicgate.data import mnist
 from dynamicgate.data.archive import find_source, is_archive, read_members
+from dynamicgate.data.cells import pbmc3k
 from dynamicgate.data.download import digest, is_official, readable
+from dynamicgate.data.images import cifar10, tiny_imagenet
 from dynamicgate.data.load import load
 from dynamicgate.data.sources import File, Source, source_of
+from dynamicgate.data.speech import speech_commands
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from dynamicgate.data import Arrays
+from dynamicgate.data.cells.sparse import SparseRows, sparse_mean_and_std
 from dynamicgate.data.npz import mean_and_std
-from dynamicgate.data.sparse import SparseRows, sparse_mean_and_std
 
 sparse = pytest.importorskip("scipy.sparse")
 

@@ -23,8 +23,8 @@ import numpy.typing as npt
 import torch
 
 from dynamicgate.data.archive import read_members
-from dynamicgate.data.mel import MelConfig, log_mel
-from dynamicgate.data.wav import FULL_SCALE, fit_length, read_wav, to_int16
+from dynamicgate.data.speech.mel import MelConfig, log_mel
+from dynamicgate.data.speech.wav import FULL_SCALE, fit_length, read_wav, to_int16
 
 NOISE_FOLDER = "_background_noise_"
 CHUNK = 256  # clips at a time; 200 MB of spectrum with the longest preset

@@ -10,9 +10,9 @@ from types import MappingProxyType
 import torch
 
 from dynamicgate.data.arrays import Arrays, Splits
-from dynamicgate.data.clips import Clips, cache_folders, read_clips, wave_features
-from dynamicgate.data.mel import MelConfig, at_rate, mel_config
-from dynamicgate.data.noise import PARTS, shift_and_noise
+from dynamicgate.data.speech.clips import Clips, cache_folders, read_clips, wave_features
+from dynamicgate.data.speech.mel import MelConfig, at_rate, mel_config
+from dynamicgate.data.speech.noise import PARTS, shift_and_noise
 from dynamicgate.data.split import TEST_SEED, TEST_SHARE, VALID_SHARE, split_arrays
 
 PART_NAMES: Mapping[str, str] = MappingProxyType(

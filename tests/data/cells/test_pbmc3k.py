@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from dynamicgate.data import Splits
-from dynamicgate.data.cells import prepare_cells, split_cells
+from dynamicgate.data.cells.pbmc3k import LABELS, load_pbmc3k, read_counts, read_labels
+from dynamicgate.data.cells.prepare import prepare_cells, split_cells
 from dynamicgate.data.npz import mean_and_std
-from dynamicgate.data.pbmc3k import LABELS, load_pbmc3k, read_counts, read_labels
 
-from .conftest import rows_of
+from ..conftest import rows_of
 
 sc = pytest.importorskip("scanpy")
 pytest.importorskip("skmisc", reason="scanpy's seurat_v3 needs scikit-misc")
@@ -50,7 +50,7 @@ SEURAT = {
 
 @pytest.fixture(scope="session")
 def folder() -> Path:
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
+    beside = Path(__file__).resolve().parents[4] / "shared" / "data"
     folder = Path(os.environ.get("DYNAMICGATE_DATA", beside))
     if not (folder / "pbmc3k" / ARCHIVE).is_file():
         pytest.skip(f"no pbmc3k/{ARCHIVE} under {folder}; set DYNAMICGATE_DATA to test on the real files")

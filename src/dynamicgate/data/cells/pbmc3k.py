@@ -18,10 +18,18 @@ import torch
 
 from dynamicgate.data.archive import is_archive, read_members
 from dynamicgate.data.arrays import Splits
-from dynamicgate.data.cells import LEAST_GENE_STD, Fit, Hvg, import_scanpy, leiden_clusters, prepare_cells, split_cells
+from dynamicgate.data.cells.h5ad import read_h5ad
+from dynamicgate.data.cells.prepare import (
+    LEAST_GENE_STD,
+    Fit,
+    Hvg,
+    import_scanpy,
+    leiden_clusters,
+    prepare_cells,
+    split_cells,
+)
+from dynamicgate.data.cells.sparse import SparseRows, sparse_mean_and_std
 from dynamicgate.data.check import check_arrays
-from dynamicgate.data.h5ad import read_h5ad
-from dynamicgate.data.sparse import SparseRows, sparse_mean_and_std
 from dynamicgate.data.split import TEST_SEED
 
 Labels: TypeAlias = Literal["louvain", "seurat_annotations", "leiden"]

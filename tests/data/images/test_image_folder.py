@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dynamicgate.data import Splits
-from dynamicgate.data.image_folder import load_image_folder
+from dynamicgate.data.images.image_folder import load_image_folder
 
-from .packed import image_bytes, pack
+from ..packed import image_bytes, pack
 
 
 def picture(level: int, height: int = 9, width: int = 13, format: str = "PNG") -> bytes:

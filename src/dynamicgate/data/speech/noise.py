@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynamicgate.data.clips import NOISE_FOLDER
-from dynamicgate.data.wav import FULL_SCALE
+from dynamicgate.data.speech.clips import NOISE_FOLDER
+from dynamicgate.data.speech.wav import FULL_SCALE
 
 PARTS = ("train", "valid", "test")
 STRETCHES = ((0.0, 0.8), (0.8, 0.9), (0.9, 1.0))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.data.cells import leiden_clusters, prepare_cells, split_cells
+from dynamicgate.data.cells.prepare import leiden_clusters, prepare_cells, split_cells
 
 sc = pytest.importorskip("scanpy")
 ad = pytest.importorskip("anndata")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.data.mel import CODE, TEXT, MelConfig, at_rate, log_mel, mel_config, mel_filters
+from dynamicgate.data.speech.mel import CODE, TEXT, MelConfig, at_rate, log_mel, mel_config, mel_filters
 
 from .sounds import hiss, tone
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dynamicgate.data.wav import fit_length, read_wav, to_int16
+from dynamicgate.data.speech.wav import fit_length, read_wav, to_int16
 
 from .sounds import RATE, tone, wav_bytes
 

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import torch
 
 from dynamicgate.data.arrays import Arrays, Splits
-from dynamicgate.data.cells import LEAST_GENE_STD, Fit, Hvg, import_scanpy, prepare_cells, split_cells
+from dynamicgate.data.cells.prepare import LEAST_GENE_STD, Fit, Hvg, import_scanpy, prepare_cells, split_cells
+from dynamicgate.data.cells.sparse import SparseRows, sparse_mean_and_std
 from dynamicgate.data.check import check_arrays
 from dynamicgate.data.columns import class_numbers
 from dynamicgate.data.npz import mean_and_std
-from dynamicgate.data.sparse import SparseRows, sparse_mean_and_std
 
 
 def load_h5ad(

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 import torch
 
-from dynamicgate.data import Splits, clips
-from dynamicgate.data.wav_folder import load_wav_folder
+from dynamicgate.data import Splits
+from dynamicgate.data.speech import clips
+from dynamicgate.data.speech.wav_folder import load_wav_folder
 
-from .conftest import rows_of
+from ..conftest import rows_of
 from .sounds import hiss, tone, wav_bytes, write_files, write_tar
 
 

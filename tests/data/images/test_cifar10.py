@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from dynamicgate.data import Splits
-from dynamicgate.data.cifar10 import BINARY, CLASSES, load_cifar10
-from dynamicgate.data.cifar10_python import read_python_batch
+from dynamicgate.data.images.cifar10 import BINARY, CLASSES, load_cifar10
+from dynamicgate.data.images.cifar10_python import read_python_batch
 
-from .conftest import rows_of
-from .packed import KINDS, pack, real_folder
+from ..conftest import rows_of
+from ..packed import KINDS, pack, real_folder
 
 PER_BATCH = 20
 NAMES = [f"name{number}" for number in range(10)]

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.data import image_cache
 from dynamicgate.data.arrays import Arrays
-from dynamicgate.data.image_cache import Decoding, Labelled, Part, cache_folders, decoded, source_identity
-from dynamicgate.data.images import (
+from dynamicgate.data.images import image_cache
+from dynamicgate.data.images.image_cache import Decoding, Labelled, Part, cache_folders, decoded, source_identity
+from dynamicgate.data.images.stores import (
     MemmapRows,
     chosen_augment,
     constants,
@@ -31,7 +31,7 @@ from dynamicgate.data.images import (
     to_features,
 )
 
-from .packed import image_bytes
+from ..packed import image_bytes
 
 RNG = np.random.default_rng(0)
 

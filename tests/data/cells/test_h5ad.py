@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.data.cells import prepare_cells, split_cells
-from dynamicgate.data.h5ad import load_h5ad
+from dynamicgate.data.cells.h5ad import load_h5ad
+from dynamicgate.data.cells.prepare import prepare_cells, split_cells
+from dynamicgate.data.cells.sparse import SparseRows
 from dynamicgate.data.npz import mean_and_std
-from dynamicgate.data.sparse import SparseRows
 
 ad = pytest.importorskip("anndata")
 pytest.importorskip("scanpy")

@@ -12,8 +12,8 @@ import torch
 
 from dynamicgate.data.archive import find_source, not_found, read_members
 from dynamicgate.data.arrays import Arrays, Splits
-from dynamicgate.data.cifar10_python import read_python_batch
-from dynamicgate.data.images import chosen_augment, constants, to_features
+from dynamicgate.data.images.cifar10_python import read_python_batch
+from dynamicgate.data.images.stores import chosen_augment, constants, to_features
 from dynamicgate.data.split import split_arrays
 
 PLACES = (".", "cifar10", "CIFAR10", "cifar-10")

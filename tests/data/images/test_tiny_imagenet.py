@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from dynamicgate.data import Splits
-from dynamicgate.data.image_cache import decoded
-from dynamicgate.data.images import Pixels
-from dynamicgate.data.tiny_imagenet import decoding, load_tiny_imagenet
+from dynamicgate.data.images.image_cache import decoded
+from dynamicgate.data.images.stores import Pixels
+from dynamicgate.data.images.tiny_imagenet import decoding, load_tiny_imagenet
 
-from .packed import KINDS, image_bytes, pack, real_folder
+from ..packed import KINDS, image_bytes, pack, real_folder
 
 WNIDS = ["n03", "n01", "n02"]  # the order of the file is the order of the classes, sorted or not
 TOP = "tiny-imagenet-200"

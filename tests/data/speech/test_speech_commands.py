@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.data import Splits, clips
-from dynamicgate.data.mel import CODE, TEXT, log_mel
-from dynamicgate.data.noise import stretches
-from dynamicgate.data.speech_commands import (
+from dynamicgate.data import Splits
+from dynamicgate.data.speech import clips
+from dynamicgate.data.speech.mel import CODE, TEXT, log_mel
+from dynamicgate.data.speech.noise import stretches
+from dynamicgate.data.speech.speech_commands import (
     CLASSES_12,
     KEYWORDS,
     find_source,
@@ -21,7 +22,7 @@ from dynamicgate.data.speech_commands import (
     word_of,
 )
 
-from .conftest import rows_of
+from ..conftest import rows_of
 from .sounds import hiss, tone, wav_bytes, write_files, write_tar
 
 SPEAKERS = {"train": ("aa", "bb", "cc", "dd"), "valid": ("ee", "ff"), "test": ("gg", "hh")}
@@ -318,7 +319,7 @@ def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict[st
 @pytest.fixture(scope="module")
 def real(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The folder with the real subset, and a cache for it."""
-    beside = Path(__file__).resolve().parents[3] / "shared" / "data"
+    beside = Path(__file__).resolve().parents[4] / "shared" / "data"
     folder = Path(os.environ.get("DYNAMICGATE_DATA", beside))
     try:
         source = find_source(folder)
