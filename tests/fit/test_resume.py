@@ -54,7 +54,10 @@ def test_the_run_to_be_killed_puts_everything_to_the_test(uninterrupted: Path) -
     assert told["stopped_early"]
     assert told["steps"] == 9 * (told["best"]["epoch"] + 1 + 4), "9 steps an epoch, 4 epochs after the best"
     assert differences(last, final), "the best weights, not the last"
-    assert 0 < final["layers.1.gate.theta"] != 0.5, "and the thresholds are calibrated"
+    best = weights_in(uninterrupted / "best.safetensors")
+    assert differences(best, final) == ["layers.1.gate.net.1.bias", "layers.2.gate.net.1.bias"], (
+        "and the gates are calibrated"
+    )
     assert final["layers.1.gate.tau"] < 1.0
 
 
