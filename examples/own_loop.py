@@ -45,7 +45,7 @@ for step in range(total):
         rate = float(used.mean_g()["2"])
         print(f"{progress:4.0%}  loss {loss.item():.3f}  open {rate:.2f}  MACs {budget.relative:.3f} of dense")
 
-reached = budget.calibrate_(model, x_valid.split(1024))  # 4: move the thresholds onto the budget, on held-out data
+reached = budget.calibrate_(model, x_valid.split(1024))  # 4: move the gates onto the budget, on held-out data
 print(f"calibrated to {reached:.4f}\n")
 print(dg.measure(model, (x_test, y_test)))
 

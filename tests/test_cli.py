@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +36,13 @@ def _signals_stay_ours() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a comparison, and what it printed."""
+    """The folder of a comparison, and what it printed; what it says on the way goes to standard error."""
     out = tmp_path_factory.mktemp("compared")
-    capture = pytest.MonkeyPatch()
-    lines: list[str] = []
-    capture.setattr("builtins.print", lambda *words, **_: lines.append(" ".join(map(str, words))))
-    try:
+    printed, said = StringIO(), StringIO()
+    with redirect_stdout(printed), redirect_stderr(said):
         assert main(["compare", "--data", "digits", "--seeds", "1", *QUICK, "--out", str(out)]) == 0
-    finally:
-        capture.undo()
-    return out, "\n".join(lines)
+    assert [line.split()[:2] for line in said.getvalue().splitlines()][-1] == ["[5/5]", "gate"]
+    return out, printed.getvalue()
 
 
 @pytest.fixture

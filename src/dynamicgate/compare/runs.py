@@ -7,6 +7,7 @@ checkpoint. Validation data picks, test data is measured once, at the end of a r
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -107,7 +108,14 @@ def compare(
             _check_all(chosen, models, splits)
         folder = Path("runs") / f"{model}-s{seed}-{settings_hash(chosen, splits)}"
         label = f"[{position}/{len(jobs)}] {model} seed {seed}"
-        runs.append({**run_one(chosen, splits, out / folder, label=label), "folder": folder.as_posix()})
+        run = run_one(chosen, splits, out / folder, label=label)
+        runs.append({**run, "folder": folder.as_posix()})
+        accuracy, relative = run["quality"]["accuracy"], run["macs"]["relative"]
+        print(
+            f"{label}  accuracy {accuracy:.2%}  MACs {relative:.3f}  {run['seconds']:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
         meta = {
             **environment(command),
             "budget": settings.budget,
