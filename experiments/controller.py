@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dynamicgate.budget import Budget
 from dynamicgate.compare.models import gate
 from dynamicgate.compare.settings import Settings
@@ -40,6 +42,7 @@ def run(variant: str, seed: int, epochs: int) -> dict[str, float]:
     changes, make_budget = VARIANTS[variant]
     splits = load("digits", seed=seed)
     settings = replace(Settings(seed=seed, epochs=epochs), **changes).resolved(splits)
+    torch.manual_seed(seed)
     model: GatedMLP = gate(settings, splits)[0]
     budget = make_budget(settings.budget)
     with tempfile.TemporaryDirectory() as folder:
