@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from dynamicgate.data.arrays import Arrays
+from dynamicgate.data.cache import cache_folders
 from dynamicgate.data.images import image_cache
-from dynamicgate.data.images.image_cache import Decoding, Labelled, Part, cache_folders, decoded, source_identity
+from dynamicgate.data.images.image_cache import Decoding, Labelled, Part, decoded, source_identity
 from dynamicgate.data.images.stores import (
     MemmapRows,
     chosen_augment,

@@ -96,17 +96,6 @@ def decoded(job: Decoding, folders: Sequence[Path]) -> tuple[dict[str, Arrays], 
     return found
 
 
-def cache_folders(near: Path | None, cache_dir: str | Path | None) -> list[Path]:
-    """Where a cache may lie, best first: `cache_dir` alone if given, else beside the data, else the user's folder."""
-    from dynamicgate.data.load import default_data_dir
-
-    if cache_dir is not None:
-        return [Path(cache_dir).expanduser()]
-    # DYNAMICGATE_DATA may name the read-only folder, so the home folder comes last.
-    places = [*([near] if near else []), default_data_dir(), Path.home() / ".cache" / "dynamicgate"]
-    return list(dict.fromkeys(place / ".cache" for place in places))
-
-
 def source_identity(source: Path) -> list[object]:
     """Name, size and time of an archive, or of every file of a folder that is not hidden."""
     if source.is_file():

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from dynamicgate.data.archive import read_members
 from dynamicgate.data.arrays import Splits
-from dynamicgate.data.images.image_cache import Decoding, Labelled, Part, cache_folders, decoded, source_identity
+from dynamicgate.data.cache import cache_folders
+from dynamicgate.data.images.image_cache import Decoding, Labelled, Part, decoded, source_identity
 from dynamicgate.data.images.stores import chosen_augment, decode_image, measured_constants
 from dynamicgate.data.split import TEST_SEED, TEST_SHARE, VALID_SHARE, split_arrays
 

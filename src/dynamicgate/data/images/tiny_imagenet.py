@@ -14,7 +14,8 @@ from pathlib import Path
 
 from dynamicgate.data.archive import find_source, not_found, read_members
 from dynamicgate.data.arrays import Splits
-from dynamicgate.data.images.image_cache import Decoding, Labelled, Part, cache_folders, decoded, source_identity
+from dynamicgate.data.cache import cache_folders
+from dynamicgate.data.images.image_cache import Decoding, Labelled, Part, decoded, source_identity
 from dynamicgate.data.images.stores import chosen_augment, constants, decode_image
 from dynamicgate.data.split import split_arrays
 

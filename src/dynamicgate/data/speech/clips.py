@@ -67,16 +67,6 @@ def read_clips(
     return found
 
 
-def cache_folders(beside: Path, cache_dir: str | Path | None) -> list[Path]:
-    """Where a cache may lie: `cache_dir` alone if given, else beside the data, in the data folder, in the home."""
-    from dynamicgate.data.load import default_data_dir  # here: that module imports the loaders
-
-    if cache_dir is not None:
-        return [Path(cache_dir).expanduser()]
-    home = Path.home() / ".cache" / "dynamicgate"
-    return list(dict.fromkeys((beside / ".cache", default_data_dir() / ".cache", home / ".cache")))
-
-
 def wave_features(waves_BT: torch.Tensor, config: MelConfig) -> torch.Tensor:
     """[B, M * F] log-mel features of waves in 16-bit units (int16, or floating after augmentation)."""
     pieces = [log_mel(piece.float() / FULL_SCALE, config).flatten(1) for piece in waves_BT.split(CHUNK)]

@@ -17,7 +17,8 @@ import torch
 
 from dynamicgate.data.archive import is_archive
 from dynamicgate.data.arrays import Arrays, Splits
-from dynamicgate.data.speech.clips import NOISE_FOLDER, Clips, cache_folders, read_clips, wave_features
+from dynamicgate.data.cache import cache_folders
+from dynamicgate.data.speech.clips import NOISE_FOLDER, Clips, read_clips, wave_features
 from dynamicgate.data.speech.mel import MelConfig, mel_config
 from dynamicgate.data.speech.noise import PARTS, noise_crops, shift_and_noise
 from dynamicgate.data.split import TEST_SEED, seeded

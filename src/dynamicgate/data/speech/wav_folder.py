@@ -10,7 +10,8 @@ from types import MappingProxyType
 import torch
 
 from dynamicgate.data.arrays import Arrays, Splits
-from dynamicgate.data.speech.clips import Clips, cache_folders, read_clips, wave_features
+from dynamicgate.data.cache import cache_folders
+from dynamicgate.data.speech.clips import Clips, read_clips, wave_features
 from dynamicgate.data.speech.mel import MelConfig, at_rate, mel_config
 from dynamicgate.data.speech.noise import PARTS, shift_and_noise
 from dynamicgate.data.split import TEST_SEED, TEST_SHARE, VALID_SHARE, split_arrays
