@@ -1,7 +1,8 @@
 """Measure what a model really does: quality, executed MACs per sample, the paper's proxies, evidence about its gates.
 
 Counting rules. Hard gates as deployed; every Linear layer with both of its gates and its mask; gate networks and the
-output layer included; per sample and summed, never a product of means. A gate evaluated softly saves nothing.
+output layer included; per sample and summed, never a product of means. A gate evaluated softly saves nothing. What is
+saved is split: first the connections that do not exist, then, of those that do, the ones between closed units.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.cost import Ledger, connections, deployed, unwrap
+from dynamicgate.cost import LayerCost, Ledger, deployed, unwrap
 from dynamicgate.data import Arrays
 from dynamicgate.evaluate import confusion_counts, quality_of
 from dynamicgate.gate import Decision, Gate
+from dynamicgate.masks import connections, present
 from dynamicgate.nn.normalize import Normalize
-from dynamicgate.proxies import Openness, proxies
+from dynamicgate.proxies import Openness, product_of_means, proxies, where_products_mislead
 from dynamicgate.trace import evaluating, trace
 from dynamicgate.usage import usage
 
@@ -37,6 +39,8 @@ class Measurement:
     samples: dict[str, float]
     gates: list[dict[str, Any]]
     count: int
+    notes: list[str] = field(default_factory=list)
+    """Sentences on layers whose cost a product of mean rates would misstate."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and strings."""
@@ -52,12 +56,15 @@ class Measurement:
             *(f"{name:<22}{value:.4f}" for name, value in self.quality.items()),
             f"{'executed MACs':<22}{m['executed']:,.0f} of {m['dense']:,.0f} per sample = {m['relative']:.4f}",
             f"{'  of which gates':<22}{m['gate']:,.0f}",
+            f"{'  saved by structure':<22}{m['structure_saved']:.4f}",
+            f"{'  saved by gates':<22}{m['gate_saved']:.4f}",
             f"{'  skipping zeros':<22}{m['relative_zero_skip']:.4f}",
             f"{'  p5 / p50 / p95':<22}{self.samples['p5']:.4f} / {self.samples['p50']:.4f} / {self.samples['p95']:.4f}",
             f"{'parameters':<22}{self.params:,}",
             "",
             f"{'layer':<22}{'open':>8}{'density':>9}{'MACs':>14}",
             *(f"{x['name']:<22}{x['open']:>8.3f}{x['density']:>9.3f}{x['macs']:>14,.0f}" for x in self.layers),
+            *(["", *self.notes] if self.notes else []),
         ]
         return "\n".join(lines)
 
@@ -155,6 +162,8 @@ class _Tally:
         ledger, per_sample = self.ledger, torch.cat(self.per_sample)
         count, dense = len(per_sample), ledger.dense
         relative = per_sample / dense
+        layers = [self._layer_row(layer, count) for layer in ledger.layers]
+        existing, executed = (sum(row[key] for row in layers) for key in ("present", "macs"))
         p5, p50, p95 = torch.quantile(relative, torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
         return Measurement(
             quality={} if self.confusion is None else quality_of(self.confusion),
@@ -164,33 +173,37 @@ class _Tally:
                 "gate": ledger.gate,
                 "relative": float(relative.mean()),
                 "relative_zero_skip": self.zero_skip / count / dense,
+                "structure_saved": 1.0 - (existing + ledger.other) / dense,
+                "gate_saved": (existing - executed) / dense,
             },
             proxies=proxies(ledger, self.openness),
-            layers=[
-                {
-                    "name": layer.name,
-                    "open": self.openness[layer.out_gate.site.name].open if layer.out_gate else 1.0,
-                    "density": layer.density,
-                    "macs": self.layer_macs[layer.name] / count,
-                }
-                for layer in ledger.layers
-            ],
+            layers=layers,
             params=params,
             samples={"p5": p5, "p50": p50, "p95": p95},
             gates=[openness.to_dict() for openness in self.openness.values()],
             count=count,
+            notes=where_products_mislead(ledger, self.openness, {row["name"]: row["macs"] for row in layers}),
         )
 
+    def _layer_row(self, layer: LayerCost, count: int) -> dict[str, Any]:
+        return {
+            "name": layer.name,
+            "open": self.openness[layer.out_gate.site.name].open if layer.out_gate else 1.0,
+            "density": layer.density,
+            "macs": self.layer_macs[layer.name] / count,
+            "present": layer.present * layer.rows,
+            "product": product_of_means(layer, self.openness),
+        }
 
-def _zero_skipping(layer: Any, g: dict[str, Tensor], nonzero_BI: Tensor) -> Tensor:
+
+def _zero_skipping(layer: LayerCost, g: dict[str, Tensor], nonzero_BI: Tensor) -> Tensor:
     """MACs of a layer over the batch if exact zeros among its open inputs are skipped as well."""
     live_BI = nonzero_BI.float()
     if layer.in_gate is not None:
         live_BI = live_BI * _units(layer.in_gate, g[layer.in_gate.site.name])
     mask = connections(layer.linear)
     if layer.out_gate is None:
-        fan_out_I = mask.float().sum(0) if mask is not None else torch.tensor(float(layer.linear.out_features))
-        return (live_BI * fan_out_I.to(live_BI.device)).sum(dtype=torch.float64)
+        return (live_BI * _fan_out(layer.linear)).sum(dtype=torch.float64)
     open_BO = _units(layer.out_gate, g[layer.out_gate.site.name])
     if mask is None:
         return (live_BI.sum(-1, dtype=torch.float64) * open_BO.sum(-1, dtype=torch.float64)).sum()
@@ -198,11 +211,20 @@ def _zero_skipping(layer: Any, g: dict[str, Tensor], nonzero_BI: Tensor) -> Tens
 
 
 def _gate_zero_skipping(gate: Gate, nonzero_BD: Tensor) -> Tensor:
+    """MACs of a gate network over the batch if its first layer skips what is zero; the later layers run in full."""
     layers = [m for m in gate.net.modules() if isinstance(m, nn.Linear)]
     if not layers:
         return torch.zeros((), dtype=torch.float64)
-    rest = gate.macs - layers[0].weight.numel()
-    return nonzero_BD.sum().double() * layers[0].out_features + rest * nonzero_BD.shape[:-1].numel()
+    rest = sum(present(layer) for layer in layers[1:]) * nonzero_BD.shape[:-1].numel()
+    return (nonzero_BD * _fan_out(layers[0])).sum(dtype=torch.float64) + rest
+
+
+def _fan_out(linear: nn.Linear) -> Tensor:
+    """How many connections leave each input."""
+    mask = connections(linear)
+    if mask is None:
+        return torch.full((linear.in_features,), linear.out_features, device=linear.weight.device)
+    return mask.sum(0)
 
 
 def _units(gate: Gate, g_BG: Tensor) -> Tensor:

@@ -1,19 +1,22 @@
 """The paper's compute proxies (sec 3.6, 3.8(3)), and how gates depend on the input.
 
 Proxies are named as what they are: they leave out the gate networks and the output layer, and they multiply means.
-The number to quote is `macs["relative"]` of a measurement.
+The number to quote is `macs["relative"]` of a measurement; `where_products_mislead` says where multiplying means fails.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from dynamicgate.cost import Ledger
+from dynamicgate.cost import LayerCost, Ledger
 from dynamicgate.gate import Gate
+
+MISLEADING = 0.05  # of the exact count
 
 
 class Openness:
@@ -97,3 +100,49 @@ def proxies(ledger: Ledger, openness: Mapping[str, Openness]) -> dict[str, float
             sum(a * w * layer.density for a, w, layer in zip(alphas, weights, hidden, strict=True)) / total
         )
     return found
+
+
+def product_of_means(layer: LayerCost, openness: Mapping[str, Openness]) -> float:
+    """MACs per sample that density x open rate of the inputs x open rate of the outputs would claim."""
+    gates = [gate for gate in (layer.in_gate, layer.out_gate) if gate is not None]
+    return layer.present * layer.rows * math.prod(openness[gate.site.name].open for gate in gates)
+
+
+def where_products_mislead(
+    ledger: Ledger, openness: Mapping[str, Openness], executed: Mapping[str, float]
+) -> list[str]:
+    """A sentence for each layer, and for the model, whose product of means is off from the MACs `executed`."""
+    notes: list[str] = []
+    claimed = {layer.name: product_of_means(layer, openness) for layer in ledger.layers}
+    for layer in ledger.layers:
+        claim, exact = claimed[layer.name], executed[layer.name]
+        if _misleads(claim, exact):
+            factors, kind = ("density x open rates", "masked and gated") if _masked(layer) else ("open rates", "gated")
+            notes.append(
+                f"{layer.name}: {factors} would claim {claim:,.0f} MACs, the {kind} layer executes {exact:,.0f}: "
+                + _reason(layer, more=exact > claim)
+            )
+    fixed = ledger.gate + ledger.other
+    claim, exact = sum(claimed.values()) + fixed, sum(executed.values()) + fixed
+    if _misleads(claim, exact):
+        factors = "density x open rates" if any(map(_masked, ledger.layers)) else "open rates"
+        notes.append(
+            f"model: {factors} would claim {claim:,.0f} MACs, gate networks included, it executes {exact:,.0f}"
+        )
+    return notes
+
+
+def _misleads(claim: float, exact: float) -> bool:
+    return abs(claim - exact) > MISLEADING * exact
+
+
+def _masked(layer: LayerCost) -> bool:
+    return layer.present < layer.dense
+
+
+def _reason(layer: LayerCost, *, more: bool) -> str:
+    if not _masked(layer):
+        return f"open inputs and open outputs meet {'more' if more else 'less'} often than by chance"
+    if layer.in_gate is not None and layer.out_gate is not None:
+        return f"open inputs and open outputs share {'more' if more else 'fewer'} connections than by chance"
+    return f"open units keep {'more' if more else 'fewer'} connections than average"

@@ -12,15 +12,25 @@ SHAPES = {  # model: (accuracy, relative, macro-F1 below accuracy, parameters)
     "static": (0.9660, 0.297, 0.0012, 9618),
     "gate": (0.9755, 0.301, 0.0010, 10138),
 }
+SPARSE = {
+    "pruned": (0.9770, 0.30, 0.0009, 9610),
+    "static-sparse": (0.9690, 0.30, 0.0011, 9610),
+    "rigl": (0.9745, 0.30, 0.0010, 9610),
+    "set": (0.9735, 0.30, 0.0010, 9610),
+    "gate+rigl": (0.9760, 0.302, 0.0010, 10138),
+    "switch": (0.9725, 0.31, 0.0010, 38500),
+}
+REWIRED = ("rigl", "set", "gate+rigl")
+ALL_MODELS = (*SHAPES, *SPARSE)
 DENSE_MACS = 9472
 
 
 def make_run(model: str, seed: int, data: str = "digits") -> dict[str, Any]:
     """A run as the experiment command writes it."""
     chance = random.Random(f"{data}-{model}-{seed}")
-    accuracy, relative, below, params = SHAPES[model]
+    accuracy, relative, below, params = {**SHAPES, **SPARSE}[model]
     accuracy += chance.gauss(0, 0.004)
-    gated = model in ("static", "gate")
+    gated = model in ("static", "gate", "gate+rigl", "switch")
     relative += chance.gauss(0, 0.003) if gated else 0.0
     return {
         "model": model,
@@ -30,7 +40,7 @@ def make_run(model: str, seed: int, data: str = "digits") -> dict[str, Any]:
         "macs": {
             "dense": DENSE_MACS,
             "executed": relative * DENSE_MACS,
-            "gate": 512.0 if model == "gate" else 0.0,
+            "gate": 512.0 if "gate" in model else 0.0,
             "relative": relative,
             "relative_zero_skip": relative * chance.uniform(0.5, 0.6),
         },
@@ -100,8 +110,27 @@ def make_results(models: tuple[str, ...] = tuple(SHAPES), seeds: int = 5, data: 
     }
 
 
-def make_log(steps: int = 200, seed: int = 0) -> list[dict[str, Any]]:
-    """A training log in which a gate closes from 0.8 towards its target."""
+def split(run: dict[str, Any], structure: float, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The run with what a measurement of today adds: which part structure saves, which part gates, and notes."""
+    macs = run["macs"]
+    gates = 1.0 - structure - macs["relative"] + macs["gate"] / macs["dense"]
+    return {**run, "macs": {**macs, "structure_saved": structure, "gate_saved": gates}, "notes": list(notes)}
+
+
+def make_rewiring(progress: float, layers: int = 1) -> dict[str, dict[str, float]]:
+    """What a log says of rewired layers: exploration grows from the density, churn goes down to nothing."""
+    return {
+        f"layers.{index}": {
+            "density": 0.2,
+            "explored": 0.2 + (0.4 - 0.1 * index) * progress,
+            "churn": 0.3 * (1 - progress),
+        }
+        for index in range(layers)
+    }
+
+
+def make_log(steps: int = 200, seed: int = 0, rewired: int = 0) -> list[dict[str, Any]]:
+    """A training log in which a gate closes from 0.8 towards its target, and so many layers are rewired."""
     chance = random.Random(seed)
     entries = []
     for step in range(steps):
@@ -120,6 +149,7 @@ def make_log(steps: int = 200, seed: int = 0) -> list[dict[str, Any]]:
                 "lambda": 0.5,
                 "sites": {"layers.1": {"p": opened + 0.02, "g": opened, "tau": 1.0, "theta": 0.5, "cut": 0.5}},
                 "valid": None,
+                **({"rewiring": make_rewiring(progress, rewired)} if rewired else {}),
             }
         )
     return entries
@@ -134,7 +164,7 @@ def write_sample(folder: Path, results: dict[str, Any]) -> Path:
             continue
         place = folder / run["folder"]
         place.mkdir(parents=True, exist_ok=True)
-        entries = make_log(seed=index)
+        entries = make_log(seed=index, rewired=2 if run["model"] in REWIRED else 0)
         if not run.get("gates"):
             entries = [{**entry, "sites": {}, "relative": None, "reference": None} for entry in entries]
         (place / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")

@@ -1,15 +1,19 @@
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
-from report_sample import make_log, make_results, make_run
+from report_sample import ALL_MODELS, make_log, make_results, make_run
 
+import dynamicgate.report
 from dynamicgate.report.classes import class_caption, class_figure
+from dynamicgate.report.curves import BINS, curve
 from dynamicgate.report.labels import label_box, place_labels
-from dynamicgate.report.palette import COLOURS, SHAPES, model_styles
+from dynamicgate.report.palette import COLOURS, SHAPES, colour_class, model_styles
+from dynamicgate.report.rewiring import rewiring_figure
 from dynamicgate.report.svg import Scale, decimals, push_apart, round_ticks, tag
 from dynamicgate.report.tradeoff import accuracy_figure, budget_figure
-from dynamicgate.report.training import BINS, curve, training_figure
+from dynamicgate.report.training import training_figure
 from dynamicgate.report.wording import quantity, signed_points
 
 
@@ -17,6 +21,16 @@ def test_usual_models_keep_their_colour_and_no_two_models_look_alike():
     assert model_styles(["dense", "gate"])["gate"] == model_styles(["gate", "x", "small"])["gate"]
     styles = model_styles(["gate", "dense", *(f"model {index}" for index in range(18))])
     assert len({(style % COLOURS, style % SHAPES) for style in styles.values()}) == 20
+
+
+def test_each_of_the_usual_models_has_a_colour_of_its_own_that_the_style_sheet_knows():
+    styles = model_styles(ALL_MODELS)
+    classes = {colour_class(style) for style in styles.values()}
+    assert len(classes) == len(ALL_MODELS) == 11
+    sheet = (Path(dynamicgate.report.__file__).parent / "page.css").read_text(encoding="utf-8")
+    for name in classes:
+        assert f".{name} {{ --hue: var(--{name}); }}" in sheet
+        assert len(re.findall(rf"--{name}: #[0-9a-f]{{6}};", sheet)) == 2  # on light and on dark paper
 
 
 @pytest.mark.parametrize(
@@ -67,10 +81,37 @@ def test_a_name_at_the_right_edge_goes_left():
     assert place_labels([(690.0, 50.0)], ["dense"], (50.0, 0.0, 700.0, 300.0))[0][2] == "end"
 
 
+def test_a_name_away_from_its_point_is_tied_to_it():
+    runs = [{**make_run("dense", 0), "model": name} for name in ALL_MODELS]
+    assert (
+        accuracy_figure({"runs": runs}, "digits").count('class="leader') == 10
+    )  # all but the one that stands beside it
+    assert 'class="leader' not in accuracy_figure({"runs": runs[:1]}, "digits")
+
+
 def test_every_run_and_every_mean_is_drawn():
     svg = accuracy_figure(make_results(), "digits")
     assert len(re.findall(r'class="mark c\d faint"', svg)) == 25
-    assert len(re.findall(r'class="mark c\d mean"', svg)) == 5
+    assert len(re.findall(r'class="mark c\d mean( control)?"', svg)) == 5
+
+
+def test_the_means_of_controls_are_hollow_and_say_that_they_are_controls():
+    svg = accuracy_figure(make_results(ALL_MODELS, 2), "digits")
+    hollow = re.findall(r"<title>(\S+) \(control\): [^<]+</title>(?:<line [^>]+></line>)*<\w+ [^>]*mean control", svg)
+    assert set(hollow) == set(ALL_MODELS) - {"gate", "gate+rigl"}
+    assert len(re.findall(r'class="mark c\d+ mean"', svg)) == 2
+
+
+def test_the_names_of_eleven_models_at_one_cost_all_find_room():
+    points = [(260.0 + 2 * (index % 3), 200.0 - 11 * index) for index in range(len(ALL_MODELS))]
+    places = place_labels(points, ALL_MODELS, (58.0, 24.0, 758.0, 372.0))
+    boxes = [label_box(place, 8.6 * len(name)) for place, name in zip(places, ALL_MODELS, strict=True)]
+    for side in ("start", "end"):
+        heights = [height for _, height, anchor in places if anchor == side]
+        assert heights == sorted(heights, reverse=True)  # as their points
+    for index, one in enumerate(boxes):
+        for two in boxes[index + 1 :]:
+            assert one[2] <= two[0] or two[2] <= one[0] or one[3] <= two[1] or two[3] <= one[1]
 
 
 def test_the_front_goes_through_the_means_that_nothing_beats():
@@ -107,6 +148,41 @@ def test_a_training_panel_has_a_line_per_site_and_seed_and_the_target():
     assert svg.count('class="curve open c0"') == 3
     assert svg.count('class="curve relative"') == svg.count('class="curve target"') == 3
     assert training_figure("gate", 0, runs, [[], [], []]) == ""
+
+
+def test_a_rewiring_panel_has_exploration_and_churn_of_every_layer_and_seed():
+    runs = [make_run("rigl", seed) for seed in range(3)]
+    svg = rewiring_figure("rigl", 5, runs, [make_log(50, seed, rewired=2) for seed in range(3)])
+    assert svg.count('class="curve explored c5"') == svg.count('class="curve churn c5"') == 2 * 3
+    assert "<title>layers.1 explored, seed 2: 50.0% in the end, density 20.0%</title>" in svg
+    assert "<title>layers.0 churn, seed 0: 0.0% in the end, density 20.0%</title>" in svg
+    assert svg.count(">churn layers.0</text>") == svg.count(">layers.0</text>") == 1
+    assert 'aria-label="Weights explored and connections replaced over training: rigl"' in svg
+
+
+def test_lines_of_deeper_layers_are_thinner():
+    svg = rewiring_figure("rigl", 5, [make_run("rigl", 0)], [make_log(50, rewired=3)])
+    widths = [float(found) for found in re.findall(r'stroke-width:([\d.]+)"', svg)]
+    assert widths == sorted(widths, reverse=True)
+    assert len(set(widths)) == 3
+
+
+def test_a_log_that_mentions_rewiring_only_now_and_then_still_makes_lines():
+    log = make_log(50, rewired=1)
+    sparse = [{**entry, "rewiring": entry["rewiring"] if entry["step"] % 10 == 0 else None} for entry in log]
+    assert rewiring_figure("set", 6, [make_run("set", 0)], [sparse]).count("<polyline") == 2
+
+
+@pytest.mark.parametrize("rewiring", [None, {}, "often", {"layers.0": None}, {"layers.0": {"churn": "much"}}])
+def test_a_log_without_numbers_on_rewiring_has_no_panel(rewiring):
+    log = [{**entry, "rewiring": rewiring} for entry in make_log(20)]
+    assert rewiring_figure("rigl", 5, [make_run("rigl", 0)], [log]) == ""
+    assert rewiring_figure("rigl", 5, [make_run("rigl", 0)], [make_log(20)]) == ""
+
+
+def test_a_model_without_gates_has_no_panel_of_open_rates():
+    log = [{**entry, "sites": {}} for entry in make_log(20)]
+    assert training_figure("rigl", 5, [make_run("rigl", 0)], [log]) == ""
 
 
 def test_a_heat_map_has_a_cell_per_class_and_block():

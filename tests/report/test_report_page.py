@@ -7,13 +7,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_sample import make_results, write_sample
+from report_sample import ALL_MODELS, make_results, split, write_sample
 
 import dynamicgate.report
 from dynamicgate.report import write_report
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
-OPTIONAL = ("proxies", "layers", "budget", "folder", "samples", "gates")
+OPTIONAL = ("proxies", "layers", "budget", "folder", "samples", "gates", "notes")
 HOSTILE = "</script><script>alert('x')</script><b>\"&"
 
 
@@ -66,6 +66,52 @@ def test_the_page_is_well_formed_and_has_every_section(tmp_path):
     assert "torch 2.13.0" in text
 
 
+def test_a_page_of_rewired_models_shows_their_rewiring_their_split_and_their_notes(tmp_path):
+    results = make_results(ALL_MODELS, 2)
+    note = "layers.0: density x open rates would claim 5 MACs, the masked and gated layer executes 8"
+    results["runs"] = [
+        split(run, 0.5, (note,) if run["model"] == "gate+rigl" and run["seed"] else ()) for run in results["runs"]
+    ]
+    outline = Outline(page_of(tmp_path, results))
+    text = " ".join(outline.text)
+    assert "Rewiring over training" in text
+    assert "structure part, %" in text
+    assert "gate part, %" in text
+    assert text.count(note) == 1
+    assert "Noted in 1 of 2 runs; in that of seed 1:" in text
+    labels = [value for key, value in outline.attributes if key == "aria-label"]
+    rewired = [label for label in labels if label.startswith("Weights explored")]
+    assert [label.rpartition(" ")[2] for label in rewired] == ["rigl", "set", "gate+rigl"]
+
+
+def test_a_page_of_models_that_were_not_rewired_does_not_speak_of_it(tmp_path):
+    text = " ".join(Outline(page_of(tmp_path, make_results())).text)
+    for absent in ("Rewiring over training", "structure part", "Structure part", "Noted in"):
+        assert absent not in text
+
+
+def test_results_from_before_there_was_a_split_still_make_a_page(tmp_path):
+    old = Path(__file__).parents[2] / "experiments" / "results" / "foundation-digits.json"
+    (tmp_path / "results.json").write_bytes(old.read_bytes())
+    page = write_report(tmp_path).read_text(encoding="utf-8")
+    Outline(page)
+    assert "structure_saved" not in old.read_text(encoding="utf-8")
+    assert "tructure part" not in page
+
+
+def test_every_usual_model_is_explained_and_every_control_is_marked(tmp_path):
+    text = re.sub(r"\s+", " ", " ".join(Outline(page_of(tmp_path, make_results(ALL_MODELS, 1))).text))
+    explained = text[text.index("What the models are") : text.index("Accuracy against executed MACs")]
+    assert all(f" {name} " in explained for name in ALL_MODELS)
+    assert explained.count("control") == len(ALL_MODELS) - 2
+
+
+def test_models_that_nobody_knows_are_not_explained(tmp_path):
+    results = make_results(("dense",), 1)
+    results["runs"][0]["model"] = "mine"
+    assert "What the models are" not in page_of(tmp_path, results)
+
+
 def test_the_page_loads_nothing_from_elsewhere(tmp_path):
     page = page_of(tmp_path, make_results())
     assert not re.search(r"""(src|href|url\(|@import)\s*=?\s*["']?\s*(https?:)?//""", page)
@@ -76,6 +122,7 @@ def test_the_page_loads_nothing_from_elsewhere(tmp_path):
 def test_hostile_names_are_shown_and_never_run(tmp_path):
     results = make_results(("dense", "gate"), 2)
     for run in results["runs"]:
+        run["notes"] = [HOSTILE]
         run["model"] = run["model"] + HOSTILE
         run["data"] = HOSTILE
         for layer in run["layers"] + run["gates"]:
@@ -91,7 +138,8 @@ def test_hostile_names_are_shown_and_never_run(tmp_path):
 
 def test_hostile_names_in_a_log_are_escaped_too(tmp_path):
     folder = write_sample(tmp_path, make_results(("gate",), 1))
-    entries = [{"step": step, "sites": {HOSTILE: {"g": 0.5}}} for step in range(3)]
+    rewiring = {HOSTILE: {"explored": 0.5, "churn": 0.1}}
+    entries = [{"step": step, "sites": {HOSTILE: {"g": 0.5}}, "rewiring": rewiring} for step in range(3)]
     (folder / "runs/gate-s0-1a2b3c4d/log.jsonl").write_text("\n".join(map(json.dumps, entries)))
     assert Outline(write_report(folder).read_text(encoding="utf-8")).tags.count("script") == 1
 
@@ -100,7 +148,7 @@ def test_hostile_names_in_a_log_are_escaped_too(tmp_path):
 def test_a_page_is_written_without_any_one_optional_key(tmp_path, absent):
     results = make_results(seeds=2)
     for run in results["runs"]:
-        del run[absent]
+        run.pop(absent, None)
     Outline(page_of(tmp_path, results))
 
 

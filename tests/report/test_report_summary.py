@@ -1,11 +1,13 @@
 import math
 
 import pytest
-from report_sample import make_results, make_run
+from report_sample import ALL_MODELS, make_results, make_run, split
 
 from dynamicgate.report import render_table, summarise
 from dynamicgate.report.headline import headlines
+from dynamicgate.report.models import subjects
 from dynamicgate.report.summary import caveats, pareto_front
+from dynamicgate.report.tables import summary_table
 
 
 def runs_with(model, accuracies, relative=0.3):
@@ -135,3 +137,53 @@ def test_the_text_table_shows_the_numbers_of_the_summary():
     text = render_table({"runs": runs_with("gate", [0.96, 0.97, 0.98])})
     assert "97.00 ± 1.00" in text
     assert "0.300" in text
+
+
+def test_structure_part_and_gate_part_stand_beside_the_relative_cost():
+    runs = [split(run, 0.2) for run in runs_with("gate", [0.96, 0.97], relative=0.3)]
+    table = summary_table({"runs": runs})
+    shown = dict(zip(table.columns, [cell.text for cell in table.rows[0]], strict=True))
+    assert shown["structure part, %"] == "20.0"
+    assert shown["gate part, %"] == f"{(0.5 + 512 / 9472) * 100:.1f}"
+    assert table.columns.index("relative") + 1 == table.columns.index("structure part, %")
+
+
+def test_a_split_that_saves_nothing_or_is_not_there_has_no_columns():
+    (run,) = runs_with("small", [0.97], relative=1.0)
+    old = summary_table({"runs": [run]}).columns
+    assert not any("part" in column for column in old)
+    assert summary_table({"runs": [split(run, 0.0)]}).columns == old
+    mixed = summary_table({"runs": [run, {**split(run, 0.4), "model": "rigl"}]})
+    column = mixed.columns.index("structure part, %")
+    assert [row[column].text for row in mixed.rows] == ["–", "40.0"]
+
+
+def test_a_rounding_error_is_not_shown_as_minus_zero():
+    (run,) = runs_with("gate", [0.97], relative=1.0)
+    run["macs"].update(structure_saved=-1e-17, gate_saved=0.5)
+    table = summary_table({"runs": [run]})
+    assert table.rows[0][table.columns.index("structure part, %")].text == "0.0"
+
+
+def test_gated_models_are_what_the_report_is_about_and_all_others_are_controls():
+    assert subjects(make_results(ALL_MODELS, 1)) == {("digits", "gate"), ("digits", "gate+rigl")}
+
+
+def test_without_gates_the_report_is_about_what_adapts_in_another_way():
+    ungated = ("dense", "small", "pruned", "static-sparse", "rigl", "set")
+    results = make_results(ungated, 3)
+    assert subjects(results) == {("digits", "rigl"), ("digits", "set")}
+    (rigl, _) = headlines(results)
+    assert [verdict.outcome.split()[-1] for verdict in rigl.verdicts] == ["small", "pruned", "static-sparse", "dense"]
+
+
+def test_a_report_about_nothing_in_particular_has_no_controls():
+    results = make_results(("dense", "small"), 2)
+    assert subjects(results) == set()
+    assert all(headline.verdicts == [] for headline in headlines(results))
+
+
+def test_a_combination_is_judged_by_its_parts_too():
+    gate, both = headlines(make_results(("dense", "rigl", "gate", "gate+rigl"), 3))
+    assert {verdict.outcome.split()[-1] for verdict in both.verdicts} >= {"dense", "rigl", "gate"}
+    assert "gate+rigl" not in {verdict.outcome.split()[-1] for verdict in gate.verdicts}

@@ -3,8 +3,9 @@
 import math
 from dataclasses import dataclass
 
+from .models import subjects
 from .read import Results, Run, parts
-from .summary import Row, group_runs, is_gated, number, spread, summarise
+from .summary import Row, group_runs, number, spread, summarise
 from .wording import counted, percent, plus_minus, signed_points
 
 EQUAL_COST = 0.05
@@ -30,28 +31,34 @@ class Headline:
 
 
 def headlines(results: Results) -> list[Headline]:
-    """One headline per gated model and data set; one per model, without verdicts, where nothing is gated."""
+    """One headline per model and data set that the report is about; one per model, without verdicts, where it is about
+    none in particular."""
     rows = summarise(results)
     groups = group_runs(results)
-    subjects = [row for row in rows if is_subject(row["model"], groups[row["data"], row["model"]])]
-    if not subjects:
+    chosen = subjects(results)
+    if not chosen:
         return [Headline(row["data"], row["model"], claim(row), []) for row in rows]
     found = []
-    for subject in subjects:
-        controls = [row for row in rows if row["data"] == subject["data"] and row not in subjects]
-        controls.sort(key=lambda control: not is_equal_cost(subject, control))
+    for subject in rows:
+        data, model = subject["data"], subject["model"]
+        if (data, model) not in chosen:
+            continue
+        rivals = [
+            row for row in rows if row["data"] == data and is_rival(model, row["model"], (data, row["model"]) in chosen)
+        ]
+        rivals.sort(key=lambda rival: not is_equal_cost(subject, rival))
         verdicts = [
             budget_verdict(subject),
-            *(accuracy_verdict(subject, control) for control in controls),
-            input_verdict(groups[subject["data"], subject["model"]]),
+            *(accuracy_verdict(subject, rival) for rival in rivals),
+            input_verdict(groups[data, model]),
         ]
-        found.append(Headline(subject["data"], subject["model"], claim(subject), [item for item in verdicts if item]))
+        found.append(Headline(data, model, claim(subject), [item for item in verdicts if item]))
     return found
 
 
-def is_subject(model: str, runs: list[Run]) -> bool:
-    """Whether this model is what the report is about; all others, a static gate included, are controls."""
-    return not model.startswith("static") and (is_gated(runs) or "gate" in model)
+def is_rival(model: str, other: str, other_is_subject: bool) -> bool:
+    """A model is judged by every control, and a combination such as gate+rigl by each of its parts as well."""
+    return other != model and (not other_is_subject or other in model.split("+"))
 
 
 def claim(row: Row) -> str:

@@ -14,21 +14,23 @@ def place_labels(
     points: Sequence[tuple[float, float]], names: Sequence[str], within: Box
 ) -> list[tuple[float, float, str]]:
     """For each point where its name is anchored and how (``start`` or ``end``): right of it where there is room,
-    else left, else a little higher or lower. Where nothing is free the name stays right of its point."""
+    else left, else a little higher or lower. Where nothing is free the name stays right of its point. Names are placed
+    from top to bottom, so that those of a crowd stand in the order of their points."""
     taken: list[Box] = [(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in points]
-    placed = []
-    for (x, y), name in zip(points, names, strict=True):
-        width = LETTER * len(name)
+    placed: dict[int, tuple[float, float, str]] = {}
+    for index in sorted(range(len(points)), key=lambda index: points[index][1]):
+        x, y = points[index]
+        width = LETTER * len(names[index])
         choices = [
             (x + side * BESIDE, y + step * LINE / 2, "start" if side > 0 else "end")
-            for step in (0, 1, -1, 2, -2, 3, -3, 4, -4, 6, -6)
+            for step in (0, 1, -1, 2, -2, 3, -3, 4, -4, 6, -6, 8, -8, 10, -10)
             for side in (1, -1)
         ]
         free = [choice for choice in choices if fits(label_box(choice, width), taken, within)]
         chosen = free[0] if free else choices[0]
         taken.append(label_box(chosen, width))
-        placed.append(chosen)
-    return placed
+        placed[index] = chosen
+    return [placed[index] for index in range(len(points))]
 
 
 def label_box(anchor: tuple[float, float, str], width: float) -> Box:

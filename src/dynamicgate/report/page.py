@@ -1,18 +1,30 @@
 """The page: one self-contained HTML file made from results.json and the training logs."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from .classes import class_caption, class_figure
+from .curves import Log
+from .heading import heading
 from .headline import headlines
+from .models import is_control, known_models
 from .palette import model_styles, swatch
-from .read import Results, part, parts, read_logs, read_results
-from .summary import caveats, first_seed, group_runs, is_gated, number
-from .tables import budget_table, dependence_table, has_several_data, layer_table, proxy_table, summary_table
+from .read import Results, Run, parts, read_logs, read_results, texts
+from .rewiring import rewiring_figure
+from .summary import caveats, data_names, first_seed, group_runs, summarise
+from .tables import (
+    budget_table,
+    dependence_table,
+    has_several_data,
+    layer_table,
+    proxy_table,
+    split_columns,
+    summary_table,
+)
 from .tradeoff import accuracy_figure, budget_figure
-from .training import Log, training_figure
-from .wording import counted, date
+from .training import training_figure
 
 HERE = Path(__file__).parent
 
@@ -62,11 +74,15 @@ def page_content(results: Results, logs: list[Log]) -> dict[str, Any]:
         "headlines": headlines(results),
         "several_data": has_several_data(results),
         "caveats": caveats(results),
+        "models": model_list(results),
+        "has_controls": any(is_control(results, data, model) for data, model in group_runs(results)),
         "summary": summary_table(results),
+        "has_split": bool(split_columns(summarise(results))),
         "tradeoffs": [
             {"name": data, "svg": svg} for data in data_names(results) if (svg := accuracy_figure(results, data))
         ],
-        "panels": training_panels(results, logs),
+        "panels": log_panels(results, logs, training_figure),
+        "rewiring": log_panels(results, logs, rewiring_figure),
         "budget_svg": budget_figure(results),
         "budgets": budget_table(results),
         "maps": class_maps(results),
@@ -76,73 +92,35 @@ def page_content(results: Results, logs: list[Log]) -> dict[str, Any]:
     }
 
 
-def heading(results: Results) -> dict[str, Any]:
-    """The title and where the numbers come from; what is unknown is left out."""
-    meta = part(results, "meta")
-    data, machine = part(meta, "data"), part(meta, "machine")
-    budget = number(meta.get("budget"))
-    sizes = [
-        f"{data[key]:,} {word}"
-        for key, word in (("train", "train"), ("valid", "validation"), ("test", "test"))
-        if isinstance(data.get(key), int)
-    ]
-    shape = [counted(data[key], noun) for key, noun in (("features", "feature"),) if isinstance(data.get(key), int)]
-    if isinstance(data.get("classes"), int):
-        shape.append(f"{data['classes']:,} classes")
-    majority = number(data.get("majority"))
-    place = [str(machine[key]) for key in ("system", "arch") if machine.get(key)]
-    place += [
-        counted(machine[key], noun)
-        for key, noun in (("cores", "core"), ("threads", "thread"))
-        if isinstance(machine.get(key), int)
-    ]
-    training = [counted(meta["epochs"], "epoch")] if isinstance(meta.get("epochs"), int) else []
-    if isinstance(meta.get("hidden"), list):
-        training.append("hidden " + " – ".join(str(width) for width in meta["hidden"]))
-    if isinstance(meta.get("seeds"), list):
-        training.append("seeds " + ", ".join(str(seed) for seed in meta["seeds"]))
-    facts = [
-        ("budget asked", f"{budget:.2f} of the dense MACs" if budget is not None else ""),
-        ("samples", ", ".join(sizes)),
-        ("task", ", ".join(shape)),
-        ("majority class", f"{majority * 100:.2f} %" if majority is not None else ""),
-        ("training", ", ".join(training)),
-        ("machine", ", ".join(place)),
-        ("versions", ", ".join(f"{name} {version}" for name, version in part(meta, "versions").items())),
-        ("commit", str(meta.get("commit") or "")),
-        ("made", date(meta["created"]) if meta.get("created") else ""),
-    ]
-    names = data_names(results)
-    return {
-        "title": ", ".join(names) + (f" at a budget of {budget:.2f}" if budget is not None else ""),
-        "facts": [(name, value) for name, value in facts if value],
-        "command": str(meta.get("command") or ""),
-    }
-
-
-def data_names(results: Results) -> list[str]:
-    """The data sets, in the order in which they first appear."""
-    return list(dict.fromkeys(run["data"] for run in results["runs"]))
-
-
 def group_title(results: Results, data: str, model: str) -> dict[str, str]:
     """What a panel about one model is called, with its marker."""
     styles = model_styles(run["model"] for run in results["runs"])
-    return {"name": f"{model}, {data}" if has_several_data(results) else model, "mark": swatch(styles[model])}
+    name = f"{model}, {data}" if has_several_data(results) else model
+    return {"name": name, "mark": swatch(styles[model], is_control(results, data, model))}
 
 
-def training_panels(results: Results, logs: list[Log]) -> list[dict[str, str]]:
-    """One panel per model whose logs show gates."""
+def model_list(results: Results) -> list[dict[str, Any]]:
+    """What each model is, in a few words, and whether it is a control."""
+    first_data = {run["model"]: run["data"] for run in reversed(results["runs"])}
+    styles = model_styles(run["model"] for run in results["runs"])
+    return [
+        {"name": name, "what": what, "mark": swatch(styles[name], control), "control": control}
+        for name, what in known_models(results).items()
+        for control in [is_control(results, first_data[name], name)]
+    ]
+
+
+def log_panels(
+    results: Results, logs: list[Log], figure: Callable[[str, int, list[Run], list[Log]], str]
+) -> list[dict[str, str]]:
+    """One panel per model whose logs have something to draw."""
     styles = model_styles(run["model"] for run in results["runs"])
     log_of = {id(run): log for run, log in zip(results["runs"], logs, strict=True)}
-    found = []
-    for (data, model), runs in group_runs(results).items():
-        own = [log_of[id(run)] for run in runs]
-        if not is_gated(runs) and not any(part(entry, "sites") for log in own for entry in log):
-            continue
-        if svg := training_figure(model, styles[model], runs, own):
-            found.append({**group_title(results, data, model), "svg": svg})
-    return found
+    return [
+        {**group_title(results, data, model), "svg": svg}
+        for (data, model), runs in group_runs(results).items()
+        if (svg := figure(model, styles[model], runs, [log_of[id(run)] for run in runs]))
+    ]
 
 
 def class_maps(results: Results) -> list[dict[str, Any]]:
@@ -162,9 +140,19 @@ def class_maps(results: Results) -> list[dict[str, Any]]:
 
 
 def layer_tables(results: Results) -> list[dict[str, Any]]:
-    """The per-layer table of each model that reports its layers."""
+    """The per-layer table of each model that reports its layers, with what its measurement noted."""
     return [
-        {**group_title(results, data, model), "table": table}
+        {**group_title(results, data, model), "table": table, **layer_notes(runs)}
         for (data, model), runs in group_runs(results).items()
         if (table := layer_table(runs)).rows
     ]
+
+
+def layer_notes(runs: list[Run]) -> dict[str, Any]:
+    """The notes of one run, those of the others being alike, and how many runs have any."""
+    noted = [run for run in runs if texts(run, "notes")]
+    if not noted:
+        return {"notes": [], "noted": ""}
+    shown = first_seed(noted)
+    several = f"Noted in {len(noted)} of {len(runs)} runs; in that of seed {shown['seed']}:"
+    return {"notes": texts(shown, "notes"), "noted": several if len(runs) > 1 else ""}

@@ -5,8 +5,11 @@ from itertools import chain, count
 
 from .svg import tag
 
-USUAL_MODELS = ("gate", "static", "small", "dense", "dropout")
-COLOURS = 8
+USUAL_MODELS = (
+    *("gate", "static", "small", "dense", "dropout"),
+    *("rigl", "set", "gate+rigl", "static-sparse", "pruned", "switch"),
+)
+COLOURS = 11
 SHAPES = 5
 
 
@@ -14,7 +17,7 @@ def model_styles(models: Iterable[str]) -> dict[str, int]:
     """A style number for each model: the usual ones keep theirs from report to report."""
     names = list(dict.fromkeys(models))
     usual = {name: USUAL_MODELS.index(name) for name in names if name in USUAL_MODELS}
-    free = chain((style for style in (5, 6, 7, 0, 1, 2, 3, 4) if style not in usual.values()), count(COLOURS))
+    free = chain((style for style in (*range(5, 11), *range(5)) if style not in usual.values()), count(COLOURS))
     return {name: usual[name] if name in usual else next(free) for name in names}
 
 
@@ -39,6 +42,7 @@ def marker(style: int, x: float, y: float, radius: float, *children: str, class_
     return tag("polygon", *children, points=points, class_=classes)
 
 
-def swatch(style: int) -> str:
-    """A marker small enough to stand before a name in a table."""
-    return tag("svg", marker(style, 7, 7, 5), viewBox="0 0 14 14", class_="swatch", aria_hidden="true")
+def swatch(style: int, control: bool = False) -> str:
+    """A marker small enough to stand before a name in a table; that of a control is hollow."""
+    drawn = marker(style, 7, 7, 5, class_="control" if control else "")
+    return tag("svg", drawn, viewBox="0 0 14 14", class_="swatch", aria_hidden="true")

@@ -88,3 +88,9 @@ def parts(holder: object, key: str) -> list[dict[str, Any]]:
     """The objects in the list under ``key``, or none where it is absent or null."""
     value = holder.get(key) if isinstance(holder, dict) else None
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def texts(holder: object, key: str) -> list[str]:
+    """The sentences in the list under ``key``, or none where it is absent or null."""
+    value = holder.get(key) if isinstance(holder, dict) else None
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []

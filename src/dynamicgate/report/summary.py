@@ -56,16 +56,23 @@ METRICS: dict[str, Callable[[Run], float | None]] = {
     "executed": lambda run: number(run["macs"].get("executed")),
     "relative": relative_of,
     "relative_zero_skip": lambda run: number(run["macs"].get("relative_zero_skip")),
+    "structure_saved": lambda run: number(run["macs"].get("structure_saved")),
+    "gate_saved": lambda run: number(run["macs"].get("gate_saved")),
     "gate_share": lambda run: ratio(number(run["macs"].get("gate")), number(run["macs"].get("executed"))),
     "params": lambda run: number(run["params"]),
     "seconds": lambda run: number(run["seconds"]),
 }
 
 
+def data_names(results: Results) -> list[str]:
+    """The data sets, in the order in which they first appear."""
+    return list(dict.fromkeys(run["data"] for run in results["runs"]))
+
+
 def group_runs(results: Results) -> dict[tuple[str, str], list[Run]]:
     """The runs of each (data, model), both in the order in which they first appear."""
     groups: dict[tuple[str, str], list[Run]] = {}
-    for data in dict.fromkeys(run["data"] for run in results["runs"]):
+    for data in data_names(results):
         for run in results["runs"]:
             if run["data"] == data:
                 groups.setdefault((data, run["model"]), []).append(run)

@@ -1,11 +1,13 @@
 """The tables of the report, as cells that a page or a terminal can lay out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from .models import is_control
 from .palette import model_styles, swatch
 from .read import Results, Run, part, parts
-from .summary import asked_of, group_runs, number, relative_of, spread, summarise
-from .wording import ABSENT, fixed, percent, plus_minus, quantity, signed_points
+from .summary import Row, Spread, asked_of, group_runs, number, relative_of, spread, summarise
+from .wording import ABSENT, fixed, percent, plus_minus, quantity, signed_points, tenths_of_percent
 
 PROXIES = {
     "compute_proxy_p": "ComputeProxy (p)",
@@ -15,6 +17,9 @@ PROXIES = {
     "relmac_fuse_p": "RelMAC fuse (p)",
     "relmac_fuse_g": "RelMAC fuse (g)",
 }
+
+
+SPLIT = {"structure_saved": "structure part, %", "gate_saved": "gate part, %"}
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,7 @@ class Table:
 def named(results: Results, data: str, model: str) -> list[Cell]:
     """The cells that say which model a row is about, and on which data where there are several."""
     styles = model_styles(run["model"] for run in results["runs"])
-    model_cell = Cell(model, model, swatch(styles[model]))
+    model_cell = Cell(model, model, swatch(styles[model], is_control(results, data, model)))
     return [model_cell, Cell(data, data)] if has_several_data(results) else [model_cell]
 
 
@@ -55,38 +60,33 @@ def has_several_data(results: Results) -> bool:
 def summary_table(results: Results) -> Table:
     """Quality and cost of every model, controls among them: mean ± std over seeds."""
     names = name_columns(results)
-    columns = [
-        *names,
-        "seeds",
-        "accuracy, %",
-        "macro-F1, %",
-        "executed MACs",
-        "relative",
-        "with zero-skip",
-        "gate share, %",
-        "parameters",
-        "seconds",
+    summary = summarise(results)
+    shown: list[tuple[str, str, Callable[[Spread], str]]] = [
+        ("accuracy, %", "accuracy", percent),
+        ("macro-F1, %", "macro_f1", percent),
+        ("executed MACs", "executed", quantity),
+        ("relative", "relative", lambda value: plus_minus(value, 3)),
+        *((heading, key, tenths_of_percent) for key, heading in split_columns(summary).items()),
+        ("with zero-skip", "relative_zero_skip", lambda value: plus_minus(value, 3)),
+        ("gate share, %", "gate_share", tenths_of_percent),
+        ("parameters", "params", lambda value: plus_minus(value, 0)),
+        ("seconds", "seconds", lambda value: plus_minus(value, 1)),
     ]
-    rows = []
-    for row in summarise(results):
-        shown = [
-            (percent(row["accuracy"]), "accuracy"),
-            (percent(row["macro_f1"]), "macro_f1"),
-            (quantity(row["executed"]), "executed"),
-            (plus_minus(row["relative"], 3), "relative"),
-            (plus_minus(row["relative_zero_skip"], 3), "relative_zero_skip"),
-            (plus_minus(row["gate_share"], 1, 100), "gate_share"),
-            (plus_minus(row["params"], 0), "params"),
-            (plus_minus(row["seconds"], 1), "seconds"),
+    rows = [
+        [
+            *named(results, row["data"], row["model"]),
+            Cell(str(row["n"]), row["n"]),
+            *(Cell(text(row[key]), row[key]["mean"]) for _, key, text in shown),
         ]
-        rows.append(
-            [
-                *named(results, row["data"], row["model"]),
-                Cell(str(row["n"]), row["n"]),
-                *(Cell(text, row[key]["mean"]) for text, key in shown),
-            ]
-        )
-    return Table(columns, rows, len(names))
+        for row in summary
+    ]
+    return Table([*names, "seeds", *(heading for heading, _, _ in shown)], rows, len(names))
+
+
+def split_columns(summary: list[Row]) -> dict[str, str]:
+    """The headings over what structure and what gates save; none where nothing saves anything, or no run says so."""
+    saved = [row[key]["mean"] for row in summary for key in SPLIT]
+    return SPLIT if any(mean is not None and abs(mean) > 1e-9 for mean in saved) else {}
 
 
 def budget_table(results: Results) -> Table:
@@ -166,7 +166,7 @@ def dependence_table(results: Results) -> Table:
                     *named(results, data, model),
                     Cell(name, name),
                     Cell(plus_minus(blocks, 0), blocks["mean"]),
-                    *(Cell(plus_minus(share, 1, 100), share["mean"]) for share in shares),
+                    *(Cell(tenths_of_percent(share), share["mean"]) for share in shares),
                     Cell(plus_minus(variance, 4), variance["mean"]),
                     *(Cell(fixed(sample["mean"], 3), sample["mean"]) for sample in samples),
                 ]

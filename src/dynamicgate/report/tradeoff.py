@@ -1,6 +1,7 @@
 """Two figures over all runs: accuracy against cost, and the budget asked against the cost reached."""
 
-from .labels import place_labels
+from .labels import LINE, MARKER, place_labels
+from .models import is_control
 from .palette import colour_class, marker, model_styles
 from .read import Results
 from .summary import Row, accuracy_of, asked_of, group_runs, pareto_front, relative_of, summarise
@@ -48,7 +49,9 @@ def accuracy_figure(results: Results, data: str) -> str:
         )
         for run, cost, quality in runs
     ]
-    body += [mean_point(row, styles[row["model"]], x, y) for row in rows]
+    controls = [row for row in rows if is_control(results, data, row["model"])]
+    body += [mean_point(row, styles[row["model"]], x, y, control=True) for row in controls]
+    body += [mean_point(row, styles[row["model"]], x, y, control=False) for row in rows if row not in controls]
     body.append(mean_labels(rows, styles, x, y))
     return drawing(WIDTH, y.start + 52, f"Accuracy against executed MACs on {data}, one point per run", *body)
 
@@ -72,8 +75,8 @@ def front_line(rows: list[Row], x: Scale, y: Scale) -> str:
     return polyline(corners, tooltip("Pareto front of the means"), class_="front")
 
 
-def mean_point(row: Row, style: int, x: Scale, y: Scale) -> str:
-    """A model's mean with one standard deviation either way."""
+def mean_point(row: Row, style: int, x: Scale, y: Scale, control: bool) -> str:
+    """A model's mean with one standard deviation either way; hollow if the model is a control."""
     cost, quality = row["relative"], row["accuracy"]
     across, up = x(cost["mean"]), y(quality["mean"])
     bars = ""
@@ -81,19 +84,24 @@ def mean_point(row: Row, style: int, x: Scale, y: Scale) -> str:
         bars = line(
             x(max(cost["mean"] - cost["std"], 0.0)), up, x(cost["mean"] + cost["std"]), up, class_="bar"
         ) + line(across, y(quality["mean"] - quality["std"]), across, y(quality["mean"] + quality["std"]), class_="bar")
-    told = f"{row['model']}: {percent(quality)} % at {plus_minus(cost, 3)} of the dense MACs, n = {row['n']}"
-    return tag("g", tooltip(told), bars, marker(style, across, up, 7.5, class_="mean"), class_=colour_class(style))
+    name = f"{row['model']} (control)" if control else row["model"]
+    told = f"{name}: {percent(quality)} % at {plus_minus(cost, 3)} of the dense MACs, n = {row['n']}"
+    drawn = marker(style, across, up, 7.5, class_="mean control" if control else "mean")
+    return tag("g", tooltip(told), bars, drawn, class_=colour_class(style))
 
 
 def mean_labels(rows: list[Row], styles: dict[str, int], x: Scale, y: Scale) -> str:
-    """The models' names beside their means."""
+    """The models' names beside their means, with a line to those that found no room there."""
     points = [(x(row["relative"]["mean"]), y(row["accuracy"]["mean"])) for row in rows]
     names = [shorten(row["model"], 28) for row in rows]
     places = place_labels(points, names, (x.start, y.end - 10, x.end + 10, y.start))
-    return "".join(
-        words(across, up + 4.5, name, text_anchor=anchor, class_=f"label {colour_class(styles[row['model']])}")
-        for row, name, (across, up, anchor) in zip(rows, names, places, strict=True)
-    )
+    drawn = []
+    for row, name, (x_point, y_point), (across, up, anchor) in zip(rows, names, points, places, strict=True):
+        colour, side = colour_class(styles[row["model"]]), 1.0 if anchor == "start" else -1.0
+        if abs(up - y_point) > LINE / 2:
+            drawn.append(line(x_point + side * MARKER, y_point, across - side * 3, up, class_=f"leader {colour}"))
+        drawn.append(words(across, up + 4.5, name, text_anchor=anchor, class_=f"label {colour}"))
+    return "".join(drawn)
 
 
 def budget_figure(results: Results) -> str:

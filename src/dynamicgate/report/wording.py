@@ -11,13 +11,18 @@ def plus_minus(value: Spread, digits: int, scale: float = 1.0) -> str:
     """``mean ± std``; the mean alone where there is only one run or all runs agree."""
     if value["mean"] is None:
         return ABSENT
-    mean = f"{value['mean'] * scale:,.{digits}f}"
+    mean = f"{round(value['mean'] * scale, digits) + 0.0:,.{digits}f}"  # + 0.0: a rounding error is no minus zero
     return f"{mean} ± {value['std'] * scale:,.{digits}f}" if value["std"] else mean
 
 
 def percent(value: Spread) -> str:
     """A share as a percentage with two decimals, without the sign."""
     return plus_minus(value, 2, 100)
+
+
+def tenths_of_percent(value: Spread) -> str:
+    """A share as a percentage with one decimal, without the sign."""
+    return plus_minus(value, 1, 100)
 
 
 def fixed(value: float | None, digits: int) -> str:
