@@ -16,13 +16,16 @@ from dynamicgate.cost import Ledger
 from dynamicgate.fit import History, fit
 from dynamicgate.gate import Decision, Gate, GateConfig
 from dynamicgate.measure import Measurement, measure
-from dynamicgate.nn import GatedMLP, Normalize
+from dynamicgate.nn import GatedMLP, Normalize, Switch, SwitchMLP
+from dynamicgate.rewire import SET, Magnitude, Rewirer, RigL, Static
+from dynamicgate.routing import Routing, routing
 from dynamicgate.save import load, save
 from dynamicgate.site import Site, find_sites
 from dynamicgate.trace import trace
 from dynamicgate.usage import Usage, gates_of, usage
 
 __all__ = [
+    "SET",
     "Budget",
     "Collapse",
     "Decision",
@@ -31,9 +34,16 @@ __all__ = [
     "GatedMLP",
     "History",
     "Ledger",
+    "Magnitude",
     "Measurement",
     "Normalize",
+    "Rewirer",
+    "RigL",
+    "Routing",
     "Site",
+    "Static",
+    "Switch",
+    "SwitchMLP",
     "Usage",
     "__version__",
     "diagnose",
@@ -47,6 +57,7 @@ __all__ = [
     "load",
     "measure",
     "nn",
+    "routing",
     "save",
     "schedule",
     "trace",

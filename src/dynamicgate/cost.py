@@ -9,13 +9,15 @@ probabilities in expectation, so that a penalty can be a differentiable cost.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dynamicgate.gate import Decision, Gate
+from dynamicgate.masks import connections, present
 from dynamicgate.usage import gates_of
 
 
@@ -29,6 +31,7 @@ class LayerCost:
     out_gate: Gate | None
     rows: float = 1.0
     """Rows this layer processes for one sample: 1 in an MLP, the number of tokens in a sequence model."""
+    _counted: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def dense(self) -> int:
@@ -44,8 +47,7 @@ class LayerCost:
     @property
     def present(self) -> int:
         """MACs of one row with every gate open: the connections that exist."""
-        mask = connections(self.linear)
-        return self.dense if mask is None else int(mask.sum())
+        return present(self.linear)
 
     def executed(self, decisions: Mapping[str, Tensor]) -> Tensor:
         """MACs of each row under `decisions` (site name -> [rows, blocks]); a scalar where no gate has a say."""
@@ -54,10 +56,17 @@ class LayerCost:
             inputs = _open_units(self.in_gate, decisions, self.linear.in_features)
             outputs = _open_units(self.out_gate, decisions, self.linear.out_features)
             return inputs * outputs
-        pairs_OI = self._connections_between_blocks(mask)
+        pairs_OI = self._pairs(mask)
         g_in = decisions[self.in_gate.site.name] if self.in_gate else pairs_OI.new_ones(1)
         g_out = decisions[self.out_gate.site.name] if self.out_gate else pairs_OI.new_ones(1)
         return ((g_out @ pairs_OI) * g_in).sum(-1)
+
+    def _pairs(self, mask: Tensor) -> Tensor:
+        """Counted anew only when the mask has changed: a training step needs it, rewiring is rare."""
+        seen = self._counted
+        if seen.get("mask") is not mask or seen["version"] != mask._version:
+            seen.update(mask=mask, version=mask._version, pairs=self._connections_between_blocks(mask))
+        return seen["pairs"]
 
     def _connections_between_blocks(self, mask: Tensor) -> Tensor:
         counts = mask.float()
@@ -106,7 +115,7 @@ class Ledger:
         """MACs per sample of the base model, no gates, no masks."""
         return sum(layer.dense * layer.rows for layer in self.layers) + self.other
 
-    @cached_property
+    @property
     def gate(self) -> float:
         """MACs per sample of all gate networks, counted in full: they run on every input."""
         return float(sum(gate.macs * self._gate_rows[name] for name, gate in self.gates.items()))
@@ -131,12 +140,6 @@ class Ledger:
             name: torch.full((1, gate.blocks), open_rate, device=gate.tau.device) for name, gate in self.gates.items()
         }
         return float(self.relative(rates))
-
-
-def connections(linear: nn.Linear) -> Tensor | None:
-    """The 0/1 mask of existing connections, if the layer has one: a buffer called `mask`, shaped like the weight."""
-    mask = getattr(linear, "mask", None)
-    return mask if isinstance(mask, Tensor) else None
 
 
 def saves_producers(gate: Gate) -> bool:

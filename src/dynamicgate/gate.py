@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.dispatch import Overflow, keep_places, places_of, route, top_k_mask
+from dynamicgate.masks import present
 from dynamicgate.site import Site
 
 Policy = Literal["hard", "soft", "bernoulli", "concrete", "gumbel"]
@@ -22,7 +24,9 @@ Policy = Literal["hard", "soft", "bernoulli", "concrete", "gumbel"]
 class GateConfig:
     """What kind of gate to put on a site.
 
-    kind: "dynamic" decides from the input through a small network, "static" learns one logit per block.
+    kind: "dynamic" decides from the input through a small network, "static" learns one logit per block, "router" lets
+        the blocks compete as experts: p is a softmax over them, the `top_k` most probable open and are multiplied by p
+        (from two on by p over the sum of the chosen), and only open experts get a gradient.
     block: units that open and close together; a ragged last block is fine.
     open: p0, the share of gates that training starts with (bias = tau * logit(open), sec 4.1(2)).
     tau, theta: temperature and threshold; p = sigmoid(z / tau), g = 1[p > theta].
@@ -34,12 +38,16 @@ class GateConfig:
     train: what the forward pass multiplies by in training: "hard" g with the straight-through gradient, "soft" p,
         a "bernoulli" draw of p (straight-through), a relaxed "concrete" sample, or its thresholded "gumbel" form.
     evaluate: "hard" (what will be deployed) or "soft".
-    top_k: exactly this many blocks open (a count, or a share below 1) instead of the threshold (sec 3.4).
-    scale: multiply open units by p as well, so that the gate also says how much.
+    top_k: exactly this many blocks open (a count, or a share below 1) instead of the threshold (sec 3.4); a router's
+        default is 1.
+    scale: multiply open units by p as well, so that the gate also says how much (a router always does).
     always_open: the most probable blocks that stay open whatever the threshold says (a count, or a share; sec 4.1(4)).
+    capacity: a router's experts take ceil(capacity * rows * top_k / blocks) rows of a forward pass; None: no limit.
+    overflow: which rows find a place in a full expert: the "first" ones in row order, or "random" ones; the others are
+        closed to it, in training and in evaluation.
     """
 
-    kind: Literal["dynamic", "static"] = "dynamic"
+    kind: Literal["dynamic", "static", "router"] = "dynamic"
     block: int = 1
     open: float = 0.8
     tau: float = 1.0
@@ -52,13 +60,16 @@ class GateConfig:
     top_k: int | float | None = None
     scale: bool = False
     always_open: int | float = 0
+    capacity: float | None = None
+    overflow: Overflow = "first"
 
     def __post_init__(self) -> None:
-        _one_of("kind", self.kind, ("dynamic", "static"))
+        _one_of("kind", self.kind, ("dynamic", "static", "router"))
         _one_of("net", self.net, ("auto", "linear", "low-rank", "two-layer"))
         _one_of("reads", self.reads, ("previous", "same"))
         _one_of("train", self.train, ("hard", "soft", "bernoulli", "concrete", "gumbel"))
         _one_of("evaluate", self.evaluate, ("hard", "soft"))
+        _one_of("overflow", self.overflow, ("first", "random"))
         if not isinstance(self.block, int) or self.block < 1:
             raise ValueError(f"block is a number of units and must be an integer >= 1, received {self.block!r}")
         if not isinstance(self.rank, int) or self.rank < 1:
@@ -79,14 +90,26 @@ class GateConfig:
                 "always_open is a number of blocks: expected an integer >= 0 or a share in [0, 1), "
                 f"received {self.always_open!r}"
             )
+        if self.capacity is not None and not (self.capacity > 0.0 and math.isfinite(self.capacity)):
+            raise ValueError(f"capacity is a factor on an even share, expected more than 0, received {self.capacity!r}")
+        if self.kind == "router" and (self.train, self.evaluate, self.always_open) != ("hard", "hard", 0):
+            raise ValueError(
+                "a router opens exactly top_k experts: expected train='hard', evaluate='hard' and always_open=0, "
+                f"received {self.train!r}, {self.evaluate!r} and {self.always_open!r}"
+            )
+        if self.kind != "router" and (self.capacity is not None or self.overflow != "first"):
+            raise ValueError(f"capacity and overflow are for experts: expected kind='router', received {self.kind!r}")
 
 
 class Decision(NamedTuple):
-    """One decision: probabilities, hard gates as deployed, and the factor that multiplies the units."""
+    """One decision: probabilities, hard gates as deployed, the factor that multiplies the units, logits, and what a
+    router asked for: g is the part of it that found a place (all of it for other gates)."""
 
     p_BG: Tensor
     g_BG: Tensor
     factor_BG: Tensor
+    z_BG: Tensor
+    routed_BG: Tensor
 
 
 class Gate(nn.Module):
@@ -101,6 +124,8 @@ class Gate(nn.Module):
         super().__init__()
         self.site = site
         self.blocks = math.ceil(site.width / config.block)
+        if config.kind == "router":
+            config = replace(config, net="linear" if config.net == "auto" else config.net, top_k=config.top_k or 1)
         if config.net == "auto":
             cheaper = features * self.blocks <= config.rank * (features + self.blocks)
             config = replace(config, net="linear" if cheaper else "low-rank")
@@ -120,8 +145,8 @@ class Gate(nn.Module):
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of the gate network for one row."""
-        return sum(m.weight.numel() for m in self.net.modules() if isinstance(m, nn.Linear))
+        """Multiply-accumulates of the gate network for one row, as far as its connections exist."""
+        return sum(present(m) for m in self.net.modules() if isinstance(m, nn.Linear))
 
     @property
     def block_sizes(self) -> Tensor:
@@ -130,10 +155,24 @@ class Gate(nn.Module):
         sizes[-1] = self.site.width - self.config.block * (self.blocks - 1)
         return sizes
 
+    @property
+    def pending(self) -> Tensor | None:
+        """The factor that was decided before the source ran and that the consumer's input is still to be given."""
+        return self._factor_BG
+
+    def places(self, rows: int) -> int | None:
+        """How many of `rows` rows each expert of a router takes in one forward pass; None: all that ask."""
+        if self.config.capacity is None:
+            return None
+        assert self.config.top_k is not None
+        return places_of(rows, _count(self.config.top_k, self.blocks), self.blocks, self.config.capacity)
+
     def forward(self, x_BD: Tensor) -> Decision:
         """Decide which blocks are open for each row."""
         config = self.config
         z_BG = self.net(x_BD).float()  # under autocast too: a threshold in bf16 would move gates by up to 0.4 %
+        if config.kind == "router":
+            return self._route(z_BG)
         p_BG = torch.sigmoid(z_BG / self.tau)
         g_BG = self._harden(p_BG)
         policy = config.train if self.training else config.evaluate
@@ -148,7 +187,15 @@ class Gate(nn.Module):
         else:
             soft_BG = torch.sigmoid((z_BG + _logistic_noise(z_BG)) / self.tau)
             hard_BG = self._harden(soft_BG) if policy == "gumbel" else soft_BG
-        return Decision(p_BG, g_BG, _straight_through(hard_BG, soft_BG, scale=config.scale and policy != "soft"))
+        factor_BG = _straight_through(hard_BG, soft_BG, scale=config.scale and policy != "soft")
+        return Decision(p_BG, g_BG, factor_BG, z_BG, routed_BG=g_BG)
+
+    def _route(self, z_BG: Tensor) -> Decision:
+        assert self.config.top_k is not None
+        p_BG, routed_BG, weight_BG = route(z_BG / self.tau, _count(self.config.top_k, self.blocks))
+        places = self.places(z_BG.shape[:-1].numel())
+        g_BG = routed_BG if places is None else keep_places(routed_BG, places, self.config.overflow)
+        return Decision(p_BG, g_BG, weight_BG * g_BG, z_BG, routed_BG)
 
     def _harden(self, p_BG: Tensor) -> Tensor:
         p_BG = p_BG.detach()
@@ -179,8 +226,9 @@ class Gate(nn.Module):
         """Shown by print(model)."""
         c = self.config
         shape = {"linear": "", "low-rank": f", rank {c.rank}", "two-layer": f", inner {c.rank}"}[c.net]
-        kind = f"dynamic ({c.net}{shape})" if c.kind == "dynamic" else "static"
-        return f"{kind}, {self.site.width} units in {self.blocks} blocks"
+        kind = "static" if c.kind == "static" else f"{c.kind} ({c.net}{shape})"
+        routes = f", top {c.top_k}, capacity {c.capacity}" if c.kind == "router" else ""
+        return f"{kind}, {self.site.width} units in {self.blocks} blocks{routes}"
 
 
 def close_units(h_BN: Tensor, factor_BG: Tensor, block: int) -> Tensor:
@@ -191,12 +239,6 @@ def close_units(h_BN: Tensor, factor_BG: Tensor, block: int) -> Tensor:
     if h_BN.shape[-1] % block == 0:
         return (h_BN.unflatten(-1, (-1, block)) * factor_BG.unsqueeze(-1)).flatten(-2)
     return h_BN * factor_BG.repeat_interleave(block, dim=-1)[..., : h_BN.shape[-1]]
-
-
-def top_k_mask(p_BG: Tensor, k: int) -> Tensor:
-    """1 for the k largest of each row, else 0; ties go to the lowest index, so the mask is a function of p."""
-    first_k = p_BG.sort(dim=-1, descending=True, stable=True).indices[..., :k]
-    return torch.zeros_like(p_BG).scatter(-1, first_k, 1.0)
 
 
 def _straight_through(hard: Tensor, soft: Tensor, *, scale: bool) -> Tensor:
@@ -229,8 +271,10 @@ def _gate_net(config: GateConfig, features: int, blocks: int) -> nn.Module:
         last = nn.Linear(config.rank, blocks)
         net = nn.Sequential(reduce, *([nn.ReLU()] if config.net == "two-layer" else []), last)
     with torch.no_grad():
-        # Open start: at p0 the gate is a little above its threshold for every input, whatever the temperature.
-        last.bias.fill_(config.tau * math.log(config.open / (1.0 - config.open)))  # type: ignore[operator]
+        # Open start: at p0 the gate is a little above its threshold for every input, whatever the temperature. A bias
+        # that all experts share would not move a softmax, but would cost a router z-loss.
+        start = 0.0 if config.kind == "router" else config.tau * math.log(config.open / (1.0 - config.open))
+        last.bias.fill_(start)  # type: ignore[operator]
     return net
 
 

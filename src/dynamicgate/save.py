@@ -13,11 +13,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from dynamicgate.convert import gate_
+from dynamicgate.convert import gate_, ungate_
 from dynamicgate.cost import unwrap
 from dynamicgate.files import write_atomically
 from dynamicgate.gate import GateConfig
-from dynamicgate.nn import GatedMLP, Normalize
+from dynamicgate.masks import UNSTRUCTURED, put_mask_, structure_of
+from dynamicgate.nn import GatedMLP, Normalize, Switch, SwitchMLP
 from dynamicgate.site import Site
 from dynamicgate.usage import gates_of
 
@@ -29,12 +30,12 @@ def save(model: nn.Module, path: str | Path, *, notes: Mapping[str, Any] | None 
     """Write `model` to one file, atomically. `notes` (JSON values) travel in the header; see `read_notes`."""
     base = unwrap(model)
     state = base.state_dict()
-    linears = [name for name, m in base.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)]
+    linears = {name: m for name, m in base.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)}
     header = {
         "kind": "model",
         "structure": describe(base),
         "gates": [{"site": asdict(g.site), "config": asdict(g.config)} for g in gates_of(base).values()],
-        "masks": [name for name in linears if _mask_key(name) in state],
+        "masks": {name: structure_of(m) for name, m in linears.items() if _mask_key(name) in state},
         "notes": dict(notes or {}),
     }
     write_tensors(Path(path), state, header)
@@ -50,9 +51,10 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
         site = Site(**{**row["site"], "producers": tuple(row["site"]["producers"])})
         if site.name not in present:
             gate_(model, GateConfig(**row["config"]), where=[site])
-    for name in header["masks"]:
+    for name, structure in _structures(header["masks"]).items():
         linear = model.get_submodule(name)
-        linear.register_buffer("mask", torch.ones_like(linear.weight, dtype=tensors[_mask_key(name)].dtype))  # type: ignore[arg-type]
+        assert isinstance(linear, nn.Linear)
+        put_mask_(linear, tensors[_mask_key(name)], structure)
     if into is None:
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
             if name in tensors:
@@ -120,6 +122,11 @@ def read_tensors(path: Path, *, kind: str, with_tensors: bool = True) -> tuple[d
     return tensors, header
 
 
+def _structures(masks: dict[str, str] | list[str]) -> dict[str, str]:
+    """Files of the first format list the masked layers without the structure of their masks."""
+    return masks if isinstance(masks, dict) else dict.fromkeys(masks, UNSTRUCTURED)
+
+
 def _mask_key(linear: str) -> str:
     return f"{linear}.mask" if linear else "mask"
 
@@ -135,8 +142,8 @@ def _save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str])
 
 _PLAIN = {cls.__name__: cls for cls in (nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Mish, nn.Identity)}
 _DESCRIBED = (
-    GatedMLP, Normalize, nn.Sequential, nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.Dropout, nn.GELU, nn.ELU,
-    nn.Softplus, nn.Flatten, *_PLAIN.values(),
+    GatedMLP, Switch, SwitchMLP, Normalize, nn.Sequential, nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.Dropout, nn.GELU,
+    nn.ELU, nn.Softplus, nn.Flatten, *_PLAIN.values(),
 )  # fmt: skip
 
 
@@ -149,6 +156,13 @@ def describe(module: nn.Module) -> dict[str, Any]:
         case GatedMLP():
             extra = {"sizes": module.sizes, "activation": module.activation, "dropout": module.dropout.p}
             return {"kind": name, **extra, "normalize": describe(module.normalize)}
+        case Switch():
+            size = [module.features, module.experts, module.width]
+            return {"kind": name, "size": size, "unserved": module.unserved, "activation": module.activation}
+        case SwitchMLP():
+            ends = [module.fc1.in_features, module.fc2.out_features]
+            parts = {"switch": describe(module.switch), "normalize": describe(module.normalize)}
+            return {"kind": name, "ends": ends, **parts}
         case nn.Sequential():
             # not named_children(), which leaves out a module that occurs a second time
             return {"kind": name, "modules": {key: describe(child) for key, child in module._modules.items()}}
@@ -187,6 +201,14 @@ def build(structure: dict[str, Any], path: Path) -> nn.Module:
             model = GatedMLP(s["sizes"], activation=s["activation"], dropout=s["dropout"])
             model.normalize = build(s["normalize"], path)  # type: ignore[assignment]
             return model
+        case "Switch":
+            return ungate_(Switch(*s["size"], unserved=s["unserved"], activation=s["activation"]))
+        case "SwitchMLP":
+            (inputs, outputs), (features, experts, width) = s["ends"], s["switch"]["size"]
+            network = SwitchMLP(inputs, features, experts, width, outputs, top_k=1)
+            network.switch = build(s["switch"], path)  # type: ignore[assignment]
+            network.normalize = build(s["normalize"], path)  # type: ignore[assignment]
+            return network
         case "Sequential":
             sequential = nn.Sequential()
             for key, child in s["modules"].items():

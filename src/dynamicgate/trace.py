@@ -36,8 +36,9 @@ def trace(model: nn.Module, example: Tensor) -> Ledger:
         for handle in handles:
             handle.remove()
     rows = {name: count / len(example) for name, count in rows.items()}
-    linear = Ledger(base, rows)
-    other = counter.get_total_flops() / 2 / len(example) - linear.dense - linear.gate
+    # masked weights are multiplied all the same here, those of gate networks too
+    in_linears = sum(base.get_submodule(name).weight.numel() * count for name, count in rows.items())  # type: ignore[operator]
+    other = counter.get_total_flops() / 2 / len(example) - in_linears
     return Ledger(base, rows, other=max(0.0, round(other)))
 
 

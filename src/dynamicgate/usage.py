@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import takewhile
 
 import torch
 from torch import Tensor, nn
 
 from dynamicgate.gate import Decision, Gate
+from dynamicgate.site import Site
 
 
 class Usage(Mapping[str, Decision]):
@@ -46,8 +49,17 @@ class Usage(Mapping[str, Decision]):
 
 
 def gates_of(model: nn.Module) -> dict[str, Gate]:
-    """The gates of a model by site name, in module order."""
-    return {m.site.name: m for m in model.modules() if isinstance(m, Gate)}
+    """The gates of a model by site name, in module order.
+
+    Sites are named as `model` sees them: a module that brought its gates along when it was put into another (a `Switch`
+    in a Sequential) has them under its new path.
+    """
+    found = {}
+    for path, module in _unwrapped(model).named_modules():
+        if isinstance(module, Gate):
+            module.site = _moved(module.site, path.removesuffix("gate").removesuffix("."))
+            found[module.site.name] = module
+    return found
 
 
 @contextmanager
@@ -70,3 +82,22 @@ def usage(model: nn.Module) -> Iterator[Usage]:
     finally:
         for name, gate in gates.items():
             gate.watcher = before[name]
+
+
+def _unwrapped(model: nn.Module) -> nn.Module:
+    inner = (
+        model.module if isinstance(model, nn.parallel.DistributedDataParallel) else getattr(model, "_orig_mod", None)
+    )
+    return model if inner is None else _unwrapped(inner)
+
+
+def _moved(site: Site, consumer: str) -> Site:
+    """`site` with the prefix of all its names exchanged for the one under which its consumer is found now."""
+    was, now = site.consumer.split("."), consumer.split(".")
+    shared = len([*takewhile(lambda pair: pair[0] == pair[1], zip(was[::-1], now[::-1], strict=False))])
+    old, new = was[: len(was) - shared], now[: len(now) - shared]
+    names = [name.split(".") for name in (*site.producers, site.source)]
+    if old == new or not shared or any(name[: len(old)] != old for name in names):
+        return site  # where it was; or renamed, or seen from inside, in a way that does not tell the other names
+    *producers, source = (".".join(new + name[len(old) :]) for name in names)
+    return replace(site, consumer=consumer, producers=tuple(producers), source=source)

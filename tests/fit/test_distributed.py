@@ -54,14 +54,7 @@ def test_two_processes_that_were_killed_go_on_to_the_weights_of_one(tmp_path: Pa
     settings = {"noisy": False, "rows": 89, "batch": 21, "epochs": 12, "lr": 2e-3}
     told = {**settings, "out": str(out), "accumulate": 3, "checkpoint_seconds": 0}
     command = [*TORCHRUN, str(Path(train_run.__file__)), json.dumps(told)]
-    process = subprocess.Popen(command, env=ALONE)
-    until, log = time.monotonic() + 120, out / "log.jsonl"
-    while process.poll() is None and time.monotonic() < until and not (log.exists() and len(log.read_text()) > 9000):
-        time.sleep(0.002)
-    kill_with_descendants(process)
-    assert time.monotonic() < until, "the processes wait for each other"
-    assert not (out / "final.safetensors").exists()
-    assert (out / "last.safetensors").exists()
+    run_and_kill(command, out)
     subprocess.run(command, env=ALONE, check=True, timeout=180)
 
     train_run.main(str(tmp_path / "one"), **settings)
@@ -70,8 +63,50 @@ def test_two_processes_that_were_killed_go_on_to_the_weights_of_one(tmp_path: Pa
     assert [row["step"] for row in logs[0]] == [row["step"] for row in logs[1]]
     assert len(logs[0]) == 12 * (5 + 1)
 
-    with pytest.raises(ValueError, match="was made with processes=2, this run has processes=1"):
-        train_run.main(**{**told, "out": str(out)})  # type: ignore[arg-type]
+
+@pytest.mark.parametrize("rewirer", ["rigl", "set"])
+def test_two_processes_rewire_as_one_does(tmp_path: Path, rewirer: str) -> None:
+    settings = {"noisy": False, "rewirer": rewirer, "rows": 89, "batch": 21, "epochs": 10, "lr": 2e-3}
+    command = [*TORCHRUN, str(Path(train_run.__file__)), json.dumps({**settings, "out": str(tmp_path / "two")})]
+    subprocess.run(command, env=ALONE, check=True, timeout=180)
+    train_run.main(str(tmp_path / "one"), **settings)  # type: ignore[arg-type]
+    masks = [[row["masks"] for row in read_log(tmp_path / name / "log.jsonl")] for name in ("one", "two")]
+    assert masks[0] == masks[1], "the same after every update"
+    assert len(set(masks[0])) > 10
+    assert furthest(*(weights_in(tmp_path / name / "final.safetensors") for name in ("one", "two"))) < 1e-6
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the processes to kill in /proc")
+def test_what_two_processes_began_one_can_finish(tmp_path: Path) -> None:
+    settings = {"noisy": False, "rewirer": "rigl", "rows": 89, "batch": 21, "epochs": 12, "lr": 2e-3}
+    told = {**settings, "out": str(tmp_path / "two"), "checkpoint_seconds": 0}
+    run_and_kill([*TORCHRUN, str(Path(train_run.__file__)), json.dumps(told)], tmp_path / "two")
+    train_run.main(**told)  # type: ignore[arg-type]
+    train_run.main(str(tmp_path / "one"), **settings)  # type: ignore[arg-type]
+    masks = [[row["masks"] for row in read_log(tmp_path / name / "log.jsonl")] for name in ("one", "two")]
+    assert masks[0] == masks[1]
+    assert len(set(masks[0])) > 10
+    assert furthest(*(weights_in(tmp_path / name / "final.safetensors") for name in ("one", "two"))) < 1e-6
+
+
+def test_processes_that_hold_different_masks_are_stopped(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*TORCHRUN, str(Path(__file__).parent / "quarrel.py")], env=ALONE, capture_output=True, text=True, timeout=180
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "differ from those of another process" in done.stderr
+
+
+def run_and_kill(command: list[str], out: Path) -> None:
+    """Start the processes and kill them somewhere in the middle."""
+    process = subprocess.Popen(command, env=ALONE)
+    until, log = time.monotonic() + 120, out / "log.jsonl"
+    while process.poll() is None and time.monotonic() < until and not (log.exists() and len(log.read_text()) > 9000):
+        time.sleep(0.002)
+    kill_with_descendants(process)
+    assert time.monotonic() < until, "the processes wait for each other"
+    assert not (out / "final.safetensors").exists()
+    assert (out / "last.safetensors").exists()
 
 
 def kill_with_descendants(process: subprocess.Popen[bytes]) -> None:

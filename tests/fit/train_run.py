@@ -21,7 +21,15 @@ from fit.easy import blobs
 
 
 def main(
-    out: str, *, noisy: bool = True, rows: int = 173, epochs: int = 16, batch: int = 20, lr: float = 2e-2, **rest: Any
+    out: str,
+    *,
+    noisy: bool = True,
+    rewirer: str = "",
+    rows: int = 173,
+    epochs: int = 16,
+    batch: int = 20,
+    lr: float = 2e-2,
+    **rest: Any,
 ) -> None:
     distributed.start(torch.device("cpu"))
     torch.manual_seed(1)
@@ -30,11 +38,14 @@ def main(
     closed = dg.Budget(target=0.5, tau=dg.schedule.linear(1.0, 0.8))
     # An open loop: a controller that is asked once a piece would see the pieces of one process and of two differently.
     budget = closed if noisy else dg.Budget(form="linear", weight=0.3)
+    layers = {"density": 0.4, "every": 3, "until": 0.9, "structure": "4x1" if rewirer == "set" else "unstructured"}
+    chosen = {"": lambda: None, "rigl": lambda: dg.RigL(model, **layers), "set": lambda: dg.SET(model, **layers)}
     history = dg.fit(
         model,
         blobs(rows, seed=1, spread=1.5),
         valid=blobs(90, seed=2, spread=1.5),
         budget=budget,
+        rewirer=chosen[rewirer](),  # type: ignore[no-untyped-call]
         epochs=epochs,
         batch=batch,
         lr=lr,

@@ -152,9 +152,11 @@ class Budget:
     def _watch(self, used: Usage, progress: float, across: Processes) -> Tensor:
         """Hold every site above its floor, note p and g, and look for collapse."""
         lift = torch.zeros((), device=next(iter(used.values())).p_BG.device)
-        guarded = self.target is not None or self.on_collapse == "act"
+        assert self.ledger is not None
         for site in used:
             rate = float(across.mean(used[site].g_BG))
+            routes = self.ledger.gates[site].config.kind == "router"  # always k of E: neither a floor nor a fall
+            guarded = (self.target is not None or self.on_collapse == "act") and not routes
             if guarded and rate < self.floor:
                 g = across.mean(straight_through_usage(used[site]))
                 lift = lift + 2.0 * self.gain * (self.floor - rate) * (self.floor - g)
@@ -163,7 +165,8 @@ class Budget:
                 p = float(across.mean(used[site].p_BG).detach())
                 readings.append(self._read(site, progress, p, rate))
                 del readings[:-READINGS_KEPT]
-                self._look_for_collapse(site, readings)
+                if not routes:
+                    self._look_for_collapse(site, readings)
         return lift
 
     def _read(self, site: str, progress: float, p: float, g: float) -> Reading:

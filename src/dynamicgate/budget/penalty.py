@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from dynamicgate.gate import Decision, Gate
@@ -48,6 +49,23 @@ def squared_hard(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
     return (mean(straight_through_usage(used)) - keep).square()
 
 
+Z_LOSS = 0.1  # of the load balance: weight 1e-2 then gives the published 1e-2 and 1e-3
+
+
+def balance(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
+    """Load balance and z-loss of a router (published MNIST code, sec 5.5): E * sum over experts of load * importance,
+    plus 0.1 * the mean of logsumexp(z)^2. Load is an expert's share of the assignments before any is dropped, and has
+    no gradient; importance is its mean p. Even routing costs 1, everything to one of E experts costs E."""
+    if gate.config.kind != "router":
+        raise ValueError(
+            f"form 'balance' spreads rows over the experts of a router; the gate at {gate.site.name!r} is of kind "
+            f"{gate.config.kind!r}"
+        )
+    share_G = torch.stack([mean(routed_B) for routed_B in used.routed_BG.unbind(-1)])
+    load_G = share_G / share_G.sum().clamp(min=1.0)  # the sum is k, or 0 where there was no row at all
+    return gate.blocks**2 * mean(used.p_BG * load_G) + Z_LOSS * mean(used.z_BG.logsumexp(-1).square())
+
+
 PENALTIES: dict[str, Penalty] = {
     "linear": linear,
     "cost": cost_weighted,
@@ -55,6 +73,7 @@ PENALTIES: dict[str, Penalty] = {
     "keep-hinge": keep_hinge,
     "squared-soft": squared_soft,
     "squared-hard": squared_hard,
+    "balance": balance,
 }
 
 

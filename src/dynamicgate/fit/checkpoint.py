@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.budget import Budget
+from dynamicgate.rewire import Rewirer
 from dynamicgate.save import read_tensors, restore, write_tensors
 
 
@@ -18,22 +19,25 @@ def save_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     budget: Budget | None,
+    rewiring: Mapping[str, Any] | None,
     *,
     settings: Mapping[str, Any],
     position: Mapping[str, Any],
     rng: Mapping[str, Tensor],
 ) -> None:
-    """Weights, gates with their tau and theta, optimizer, controller, random state and position in the data."""
+    """Weights, masks, gates with tau and theta, optimizer, controller, rewirer, random state, position in the data."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     optimizer_tensors, optimizer_rest = _flatten(optimizer.state_dict())
     tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer_tensors.items()}
     tensors |= {f"rng.{name}": tensor for name, tensor in rng.items()}
+    tensors |= {f"rewiring.{name}": value for name, value in (rewiring or {}).items() if isinstance(value, Tensor)}
     header = {
         "kind": "checkpoint",
         "settings": dict(settings),
         "position": dict(position),
         "optimizer": optimizer_rest,
         "budget": budget.state_dict() if budget is not None else None,
+        "rewiring": {name: value for name, value in (rewiring or {}).items() if not isinstance(value, Tensor)},
     }
     write_tensors(path, tensors, header)
 
@@ -43,6 +47,7 @@ def load_checkpoint(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     budget: Budget | None,
+    rewirer: Rewirer | None,
     *,
     settings: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -59,6 +64,8 @@ def load_checkpoint(
     optimizer.load_state_dict(_unflatten(_under("optimizer.", tensors), header["optimizer"]))
     if budget is not None and header["budget"] is not None:
         budget.load_state_dict(header["budget"])
+    if rewirer is not None:
+        rewirer.load_state_dict({**header["rewiring"], **_under("rewiring.", tensors)})
     return header["position"], _under("rng.", tensors)
 
 

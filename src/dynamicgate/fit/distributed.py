@@ -51,7 +51,12 @@ def choose_device(name: str = "auto") -> torch.device:
 
 def parallel(model: nn.Module) -> nn.Module:
     """The model as `DistributedDataParallel` sees it, or itself in a single process."""
-    return DistributedDataParallel(model) if world_size() > 1 else model
+    if world_size() == 1:
+        return model
+    # Statistics that a layer gathers on its own must be shared; masks, tau and theta are the same everywhere, and
+    # sending a mask as large as the weight before every forward pass would cost more than the gradients.
+    gathers = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    return DistributedDataParallel(model, broadcast_buffers=gathers)
 
 
 def without_sync(model: nn.Module, *, skip: bool) -> AbstractContextManager[Any]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 import time
 import warnings
-from dataclasses import asdict, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,12 @@ from dynamicgate.data import Arrays, batches
 from dynamicgate.evaluate import evaluate
 from dynamicgate.fit import distributed
 from dynamicgate.fit.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
+from dynamicgate.fit.identity import identity
 from dynamicgate.fit.interrupt import Interrupts
 from dynamicgate.fit.log import History, append_row, read_log, rewrite_log, site_rows
 from dynamicgate.fit.options import Options, adamw
 from dynamicgate.fit.progress import Progress
+from dynamicgate.rewire import Rewirer
 from dynamicgate.save import load, save
 from dynamicgate.trace import trace
 from dynamicgate.usage import Usage, gates_of, usage
@@ -41,13 +41,15 @@ class Run:
         train: Arrays,
         valid: Arrays | None,
         budget: Budget | None,
+        rewirer: Rewirer | None,
         options: Options,
         device: torch.device,
         class_weights: Tensor | None,
         out: Path | None,
     ) -> None:
         """A run that has not begun; `resume` continues an earlier one."""
-        self.model, self.budget, self.options, self.device, self.out = model, budget, options, device, out
+        self.model, self.budget, self.rewirer, self.options = model, budget, rewirer, options
+        self.device, self.out = device, out
         self.data, self.y = train.to(device), train.y.to(device)
         self.valid = valid
         self.class_weights = class_weights.to(device) if class_weights is not None else None
@@ -65,6 +67,8 @@ class Run:
         self.steps_per_epoch = math.ceil(len(self.y) / options.batch)
         self.total = self.steps_per_epoch * options.epochs
         self.log_every = max(1, self.total // LOG_LINES)
+        if rewirer is not None:
+            rewirer.check_(self.total)
         self.step = 0
         self.history = History()
         self.epochs_since_best = 0
@@ -116,6 +120,8 @@ class Run:
                 loss = loss / normaliser
                 together = sum(len(share.tensor_split(count)[position]) for share in shares)
                 penalty = penalty * (together / len(index))
+                if self.rewirer is not None and used is not None:
+                    self.rewirer.watch(used, penalty)
                 (loss + penalty).backward()
             task, extra = task + float(loss.detach()), extra + float(penalty.detach())
         task, extra = distributed.average(task, extra, device=self.device)
@@ -123,6 +129,8 @@ class Run:
             raise ValueError(
                 f"the loss became {task + extra} at step {self.step}: lower the learning rate or set clip=1.0"
             )
+        if self.rewirer is not None:
+            self.rewirer.step(self.optimizer, now)
         if options.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), options.clip)
         self.optimizer.step()
@@ -234,33 +242,23 @@ class Run:
             "lambda": budget.lambda_ if budget else None,
             "valid": None,
             "sites": site_rows(self.model, used) if used is not None else {},
+            "rewiring": self.rewirer.rows() if self.rewirer else None,
+            "masks": self.rewirer.fingerprint() if self.rewirer else None,
             **row,
         }
         self.history.log.append(found)
         if self.out is not None and distributed.rank() == 0:
             append_row(self.out / "log.jsonl", found)
 
-    @property
-    def _settings(self) -> dict[str, Any]:
-        budget = self.budget
-        # without the addresses that the functions in a schedule print, which change from process to process
-        held = {} if budget is None else {k: re.sub(" at 0x[0-9a-f]+", "", repr(getattr(budget, k))) for k in _BUDGET}
-        sample = self._inputs(torch.arange(len(self.y))[:: max(1, len(self.y) // 1000)])
-        rows = [len(self.y), *sample.shape[1:], int(self.y.sum()), float(sample.double().mean())]
-        return {
-            **asdict(self.options),
-            "data": rows,
-            "budget": held,
-            "class_weights": None if self.class_weights is None else self.class_weights.tolist(),
-            "gates": {name: asdict(gate.config) for name, gate in gates_of(self.model).items()},
-            "processes": distributed.world_size(),
-        }
+    def _identity(self) -> dict[str, Any]:
+        return identity(self.model, self.data, self.budget, self.rewirer, self.options, self.class_weights)
 
     def save_checkpoint(self) -> None:
         """Everything needed to go on from this step."""
         if self.out is None:
             return
         rng = distributed.gather_named(random_state())
+        rewiring = self.rewirer.state_dict() if self.rewirer is not None else None  # together: it adds up counts
         self._saved_at = time.monotonic()
         if distributed.rank() != 0:
             return
@@ -276,7 +274,8 @@ class Run:
             self.model,
             self.optimizer,
             self.budget,
-            settings=self._settings,
+            rewiring,
+            settings=self._identity(),
             position=position,
             rng=rng,
         )
@@ -292,15 +291,18 @@ class Run:
             if distributed.rank() == 0:
                 rewrite_log(log, [])
             return
-        position, rng = load_checkpoint(path, self.model, self.optimizer, self.budget, settings=self._settings)
+        position, rng = load_checkpoint(
+            path, self.model, self.optimizer, self.budget, self.rewirer, settings=self._identity()
+        )
         self.step, self.history.seconds = position["step"], position["seconds"]
         self.history.best, self.epochs_since_best = position["best"], position["epochs_since_best"]
         self.history.stopped_early = position["stopped_early"]
         mine = f"{distributed.rank()}."
-        set_random_state({k.removeprefix(mine): v for k, v in rng.items() if k.startswith(mine)})
+        state = {k.removeprefix(mine): v for k, v in rng.items() if k.startswith(mine)}
+        if state:
+            set_random_state(state)
+        else:  # one of more processes than there were before
+            torch.manual_seed(self.options.seed + distributed.rank() + 1_000_003 * self.step)
         self.history.log = [row for row in read_log(log) if row["step"] <= self.step]
         if distributed.rank() == 0:
             rewrite_log(log, self.history.log)
-
-
-_BUDGET = tuple(f.name for f in fields(Budget) if f.init and f.name != "ledger")

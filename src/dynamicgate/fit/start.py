@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dynamicgate.fit.log import History
 from dynamicgate.fit.loop import Run
 from dynamicgate.fit.options import Options, check_labels, scored_classes, weights_per_class
 from dynamicgate.fit.progress import Progress
+from dynamicgate.rewire import Rewirer
 
 
 def fit(
@@ -23,6 +25,7 @@ def fit(
     *,
     valid: Arrays | tuple[Tensor, Tensor] | None = None,
     budget: Budget | None = None,
+    rewirer: Rewirer | None = None,
     epochs: int = 10,
     batch: int = 128,
     lr: float = 2e-3,
@@ -43,6 +46,7 @@ def fit(
 ) -> History:
     """Train `model` in place with AdamW and a cosine learning rate.
 
+    budget: what the gates may use. rewirer: which connections exist (RigL, SET, Static, Magnitude), made on `model`.
     batch: rows per optimizer step over all processes; `accumulate` works it off in that many pieces.
     clip: largest gradient norm. bf16: autocast. class_weights: one per class, or "balanced".
     patience: epochs without a better validation accuracy before stopping; the best weights are then restored. With a
@@ -69,6 +73,7 @@ def fit(
             train,
             valid,
             budget,
+            rewirer,
             options,
             chosen,
             weights_per_class(class_weights, train, classes),
@@ -76,6 +81,8 @@ def fit(
         )
         run.checkpoint_seconds = checkpoint_seconds
         run.resume()
+        if rewirer is not None and show and distributed.rank() == 0:
+            print(rewirer, file=sys.stderr, flush=True)
         with run.interrupts, Progress(label, show=show and distributed.rank() == 0) as progress:
             run.train(progress)
         run.finish()

@@ -1,6 +1,7 @@
-"""Networks: the paper's gated MLP, and the parts it is made of."""
+"""Networks: the paper's gated MLP and its mixture of experts, and the parts they are made of."""
 
 from dynamicgate.nn.mlp import GatedMLP
 from dynamicgate.nn.normalize import Normalize
+from dynamicgate.nn.switch import Switch, SwitchMLP
 
-__all__ = ["GatedMLP", "Normalize"]
+__all__ = ["GatedMLP", "Normalize", "Switch", "SwitchMLP"]

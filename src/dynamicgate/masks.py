@@ -1,0 +1,44 @@
+"""Which connections of a Linear layer exist: a bool buffer `mask`, shaped like the weight, and the name of its pattern.
+
+Weights without a connection are exactly zero *in the parameter*, so that the forward pass uses the weight as it is and
+its gradient stays dense, which is what new connections are chosen by (sec 3.7). `dynamicgate.rewire` keeps it so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+UNSTRUCTURED = "unstructured"
+
+
+def connections(linear: nn.Linear) -> Tensor | None:
+    """The mask of existing connections, if the layer has one."""
+    mask = getattr(linear, "mask", None)
+    return mask if isinstance(mask, Tensor) else None
+
+
+def structure_of(linear: nn.Linear) -> str:
+    """The pattern that the mask keeps to, for example "16x1": what a kernel may rely on."""
+    return getattr(linear, "mask_structure", UNSTRUCTURED)
+
+
+@torch.no_grad()
+def put_mask_(linear: nn.Linear, mask: Tensor, structure: str = UNSTRUCTURED) -> None:
+    """Give a layer its mask and set the weights of missing connections to zero."""
+    if mask.shape != linear.weight.shape:
+        raise ValueError(
+            f"a mask has the shape of the weight, {list(linear.weight.shape)}, received {list(mask.shape)}"
+        )
+    linear.register_buffer("mask", mask.to(linear.weight.device, torch.bool))
+    held: Any = linear
+    held.mask_structure = structure
+    linear.weight.mul_(linear.mask)  # type: ignore[arg-type]
+
+
+def present(linear: nn.Linear) -> int:
+    """How many connections exist."""
+    mask = connections(linear)
+    return linear.weight.numel() if mask is None else int(mask.sum())

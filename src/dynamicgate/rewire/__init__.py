@@ -1,0 +1,7 @@
+"""Which connections exist, and how that changes in training: RigL, SET, fixed random masks, magnitude pruning."""
+
+from dynamicgate.rewire.grow import SET, RigL, Static
+from dynamicgate.rewire.prune import Magnitude
+from dynamicgate.rewire.rewirer import Rewirer, SparseLayer
+
+__all__ = ["SET", "Magnitude", "Rewirer", "RigL", "SparseLayer", "Static"]

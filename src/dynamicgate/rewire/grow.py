@@ -1,0 +1,269 @@
+"""Rewirers that start from a random mask: a fixed one, or weak connections exchanged for random or wanted ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.rewire import processes
+from dynamicgate.rewire.density import Density, Distribution
+from dynamicgate.rewire.open_rates import often, touches
+from dynamicgate.rewire.rewirer import Rewirer, SparseLayer
+from dynamicgate.rewire.structure import Structure, largest, structure
+from dynamicgate.usage import Usage
+
+
+class RandomStart(Rewirer):
+    """Layers that begin with a random mask."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        density: Density,
+        *,
+        distribution: Distribution,
+        structure: str,
+        include: Sequence[str],
+        exclude: Sequence[str],
+        rescale: bool,
+        seed: int,
+        every: int = 1,
+        until: float = 1.0,
+    ) -> None:
+        """Make the layers of `model` sparse, in place."""
+        super().__init__(
+            model, density, distribution=distribution, structure=structure, include=include, exclude=exclude,
+            every=every, until=until, seed=seed,
+        )  # fmt: skip
+        pattern = _pattern(structure)
+        self._add_layers(pattern, self._random_masks(pattern))
+        if rescale:
+            with torch.no_grad():
+                for layer in self.layers:
+                    layer.weight.div_(math.sqrt(layer.count / layer.mask.numel()))
+
+    def _random_masks(self, pattern: Structure) -> Iterator[Tensor]:
+        # Drawn on the CPU whatever the device: the same seed is the same mask, on every machine and process.
+        generator = torch.Generator().manual_seed(self.seed)
+        for name, linear in self._chosen.items():
+            yield pattern.random(linear.weight.shape, self._densities[name], generator)
+
+
+class Static(RandomStart):
+    """A random mask that never changes: the control that rewiring must beat.
+
+    density: share of the connections that exist, for all layers or as {layer name or glob: share}.
+    distribution: how one density is spread over layers: "uniform", or "erk" (denser where a layer is small).
+    structure: "unstructured", "fan-in" (as many inputs for every output), or cells of outputs x inputs like "16x1".
+    include, exclude: names or globs of Linear layers; by default all but the output layer and the gate networks.
+    rescale: divide the weights by the root of the density, so that a sparse layer starts with outputs as large as those
+        of a dense one: for deep and very sparse networks that are not trained yet.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        density: Density,
+        *,
+        distribution: Distribution = "uniform",
+        structure: str = "unstructured",
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        rescale: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Make the layers of `model` sparse, in place."""
+        super().__init__(
+            model, density, distribution=distribution, structure=structure, include=include, exclude=exclude,
+            rescale=rescale, seed=seed,
+        )  # fmt: skip
+
+    def _due(self, progress: float) -> bool:
+        return False
+
+
+class SET(RandomStart):
+    """Sparse evolutionary training: drop the weakest connections, grow random ones.
+
+    fraction: share of the connections exchanged at the first update; falls to zero along a cosine.
+    every: optimizer steps between updates. until: share of training after which the mask stays.
+    The other arguments are those of `Static`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        density: Density,
+        *,
+        distribution: Distribution = "uniform",
+        structure: str = "unstructured",
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        every: int = 100,
+        until: float = 0.75,
+        fraction: float = 0.3,
+        rescale: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Make the layers of `model` sparse, in place."""
+        if not 0.0 < fraction <= 1.0:
+            raise ValueError(f"fraction is a share of the connections: expected 0 < fraction <= 1, received {fraction}")
+        self.fraction = fraction
+        super().__init__(
+            model, density, distribution=distribution, structure=structure, include=include, exclude=exclude,
+            rescale=rescale, seed=seed, every=every, until=until,
+        )  # fmt: skip
+        for layer in self.layers:
+            if layer.count < layer.mask.numel() and not _exchanges(layer, fraction):
+                raise ValueError(
+                    f"{layer.name!r} has too few connections ({layer.count}) for a fraction of {fraction} to exchange "
+                    "any: raise the density or the fraction, or use Static"
+                )
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What a run that continues this one must share."""
+        return {**super().settings, "fraction": self.fraction}
+
+    def _rewire(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
+        rates = self._rates()
+        revived = self.open_rates.note_silence(rates)
+        fraction = self.fraction * 0.5 * (1.0 + math.cos(math.pi * progress / self.until))
+        for position, layer in enumerate(self.layers):
+            keep, grow = layer.weight.abs().float(), self._growth(layer, position, rates)
+            silent = touches(layer.ends, self.open_rates.silent, layer.mask.shape)
+            if silent is not None:  # nothing would be lost with them, nothing gained by more of them (sec 2.1)
+                keep, grow = keep.masked_fill(silent, -1.0), grow.masked_fill(silent, -1.0)
+            mask = exchange(layer.structure, layer.mask, keep, grow, fraction)
+            # A unit that opens again after a silent period goes on without the momentum of the time before it.
+            self._replace(layer, mask, optimizer, reset=touches(layer.ends, revived, layer.mask.shape))
+
+    def _rates(self) -> dict[str, Tensor]:
+        if any(layer.ends.writes or layer.ends.reads for layer in self.layers) and not float(self.open_rates.rows):
+            raise ValueError(
+                "this model has gates: call rewirer.watch(used, penalty) between the forward and the backward pass, "
+                "so that rarely open units get their share of new connections"
+            )
+        return self.open_rates.take()
+
+    def _growth(self, layer: SparseLayer, position: int, rates: dict[str, Tensor]) -> Tensor:
+        """How much each missing connection is wanted. The draw depends on seed and update only, not on the process."""
+        generator = torch.Generator().manual_seed((self.seed * 1_000_003 + self.updates) * 1_009 + position)
+        return torch.rand(layer.mask.shape, generator=generator).to(layer.mask.device)
+
+
+class RigL(SET):
+    """Drop the connections with the smallest weights, grow those whose gradient of the task loss is largest.
+
+    gradient_steps: average the gradient over this many steps before each update: better scores from small batches, at
+        the price of one dense buffer while they are collected.
+    The other arguments are those of `SET`. With gates the gradient of a connection is divided by how often its two
+    units are open, see `watch`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        density: Density,
+        *,
+        distribution: Distribution = "uniform",
+        structure: str = "unstructured",
+        include: Sequence[str] = (),
+        exclude: Sequence[str] = (),
+        every: int = 100,
+        until: float = 0.75,
+        fraction: float = 0.3,
+        gradient_steps: int = 1,
+        rescale: bool = False,
+        seed: int = 0,
+    ) -> None:
+        """Make the layers of `model` sparse, in place."""
+        if not 1 <= gradient_steps <= max(1, every):
+            raise ValueError(f"gradient_steps are part of a period of {every} steps, received {gradient_steps}")
+        super().__init__(
+            model, density, distribution=distribution, structure=structure, include=include, exclude=exclude,
+            every=every, until=until, fraction=fraction, rescale=rescale, seed=seed,
+        )  # fmt: skip
+        self.gradient_steps = gradient_steps
+        self._gradients: dict[str, Tensor] = {}
+        self._not_task: dict[str, Tensor] = {}
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What a run that continues this one must share."""
+        return {**super().settings, "gradient_steps": self.gradient_steps}
+
+    def watch(self, used: Usage, penalty: Tensor | None = None) -> None:
+        """See `Rewirer.watch`."""
+        super().watch(used, penalty)
+        if penalty is None or not penalty.requires_grad or not self._scores(self.since_update + 1):
+            return
+        weights = [layer.weight for layer in self.layers]
+        parts = torch.autograd.grad(penalty, weights, retain_graph=True, allow_unused=True)
+        for layer, part in zip(self.layers, parts, strict=True):
+            if part is not None:
+                self._not_task[layer.name] = self._not_task.get(layer.name, 0.0) + part.float()
+
+    def _scores(self, since_update: int) -> bool:
+        return since_update > self.every - self.gradient_steps
+
+    def _look(self, progress: float) -> None:
+        if not self._scores(self.since_update) or progress >= self.until:
+            return
+        for layer in self.layers:
+            grad = layer.weight.grad
+            if grad is None or not bool(grad.isfinite().all()):
+                continue
+            gradient = grad.float()
+            if layer.name in self._not_task:
+                gradient = gradient - processes.mean_(self._not_task[layer.name])
+            before = self._gradients.get(layer.name)
+            # Signed gradients are added and only then compared by size: noise that changes sign cancels.
+            self._gradients[layer.name] = gradient.clone() if before is None else before.add_(gradient)
+        self._not_task = {}
+
+    def _growth(self, layer: SparseLayer, position: int, rates: dict[str, Tensor]) -> Tensor:
+        size = self._gradients.pop(layer.name, torch.zeros_like(layer.weight, dtype=torch.float32)).abs()
+        share = often(layer.ends, rates, layer.mask.shape)
+        return size if share is None else size / share.to(size.device)
+
+    def state_dict(self) -> dict[str, object]:
+        """See `Rewirer.state_dict`."""
+        return super().state_dict() | {f"gradient.{name}": value for name, value in self._gradients.items()}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """See `Rewirer.load_state_dict`."""
+        super().load_state_dict(state)
+        devices = {layer.name: layer.mask.device for layer in self.layers}
+        self._gradients = {
+            name.removeprefix("gradient."): value.to(devices[name.removeprefix("gradient.")], copy=True)  # type: ignore[attr-defined]
+            for name, value in state.items()
+            if name.startswith("gradient.")
+        }
+
+
+def exchange(pattern: Structure, mask_OI: Tensor, keep_OI: Tensor, grow_OI: Tensor, fraction: float) -> Tensor:
+    """The mask with a `fraction` of its cells, those least worth keeping, exchanged for absent ones most wanted."""
+    was = pattern.cells(mask_OI.float()) > 0
+    keep, grow = pattern.cells(keep_OI), pattern.cells(grow_OI)
+    now = was.clone()
+    for part in pattern.groups(mask_OI.shape):
+        active = pattern.rivals(was[part])
+        count = int(active[0].sum())
+        k = min(round(fraction * count), active.shape[1] - count)
+        weakest = largest(pattern.rivals(-keep[part]).masked_fill(~active, -math.inf), k)
+        wanted = largest(pattern.rivals(grow[part]).masked_fill(active, -math.inf), k)
+        now[part] = ((active & ~weakest) | wanted).reshape(now[part].shape)
+    return pattern.entries(now, mask_OI.shape)
+
+
+def _exchanges(layer: SparseLayer, fraction: float) -> bool:
+    cells = layer.structure.cells(layer.mask.float()) > 0
+    groups = (layer.structure.rivals(cells[part])[0] for part in layer.structure.groups(layer.mask.shape))
+    return any(round(fraction * int(row.sum())) > 0 and not bool(row.all()) for row in groups)
+
+
+_pattern = structure  # the argument of the same name hides it
