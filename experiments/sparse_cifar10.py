@@ -49,7 +49,7 @@ def run(name: str, args: argparse.Namespace) -> None:
     history = dg.fit(
         model, splits.train, valid=splits.valid, rewirer=rewirer, epochs=args.epochs, batch=args.batch, lr=args.lr,
         weight_decay=args.weight_decay, bf16=args.device.startswith("cuda"), device=args.device, seed=args.seed,
-        out=folder, checkpoint_seconds=120.0, label=name,
+        out=folder, checkpoint_seconds=60.0, label=name,
     )  # fmt: skip
     found = dg.measure(model, splits.test).to_dict()
     options = ("epochs", "batch", "lr", "weight_decay", "dropout", "seed")

@@ -139,7 +139,7 @@ class _Tally:
         total = torch.full((samples,), self.ledger.gate + self.ledger.other, dtype=torch.float64, device=out.device)
         skipping = total.sum() - self.ledger.gate * samples
         for layer in self.ledger.layers:
-            macs = layer.executed(g).double()
+            macs = layer.executed(g).double().to(out.device)
             macs = macs.reshape(samples, -1).sum(1) if macs.ndim else (macs * layer.rows).expand(samples)
             self.layer_macs[layer.name] += float(macs.sum())
             total = total + macs

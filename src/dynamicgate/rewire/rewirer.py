@@ -89,6 +89,7 @@ class Rewirer:
         self.steps = self.updates = self.since_update = 0
         self._began: tuple[int, float] | None = None
         self._optimizer: torch.optim.Optimizer | None = None
+        self._telling: tuple[int, dict[str, dict[str, float]], str] | None = None
 
     def _add_layers(self, pattern: Structure, masks: Iterator[Tensor]) -> None:
         for (name, linear), mask in zip(self._chosen.items(), masks, strict=True):
@@ -201,18 +202,25 @@ class Rewirer:
 
     def rows(self) -> dict[str, dict[str, float]]:
         """For a log: density, explored share (ever connected so far, the ITOP rate) and churn of every layer."""
-        return {
-            layer.name: {
-                "density": layer.count / layer.mask.numel(),
-                "explored": float(layer.explored.float().mean()),
-                "churn": layer.churn,
-            }
-            for layer in self.layers
-        }
+        return self._told()[0]
 
     def fingerprint(self) -> str:
         """A short text that differs if any connection does."""
-        return f"{processes.fingerprint(self._masks()):014x}"
+        return self._told()[1]
+
+    def _told(self) -> tuple[dict[str, dict[str, float]], str]:
+        """Counted once per update: a log asks far more often, and masks may be large."""
+        if self._telling is None or self._telling[0] != self.updates:
+            rows = {
+                layer.name: {
+                    "density": layer.count / layer.mask.numel(),
+                    "explored": float(layer.explored.float().mean()),
+                    "churn": layer.churn,
+                }
+                for layer in self.layers
+            }
+            self._telling = (self.updates, rows, f"{processes.fingerprint(self._masks()):014x}")
+        return self._telling[1:]
 
     def _masks(self) -> dict[str, Tensor]:
         return {layer.name: layer.mask for layer in self.layers}
@@ -234,6 +242,7 @@ class Rewirer:
         """Go on where `state_dict` was taken, on any number of processes."""
         self.steps, self.updates, self.since_update = state["steps"], state["updates"], state["since_update"]
         self._began = tuple(state["began"]) if state["began"] else None
+        self._telling = None
         for layer in self.layers:
             layer.churn = state["churn"][layer.name]
             layer.explored.copy_(state[f"explored.{layer.name}"])
