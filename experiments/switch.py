@@ -164,8 +164,10 @@ def _cell(values: list[float | None]) -> str:
     if not known:
         return "–"
     mean, spread = statistics.mean(known), statistics.stdev(known) if len(known) > 1 else 0.0
-    digits = 0 if all(isinstance(value, int) for value in known) or mean >= 1000 else 2 if mean >= 1 else 4
-    return f"{mean:,.{digits}f}" + (f" ± {spread:.{digits}f}" if spread > 0.0 else "")
+    counts = all(isinstance(value, int) for value in known)
+    digits = next(digits for least, digits in ((1000, 0), (1, 2), (0.01, 4), (0, 6)) if abs(mean) >= least)
+    digits = 0 if counts or mean == 0.0 else digits
+    return f"{mean:,.{digits}f}" + (f" ± {spread:,.{digits}f}" if spread > 0.0 else "")
 
 
 def _one_run_a_line(results: dict[str, Any]) -> str:

@@ -171,18 +171,19 @@ def test_train_writes_one_run_and_does_not_repeat_it(tmp_path: Path, capsys: pyt
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # a CPU without bf16 says so, and goes on
 def test_every_option_of_training_reaches_the_run(tmp_path: Path) -> None:
     given = {
-        "budget": 0.6, "hidden": [20, 12], "epochs": 1, "batch": 300, "lr": 0.007, "weight_decay": 0.2, "dropout": 0.3,
-        "block": 4, "net": "two-layer", "rank": 2, "tau": 0.9, "theta": 0.4, "scale": True, "policy": "bernoulli",
-        "accumulate": 2, "clip": 0.5, "bf16": True, "balanced": True, "patience": 2,
+        "budget": 0.9, "hidden": [20, 12], "epochs": 1, "batch": 300, "lr": 0.007, "weight_decay": 0.2, "dropout": 0.3,
+        "block": 4, "net": "two-layer", "rank": 6, "tau": 0.9, "theta": 0.4, "scale": True, "policy": "bernoulli",
+        "accumulate": 2, "clip": 0.5, "bf16": True, "balanced": True, "patience": 2, "density": 0.4,
+        "gate_density": 0.7, "structure": "fan-in", "sparse_output": True, "every": 1,
     }  # fmt: skip
     words: list[str] = []
     for name, value in given.items():
         option = name.replace("_", "-")
         text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
         words += [f"--{'no-' if value is False else ''}{option}", *([] if isinstance(value, bool) else [text])]
-    assert main(["train", *words, "--out", str(tmp_path)]) == 0
+    assert main(["train", "--model", "gate+rigl", *words, "--out", str(tmp_path)]) == 0
     settings = json.loads((tmp_path / "run.json").read_text())["settings"]
-    assert settings == {"data": "digits", "model": "gate", "seed": 0, "data_options": [], **given}
+    assert settings == {"data": "digits", "model": "gate+rigl", "seed": 0, "data_options": [], **given}
     assert not [name for name, value in given.items() if value == getattr(Settings(), name)], "none is the default"
 
 
@@ -235,7 +236,7 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--budget", "1.5"], "expected 0 < budget <= 1, received 1.5"),
         (["--budget", "nan"], "expected 0 < budget <= 1, received nan"),
         (["--budget", "0.001"], "a budget of 0.001 cannot be met: the gate networks alone cost"),
-        (["--block", "0"], "block is a number of units and must be an integer >= 1, received 0"),
+        (["--block", "-1"], "block is a number of units and must be an integer >= 1, received -1"),
         (["--theta", "0"], "expected 0 < theta < 1, received 0.0"),
         (["--tau", "0"], "the temperature tau must be positive and finite, received 0.0"),
         (["--rank", "-1"], "rank must be an integer >= 1, received -1"),

@@ -22,8 +22,8 @@ from dynamicgate.data import load as load_data
 
 META = {"created", "commit", "command", "versions", "machine", "budget", "seeds", "epochs", "hidden", "data"}
 RUN = {
-    "model", "seed", "data", "quality", "macs", "proxies", "layers", "params", "seconds", "budget", "samples", "gates",
-    "valid", "steps", "collapses", "settings", "folder",
+    "model", "seed", "data", "quality", "macs", "proxies", "layers", "params", "seconds", "budget", "rewiring",
+    "samples", "gates", "notes", "valid", "steps", "collapses", "settings", "folder",
 }  # fmt: skip
 
 
@@ -64,8 +64,8 @@ def test_the_small_network_costs_what_the_budget_allows_to_within_a_unit(
     budget: float, hidden: tuple[int, ...]
 ) -> None:
     splits = splits_of(40, 6)
-    model, none = small(Settings(budget=budget, hidden=hidden), splits)
-    assert none is None
+    model, *none = small(Settings(budget=budget, hidden=hidden), splits)
+    assert none == [None, None]
     full = (40, *hidden, 6)
     cost_of_a_unit = max(a + c for a, c in zip(model.sizes, model.sizes[2:], strict=False))
     assert abs(macs(model.sizes) - budget * macs(full)) <= cost_of_a_unit
@@ -76,17 +76,56 @@ def test_the_small_network_costs_what_the_budget_allows_to_within_a_unit(
 
 def test_the_models_are_what_they_are_called(settings: Settings) -> None:
     splits = load_data(settings.data)
-    chosen = replace(settings, dropout=0.25).resolved(splits)
-    made = {name: prepare(chosen, splits) for name, prepare in MODELS.items()}
-    assert {name: model.dropout.p for name, (model, _) in made.items()} == {
-        "dense": 0.0, "small": 0.0, "dropout": 0.25, "static": 0.25, "gate": 0.25,
+    made = {
+        name: prepare(replace(settings, dropout=0.25, model=name).resolved(splits), splits)
+        for name, prepare in MODELS.items()
+    }
+    assert {name for name, prepared in made.items() if prepared.model.dropout.p == 0.0} == {"dense", "small"}
+    kinds = {name: [g.config.kind for g in dg.gates_of(prepared.model).values()] for name, prepared in made.items()}
+    assert {name: kind for name, kind in kinds.items() if kind} == {
+        "static": ["static"], "gate": ["dynamic"], "gate+rigl": ["dynamic"], "switch": ["router"],
     }  # fmt: skip
-    kinds = {name: [g.config.kind for g in dg.gates_of(model).values()] for name, (model, _) in made.items()}
-    assert kinds == {"dense": [], "small": [], "dropout": [], "static": ["static"], "gate": ["dynamic"]}
-    assert {name: budget and budget.target for name, (_, budget) in made.items()} == {
-        "dense": None, "small": None, "dropout": None, "static": 0.5, "gate": 0.5,
+    targets = {name: prepared.budget.target for name, prepared in made.items() if prepared.budget}
+    assert targets == {"static": 0.5, "gate": 0.5, "gate+rigl": 0.5, "switch": None}
+    rewirers = {name: type(prepared.rewirer).__name__ for name, prepared in made.items() if prepared.rewirer}
+    assert rewirers == {
+        "pruned": "Magnitude", "static-sparse": "Static", "set": "SET", "rigl": "RigL", "gate+rigl": "RigL",
     }  # fmt: skip
-    assert made["small"][0].sizes[1] == 10
+    assert made["small"].model.sizes[1] == 10
+
+
+@pytest.mark.parametrize("hidden", [(100,), (64, 48)])
+def test_without_a_density_sparse_models_spend_the_budget(hidden: tuple[int, ...]) -> None:
+    splits = splits_of(40, 6)
+    base = Settings(budget=0.2, hidden=hidden, epochs=200, batch=4)
+    for name in ("static-sparse", "set", "rigl"):
+        chosen = replace(base, model=name).resolved(splits)
+        assert dg.Ledger(MODELS[name](chosen, splits).model).relative({}) == pytest.approx(0.2, abs=0.001)
+        assert 0.0 < chosen.density < 0.2
+    both = replace(base, model="rigl", density=0.3, sparse_output=True).resolved(splits)
+    assert dg.Ledger(MODELS["rigl"](both, splits).model).relative({}) == pytest.approx(0.3, abs=0.001)
+    fused = MODELS["gate+rigl"](replace(base, model="gate+rigl").resolved(splits), splits)
+    ledger = dg.Ledger(fused.model)
+    assert ledger.gate / ledger.dense == pytest.approx(0.2 * 0.2, rel=0.05), "a fifth of the budget decides"
+    switch = MODELS["switch"](replace(base, model="switch").resolved(splits), splits).model
+    routed = {site: torch.eye(8)[:1] for site in dg.gates_of(switch)}
+    full = macs((40, *hidden, 6))
+    assert float(dg.Ledger(switch).executed(routed)) / full == pytest.approx(0.2, abs=0.05)
+
+
+def test_the_period_fits_a_short_run() -> None:
+    splits = splits_of(40, 6)
+    assert Settings(model="rigl", epochs=10, batch=4).resolved(splits).every == int(0.75 * 60 / 10)
+    assert Settings(model="rigl", epochs=1000, batch=4).resolved(splits).every == 100
+    assert Settings(model="rigl", epochs=10, batch=4, every=7).resolved(splits).every == 7
+
+
+def test_options_of_sparse_models_leave_other_runs_where_they_were() -> None:
+    splits = splits_of(40, 6)
+    plain, asked = (Settings(model="dense", density=d).resolved(splits) for d in (0.0, 0.0))
+    assert settings_hash(plain, splits) == settings_hash(asked, splits)
+    rigl = Settings(model="rigl").resolved(splits)
+    assert settings_hash(rigl, splits) != settings_hash(replace(rigl, structure="16x1"), splits)
 
 
 def test_the_rank_of_the_gates_is_what_their_share_of_the_budget_pays_for() -> None:
@@ -118,11 +157,14 @@ def test_results_have_exactly_the_documented_keys(finished: tuple[Path, dict[str
     for run in results["runs"]:
         assert run.keys() == RUN
         assert run["quality"].keys() == {"accuracy", "macro_f1"}
-        assert run["macs"].keys() == {"dense", "executed", "gate", "relative", "relative_zero_skip"}
+        assert run["macs"].keys() == {
+            "dense", "executed", "gate", "relative", "relative_zero_skip", "structure_saved", "gate_saved",
+        }  # fmt: skip
         assert run["proxies"].keys() == {
             f"{name}_{of}" for name in ("compute_proxy", "relmac", "relmac_fuse") for of in "pg"
         }
-        assert [layer.keys() for layer in run["layers"]] == [{"name", "open", "density", "macs"}] * 2
+        layer_keys = {"name", "open", "density", "present", "macs", "product"}
+        assert [layer.keys() for layer in run["layers"]] == [layer_keys] * 2
         assert run["data"] == "clouds"
         assert run["seconds"] > 0
         assert run["params"] > 0
@@ -133,6 +175,8 @@ def test_the_numbers_of_a_run_fit_together(finished: tuple[Path, dict[str, Any]]
         found = run["macs"]
         assert found["dense"] == macs((10, 20, 3)), "relative to the full network, for the small one too"
         assert found["relative"] == pytest.approx(found["executed"] / found["dense"])
+        kept = 1.0 - found["structure_saved"] - found["gate_saved"]
+        assert found["relative"] == pytest.approx(kept + found["gate"] / found["dense"])
         assert sum(layer["macs"] for layer in run["layers"]) + found["gate"] == pytest.approx(found["executed"])
         assert found["relative_zero_skip"] <= found["relative"]
         assert run["samples"]["p5"] <= run["samples"]["p50"] <= run["samples"]["p95"]
@@ -234,7 +278,11 @@ def test_a_run_made_twice_is_the_same_run(settings: Settings, tmp_path: Path) ->
         (["dense", "gate"], {"budget": 0.05}, "a budget of 0.05 cannot be met: the gate networks alone cost"),
         (["dense"], {"budget": 0.0}, "expected 0 < budget <= 1, received 0.0"),
         (["dense"], {"budget": 1.5}, "expected 0 < budget <= 1, received 1.5"),
-        (["dense", "gate"], {"block": 0}, "block is a number of units and must be an integer >= 1, received 0"),
+        (["dense", "gate"], {"block": -1}, "block is a number of units and must be an integer >= 1, received -1"),
+        (["dense", "rigl"], {"budget": 0.01}, "does not even pay for the dense output layer"),
+        (["dense", "rigl"], {"every": 100}, "would never rewire"),
+        (["dense", "set"], {"density": 1.5}, "a density is a share of the connections"),
+        (["dense", "set"], {"structure": "round"}, "a structure is 'unstructured', 'fan-in' or a cell"),
         (["dense", "gate"], {"theta": 1.0}, "expected 0 < theta < 1, received 1.0"),
         (["dense", "gate"], {"dropout": 1.0}, r"dropout must be in \[0, 1\), received 1.0"),
         (["dense"], {"hidden": (20, 0)}, r"hidden widths must be 1 or more, received \(20, 0\)"),

@@ -39,15 +39,16 @@ class Training:
     batch: int = 0
     """Rows per optimizer step, over all processes; 0 is the default of the data set."""
     lr: float = 0.0
-    """Peak learning rate of AdamW, with warm-up and a cosine to zero; 0 is the default of the data set."""
+    """Peak learning rate of AdamW, with warm-up and a cosine to zero; 0 is the default of the data set, and 5/3 of it for
+    models with sparse layers."""
     weight_decay: float = 0.05
     """Decay of weight matrices."""
     dropout: float = 0.1
-    """Dropout of the models that use it: dropout, static, gate."""
-    block: int = 1
-    """Units that open and close together."""
-    net: Literal["linear", "low-rank", "two-layer"] = "low-rank"
-    """Shape of the gate network."""
+    """Dropout of all models but dense and small."""
+    block: int = 0
+    """Units that open and close together; 0 is 1 for static and gate, 16 for gate+rigl."""
+    net: Literal["auto", "linear", "low-rank", "two-layer"] = "auto"
+    """Shape of the gate network; auto is low-rank for gate, linear (and sparse) for gate+rigl."""
     rank: int = 0
     """Inner width of the gate network; 0 takes what 28 % of the budget pays for."""
     policy: Policy = "gumbel"
@@ -69,6 +70,18 @@ class Training:
     """Weight classes by inverse frequency."""
     patience: int | None = None
     """Stop after this many epochs without a better validation accuracy, and keep the best."""
+    density: float = 0.0
+    """Share of the connections that exist in the hidden layers of pruned, static-sparse, set, rigl and gate+rigl; 0 is
+    what the budget pays for (in gate+rigl 1.2 times the budget, of which the gates then open about two thirds)."""
+    gate_density: float = 0.0
+    """The same for the gate networks of gate+rigl; 0 is what a fifth of the budget pays for."""
+    structure: str = "unstructured"
+    """Pattern of the masks: unstructured, fan-in (every output has as many inputs), or cells of outputs x inputs that
+    come and go together, like 16x1 or 32x32."""
+    sparse_output: bool = False
+    """Make the output layer as sparse as the others; by default it stays dense."""
+    every: int = 0
+    """Optimizer steps between two rewirings; 0 is 100, or less in a short run."""
 
     def settings(self, **chosen: Any) -> Settings:
         """The same as the library's `Settings`."""

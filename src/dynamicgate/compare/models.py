@@ -1,50 +1,104 @@
-"""The models that are compared: each a plain function from settings and data to a network and, perhaps, a budget."""
+"""The models that are compared: each a plain function from settings and data to a network and what steers it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from dynamicgate.budget import Budget
 from dynamicgate.compare.settings import Settings, dense_macs
+from dynamicgate.convert import gate_
 from dynamicgate.data import Splits
 from dynamicgate.gate import GateConfig
 from dynamicgate.nn import GatedMLP, Normalize
+from dynamicgate.rewire import SET, Magnitude, Rewirer, RigL, Static
 
-Prepared = tuple[GatedMLP, Budget | None]
+EXPERTS = 8
+BALANCE = 1e-2  # weight of the load-balance penalty, as Switch Transformers and the paper (sec 5.5) have it
+
+
+class Prepared(NamedTuple):
+    """A network, what its gates may use, and which of its connections exist."""
+
+    model: GatedMLP
+    budget: Budget | None = None
+    rewirer: Rewirer | None = None
 
 
 def dense(s: Settings, splits: Splits) -> Prepared:
     """The plain network: the quality to reach and the MACs to save."""
-    return _mlp(s.hidden, splits), None
+    return Prepared(_mlp(s.hidden, splits))
 
 
 def small(s: Settings, splits: Splits) -> Prepared:
     """A dense network as narrow as the budget: the control that every method must beat."""
-
-    def macs(hidden: tuple[int, ...]) -> int:
-        return dense_macs((splits.train.features, *hidden, splits.classes))
-
-    narrower = [tuple(max(1, round(width * k / 4096)) for width in s.hidden) for k in range(1, 4097)]
-    best = min(narrower, key=lambda hidden: abs(macs(hidden) - s.budget * macs(s.hidden)))
-    return _mlp(best, splits), None
+    return Prepared(_mlp(_affordable(s, splits, lambda hidden: 0), splits))
 
 
 def dropout(s: Settings, splits: Splits) -> Prepared:
     """The dense network with dropout: regularisation without any saving."""
-    return _mlp(s.hidden, splits, dropout=s.dropout), None
+    return Prepared(_mlp(s.hidden, splits, dropout=s.dropout))
 
 
 def static(s: Settings, splits: Splits) -> Prepared:
     """One learned logit per unit, the same units for every input, at the same budget."""
     config = GateConfig(kind="static", block=s.block, train=s.policy, tau=s.tau, theta=s.theta, scale=s.scale)
-    return _mlp(s.hidden, splits, dropout=s.dropout, gate=config), Budget(target=s.budget)
+    return Prepared(_mlp(s.hidden, splits, dropout=s.dropout, gate=config), Budget(target=s.budget))
 
 
 def gate(s: Settings, splits: Splits) -> Prepared:
     """Input-dependent gates, held to the budget: DynamicGate."""
     shape = {"net": s.net, "rank": s.rank, "block": s.block}
     config = GateConfig(**shape, train=s.policy, tau=s.tau, theta=s.theta, scale=s.scale)  # type: ignore[arg-type]
-    return _mlp(s.hidden, splits, dropout=s.dropout, gate=config), Budget(target=s.budget)
+    return Prepared(_mlp(s.hidden, splits, dropout=s.dropout, gate=config), Budget(target=s.budget))
+
+
+def pruned(s: Settings, splits: Splits) -> Prepared:
+    """Magnitude pruning during training, down to the density."""
+    model = _mlp(s.hidden, splits, dropout=s.dropout)
+    return Prepared(model, rewirer=Magnitude(model, s.density, every=s.every, **_sparse(s)))  # type: ignore[arg-type]
+
+
+def static_sparse(s: Settings, splits: Splits) -> Prepared:
+    """A random mask that stays as it is: the control that rewiring must beat."""
+    model = _mlp(s.hidden, splits, dropout=s.dropout)
+    return Prepared(model, rewirer=Static(model, s.density, seed=s.seed, **_sparse(s)))  # type: ignore[arg-type]
+
+
+def set_(s: Settings, splits: Splits) -> Prepared:
+    """Weak connections exchanged for random ones."""
+    model = _mlp(s.hidden, splits, dropout=s.dropout)
+    return Prepared(model, rewirer=SET(model, s.density, every=s.every, seed=s.seed, **_sparse(s)))  # type: ignore[arg-type]
+
+
+def rigl(s: Settings, splits: Splits) -> Prepared:
+    """Weak connections exchanged for those with the largest gradients."""
+    model = _mlp(s.hidden, splits, dropout=s.dropout)
+    return Prepared(model, rewirer=RigL(model, s.density, every=s.every, seed=s.seed, **_sparse(s)))  # type: ignore[arg-type]
+
+
+def gate_rigl(s: Settings, splits: Splits) -> Prepared:
+    """Gates and rewiring in one layer, gate networks sparse like the layers they gate, held to the budget together."""
+    model, budget, _ = gate(s, splits)
+    last = len(s.hidden)
+    densities = {f"layers.{index}": s.density for index in range(last + s.sparse_output)}
+    densities |= {f"layers.{index}.gate.net*": s.gate_density for index in range(1, last + 1)}
+    rewirer = RigL(model, densities, structure=s.structure, every=s.every, seed=s.seed)
+    return Prepared(model, budget, rewirer)
+
+
+def switch(s: Settings, splits: Splits) -> Prepared:
+    """Mixture of experts, one per input (Switch): blocks of a wide network that compete, none ever too full."""
+
+    def routers(hidden: tuple[int, ...]) -> int:
+        readers = (splits.train.features, *(EXPERTS * width for width in hidden[:-1]))
+        return EXPERTS * sum(readers)
+
+    widths = _affordable(s, splits, routers)
+    model = _mlp([EXPERTS * width for width in widths], splits, dropout=s.dropout)
+    for index, width in enumerate(widths, start=1):
+        gate_(model, GateConfig(kind="router", block=width), where=f"layers.{index}")
+    return Prepared(model, Budget(form="balance", weight=BALANCE))
 
 
 MODELS: dict[str, Callable[[Settings, Splits], Prepared]] = {
@@ -53,7 +107,29 @@ MODELS: dict[str, Callable[[Settings, Splits], Prepared]] = {
     "dropout": dropout,
     "static": static,
     "gate": gate,
+    "pruned": pruned,
+    "static-sparse": static_sparse,
+    "set": set_,
+    "rigl": rigl,
+    "gate+rigl": gate_rigl,
+    "switch": switch,
 }
+
+
+def _affordable(s: Settings, splits: Splits, besides: Callable[[tuple[int, ...]], int]) -> tuple[int, ...]:
+    """The hidden widths, in the proportions asked for, whose MACs and those `besides` come closest to the budget."""
+
+    def macs(hidden: tuple[int, ...]) -> int:
+        return dense_macs((splits.train.features, *hidden, splits.classes)) + besides(hidden)
+
+    wanted = s.budget * dense_macs((splits.train.features, *s.hidden, splits.classes))
+    narrower = [tuple(max(1, round(width * k / 4096)) for width in s.hidden) for k in range(1, 4097)]
+    return min(narrower, key=lambda hidden: abs(macs(hidden) - wanted))
+
+
+def _sparse(s: Settings) -> dict[str, object]:
+    """Which layers are sparse and how."""
+    return {"structure": s.structure, "include": ["layers.*"] if s.sparse_output else ()}
 
 
 def _mlp(hidden: Sequence[int], splits: Splits, *, dropout: float = 0.0, gate: GateConfig | None = None) -> GatedMLP:

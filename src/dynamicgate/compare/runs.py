@@ -7,6 +7,7 @@ checkpoint. Validation data picks, test data is measured once, at the end of a r
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -36,12 +37,13 @@ def run_one(
     if settings.model not in MODELS:
         raise ValueError(f"unknown model {settings.model!r}; the models are {', '.join(MODELS)}")
     torch.manual_seed(settings.seed)
-    model, budget = MODELS[settings.model](settings, splits)
+    model, budget, rewirer = MODELS[settings.model](settings, splits)
     history = fit(
         model,
         splits.train,
         valid=splits.valid,
         budget=budget,
+        rewirer=rewirer,
         epochs=settings.epochs,
         batch=settings.batch,
         lr=settings.lr,
@@ -60,8 +62,9 @@ def run_one(
     # Relative to the full dense network, whatever the model's own width: a small net saves by being small.
     full = dense_macs((splits.train.features, *settings.hidden, splits.classes))
     own = found["macs"]["dense"]
-    for key in ("relative", "relative_zero_skip"):
+    for key in ("relative", "relative_zero_skip", "gate_saved"):
         found["macs"][key] *= own / full
+    found["macs"]["structure_saved"] = 1.0 - (1.0 - found["macs"]["structure_saved"]) * own / full
     found["samples"] = {key: value * own / full for key, value in found["samples"].items()}
     found["macs"]["dense"] = full
     run = {
@@ -71,8 +74,10 @@ def run_one(
         **{key: found[key] for key in ("quality", "macs", "proxies", "layers", "params")},
         "seconds": history.seconds,
         "budget": budget.target if budget else None,
+        "rewiring": rewirer.rows() if rewirer else None,
         "samples": found["samples"],
         "gates": found["gates"],
+        "notes": found["notes"],
         "valid": history.final,
         "steps": history.steps,
         "collapses": [str(collapse) for collapse in budget.collapses] if budget else [],
@@ -105,7 +110,7 @@ def compare(
         splits = load(settings.data, data_dir=data_dir, seed=seed, options=dict(settings.data_options)).flat()
         chosen = replace(settings, model=model, seed=seed).resolved(splits)
         if position == 1:
-            _check_all(chosen, models, splits)
+            _check_all(replace(settings, seed=seed), models, splits)
         folder = Path("runs") / f"{model}-s{seed}-{settings_hash(chosen, splits)}"
         label = f"[{position}/{len(jobs)}] {model} seed {seed}"
         run = run_one(chosen, splits, out / folder, label=label)
@@ -138,6 +143,9 @@ def _one_run_a_line(results: dict[str, Any]) -> str:
 def _check_all(settings: Settings, models: Sequence[str], splits: Splits) -> None:
     """A mistake that only the last model would notice is better known before the first is trained."""
     for name in models:
-        model, budget = MODELS[name](settings, splits)
+        chosen = replace(settings, model=name).resolved(splits)
+        model, budget, rewirer = MODELS[name](chosen, splits)
         if budget is not None:
             budget.check_(Ledger(model))
+        if rewirer is not None:
+            rewirer.check_(chosen.epochs * math.ceil(len(splits.train) / chosen.batch))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -26,6 +27,14 @@ class Defaults(NamedTuple):
 
 DEFAULTS = {"digits": Defaults((128,), epochs=60, batch=32, lr=4e-3), "mnist": Defaults((256,), epochs=20)}
 GATE_SHARE = 0.28  # of the budget: more rank reads the input better, but its cost is taken from the units
+SPARSE = ("pruned", "static-sparse", "set", "rigl", "gate+rigl")
+FUSED = "gate+rigl"
+FUSED_BLOCK = 16
+FUSED_DENSITY = 1.2  # times the budget: about two thirds of the units are then open
+FUSED_GATE_SHARE = 0.2  # of the budget
+SPARSE_LR = 5 / 3  # times the usual rate: few connections bear larger steps (on MNIST 98.3 against 98.2)
+PERIOD = 100
+UPDATES = 10  # in a short run, at least
 
 
 @dataclass(frozen=True)
@@ -42,8 +51,8 @@ class Settings:
     lr: float = 0.0
     weight_decay: float = 0.05
     dropout: float = 0.1
-    block: int = 1
-    net: str = "low-rank"
+    block: int = 0
+    net: str = "auto"
     rank: int = 0
     policy: Policy = "gumbel"
     tau: float = 1.0
@@ -55,6 +64,11 @@ class Settings:
     balanced: bool = False
     patience: int | None = None
     data_options: tuple[tuple[str, str], ...] = ()
+    density: float = 0.0
+    gate_density: float = 0.0
+    structure: str = "unstructured"
+    sparse_output: bool = False
+    every: int = 0
 
     def resolved(self, splits: Splits) -> Settings:
         """With the defaults of the data set filled in."""
@@ -64,7 +78,7 @@ class Settings:
             hidden=self.hidden or usual.hidden,
             epochs=self.epochs or usual.epochs,
             batch=self.batch or min(usual.batch, len(splits.train)),
-            lr=self.lr or usual.lr,
+            lr=self.lr or usual.lr * (SPARSE_LR if self.model in SPARSE else 1.0),
         )
         if not 0.0 < found.budget <= 1.0:
             raise ValueError(
@@ -72,7 +86,17 @@ class Settings:
             )
         if any(width < 1 for width in found.hidden):
             raise ValueError(f"hidden widths must be 1 or more, received {found.hidden}")
-        return found if found.rank else replace(found, rank=_affordable_rank(found, splits))
+        fused = found.model == FUSED
+        found = replace(
+            found,
+            block=found.block or (FUSED_BLOCK if fused else 1),
+            net=("linear" if fused else "low-rank") if found.net == "auto" else found.net,
+            rank=found.rank or _affordable_rank(found, splits),
+        )
+        return _with_densities(found, splits) if found.model in SPARSE else found
+
+
+LATER = ("data_options", "density", "gate_density", "structure", "sparse_output", "every")
 
 
 def dense_macs(sizes: Sequence[int]) -> int:
@@ -83,14 +107,33 @@ def dense_macs(sizes: Sequence[int]) -> int:
 def settings_hash(settings: Settings, splits: Splits) -> str:
     """Runs are found by what they were asked to do, and to which data."""
     values = asdict(settings)
-    if not settings.data_options:
-        del values["data_options"]  # runs from before there were such options are found again
+    for name in LATER:  # runs from before there were such options are found again
+        if values[name] == getattr(Settings, name):
+            del values[name]
     digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4)
     for part in (splits.train, splits.valid, splits.test):
         sample = torch.arange(len(part))[:: max(1, len(part) // 1000)]
         digest.update(part.rows(sample).numpy().tobytes())
         digest.update(part.y.numpy().tobytes())
     return digest.hexdigest()
+
+
+def _with_densities(s: Settings, splits: Splits) -> Settings:
+    """Densities that spend the budget, and a period that fits the run."""
+    sizes = (splits.train.features, *s.hidden, splits.classes)
+    full, output = dense_macs(sizes), 0 if s.sparse_output else sizes[-2] * sizes[-1]
+    density, gate_density = s.density, s.gate_density
+    if s.model == FUSED:
+        gates = sum(a * math.ceil(b / s.block) for a, b in pairwise(sizes[:-1]))
+        density = density or min(1.0, FUSED_DENSITY * s.budget)
+        gate_density = gate_density or min(1.0, FUSED_GATE_SHARE * s.budget * full / gates)
+    elif not density:
+        density = min(1.0, (s.budget * full - output) / (full - output))
+        if density <= 0.0:
+            raise ValueError(f"a budget of {s.budget} does not even pay for the dense output layer: ask for more")
+    steps = s.epochs * math.ceil(len(splits.train) / s.batch)
+    every = s.every or max(1, min(PERIOD, int(0.75 * steps / UPDATES)))
+    return replace(s, density=density, gate_density=gate_density, every=every)
 
 
 def _affordable_rank(settings: Settings, splits: Splits) -> int:
