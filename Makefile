@@ -25,7 +25,7 @@ bench: venv         ## cost of a gated training step, in benchmarks/results/
 	$(BIN)/python benchmarks/training_step.py
 
 results: venv       ## the table of the README, from experiments/ (MNIST from the folder in DYNAMICGATE_DATA)
-	$(BIN)/python experiments/foundation.py
+	$(BIN)/python experiments/comparisons.py
 
 clean:
 	rm -rf .venv demo-out site build .pytest_cache .mypy_cache .ruff_cache

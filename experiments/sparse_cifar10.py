@@ -39,20 +39,20 @@ REWIRERS: dict[str, Callable[[torch.nn.Module, int], dg.Rewirer | None]] = {
 
 def run(name: str, args: argparse.Namespace) -> None:
     """Train one model and measure it once on the test images."""
-    folder = args.out / f"{name}-e{args.epochs}-s{args.seed}"
+    folder = args.out / f"{name}-e{args.epochs}-d{args.dropout}-t{args.every}-s{args.seed}"
     if (folder / "run.json").exists():
         return
     splits = load("cifar10", data_dir=args.data_dir, seed=args.seed).flat()
     torch.manual_seed(args.seed)
     model = dg.GatedMLP(SIZES, dropout=args.dropout, normalize=dg.Normalize(splits.mean, splits.std))
-    rewirer = REWIRERS[name](model, args.seed)
+    rewirer = REWIRERS[name](model, args.every, distribution="erk", rescale=True, seed=args.seed)
     history = dg.fit(
         model, splits.train, valid=splits.valid, rewirer=rewirer, epochs=args.epochs, batch=args.batch, lr=args.lr,
         weight_decay=args.weight_decay, bf16=args.device.startswith("cuda"), device=args.device, seed=args.seed,
         out=folder, checkpoint_seconds=60.0, label=name,
     )  # fmt: skip
     found = dg.measure(model, splits.test).to_dict()
-    options = ("epochs", "batch", "lr", "weight_decay", "dropout", "seed")
+    options = ("epochs", "batch", "lr", "weight_decay", "dropout", "every", "seed")
     settings = {key: getattr(args, key) for key in options} | {"density": DENSITY, "sizes": SIZES}
     told = {
         "model": name,
@@ -66,7 +66,8 @@ def run(name: str, args: argparse.Namespace) -> None:
         "seconds": history.seconds,
         "settings": settings,
     }
-    meta = environment(f"python experiments/sparse_cifar10.py --epochs {args.epochs} --models {name}")
+    asked = f"--models {name} --epochs {args.epochs} --dropout {args.dropout} --every {args.every}"
+    meta = environment(f"python experiments/sparse_cifar10.py {asked}")
     meta["commit"] = args.commit or meta["commit"]
     write_text(folder / "run.json", json.dumps({"meta": meta, "run": told}))
     print(f"{name}: test accuracy {found['quality']['accuracy']:.2%}, relative MACs {found['macs']['relative']:.4f}")
@@ -84,7 +85,8 @@ def collect(out: Path) -> None:
         "source": "Mocanu et al. 2018",
     }
     meta = {**files[0]["meta"], "published": published}
-    runs = ",\n".join(json.dumps(file["run"]) for file in files)
+    commands = [{"command": file["meta"]["command"], "commit": file["meta"]["commit"]} for file in files]
+    runs = ",\n".join(json.dumps({**file["run"], **told}) for file, told in zip(files, commands, strict=True))
     write_text(RESULT, f'{{"meta": {json.dumps(meta, indent=1)},\n"runs": [\n{runs}\n]}}\n')
 
 
@@ -98,6 +100,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--weight-decay", type=float, default=0.05)
     parser.add_argument("--dropout", type=float, default=0.2)
+    parser.add_argument("--every", type=int, default=200, help="optimizer steps between two rewirings")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--out", type=Path, default=HERE.parent / "runs" / "sparse-cifar10")

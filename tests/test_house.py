@@ -12,26 +12,34 @@ ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 
-@pytest.mark.parametrize("name", ["digits", "mnist"])
-def test_the_tables_of_the_readme_are_made_from_the_committed_results(name: str) -> None:
-    foundation = runpy.run_path(str(ROOT / "experiments" / "foundation.py"))
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    results = json.loads((ROOT / "experiments" / "results" / f"foundation-{name}.json").read_text(encoding="utf-8"))
-    assert foundation["filled"](readme, name, results) == readme
-    assert foundation["table"](results) in readme
+COMPARISONS = runpy.run_path(str(ROOT / "experiments" / "comparisons.py"))
+RESULTS = sorted((ROOT / "experiments" / "results").glob("*.json"))
 
 
-@pytest.mark.parametrize("name", ["digits", "mnist"])
-def test_committed_results_say_where_they_come_from(name: str) -> None:
-    meta = json.loads((ROOT / "experiments" / "results" / f"foundation-{name}.json").read_text(encoding="utf-8"))[
-        "meta"
-    ]
+@pytest.mark.parametrize("name", COMPARISONS["COMPARISONS"])
+def test_the_tables_of_the_pages_are_made_from_the_committed_results(name: str) -> None:
+    page = (ROOT / COMPARISONS["COMPARISONS"][name].page).read_text(encoding="utf-8")
+    results = json.loads((ROOT / "experiments" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    assert COMPARISONS["filled"](page, name, results) == page
+    assert COMPARISONS["table"](results) in page
+
+
+def test_the_table_of_switch_is_made_from_the_committed_results() -> None:
+    experiment = runpy.run_path(str(ROOT / "experiments" / "switch.py"))
+    page = (ROOT / "docs" / "switch.md").read_text(encoding="utf-8")
+    results = json.loads((ROOT / "experiments" / "results" / "switch-mnist.json").read_text(encoding="utf-8"))
+    assert experiment["filled"](page, results) == page
+    assert experiment["table"](results) in page
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_committed_results_say_where_they_come_from(path: Path) -> None:
+    meta = json.loads(path.read_text(encoding="utf-8"))["meta"]
     assert meta["commit"]
     assert not meta["commit"].endswith("-dirty")
     assert meta["versions"]["torch"]
     assert meta["machine"]["threads"] >= 1
-    assert meta["seeds"]
-    assert meta["command"].startswith("dynamicgate compare")
+    assert meta["command"].startswith(("dynamicgate compare", "python experiments/"))
 
 
 def test_no_source_file_is_a_room_for_everything() -> None:

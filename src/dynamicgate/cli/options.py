@@ -39,7 +39,7 @@ class Training:
     batch: int = 0
     """Rows per optimizer step, over all processes; 0 is the default of the data set."""
     lr: float = 0.0
-    """Peak learning rate of AdamW, with warm-up and a cosine to zero; 0 is the default of the data set, and 5/3 of it for
+    """Peak learning rate of AdamW, with warm-up and a cosine to zero; 0 is the default of the data set, 5/3 of that for
     models with sparse layers."""
     weight_decay: float = 0.05
     """Decay of weight matrices."""
