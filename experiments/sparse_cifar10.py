@@ -27,13 +27,11 @@ HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "sparse-cifar10.json"
 SIZES = (3072, 4000, 1000, 4000, 10)
 DENSITY = 0.02
-REWIRERS: dict[str, Callable[[torch.nn.Module, int], dg.Rewirer | None]] = {
-    "set": lambda model, seed: dg.SET(
-        model, DENSITY, distribution="erk", every=200, until=0.9, rescale=True, seed=seed
-    ),
-    "rigl": lambda model, seed: dg.RigL(model, DENSITY, distribution="erk", every=200, rescale=True, seed=seed),
-    "static-sparse": lambda model, seed: dg.Static(model, DENSITY, distribution="erk", rescale=True, seed=seed),
-    "dense": lambda model, seed: None,
+REWIRERS: dict[str, Callable[..., dg.Rewirer | None]] = {
+    "set": lambda model, every, **rest: dg.SET(model, DENSITY, every=every, until=0.9, **rest),
+    "rigl": lambda model, every, **rest: dg.RigL(model, DENSITY, every=every, **rest),
+    "static-sparse": lambda model, every, **rest: dg.Static(model, DENSITY, **rest),
+    "dense": lambda model, every, **rest: None,
 }
 
 

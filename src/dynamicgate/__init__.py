@@ -6,6 +6,7 @@ Gates that learn which units to run for which input, a budget that is met, and a
 >>> dg.gate_(model, dg.GateConfig(block=16))        # in place; base parameter names stay
 >>> history = dg.fit(model, train, budget=dg.Budget(target=0.3))
 >>> print(dg.measure(model, test))
+>>> fast = dg.compile(model, example=x)              # checked, timed, never slower than dense
 """
 
 from dynamicgate import nn, schedule
@@ -17,6 +18,7 @@ from dynamicgate.fit import History, fit
 from dynamicgate.gate import Decision, Gate, GateConfig
 from dynamicgate.measure import Measurement, measure
 from dynamicgate.nn import GatedMLP, Normalize, Switch, SwitchMLP
+from dynamicgate.plan import Fast, Plan, compile
 from dynamicgate.rewire import SET, Magnitude, Rewirer, RigL, Static
 from dynamicgate.routing import Routing, routing
 from dynamicgate.save import load, save
@@ -29,6 +31,7 @@ __all__ = [
     "Budget",
     "Collapse",
     "Decision",
+    "Fast",
     "Gate",
     "GateConfig",
     "GatedMLP",
@@ -37,6 +40,7 @@ __all__ = [
     "Magnitude",
     "Measurement",
     "Normalize",
+    "Plan",
     "Rewirer",
     "RigL",
     "Routing",
@@ -46,6 +50,7 @@ __all__ = [
     "SwitchMLP",
     "Usage",
     "__version__",
+    "compile",
     "diagnose",
     "everywhere",
     "find_sites",
