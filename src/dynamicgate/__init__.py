@@ -18,7 +18,6 @@ from dynamicgate.fit import History, fit
 from dynamicgate.gate import Decision, Gate, GateConfig
 from dynamicgate.measure import Measurement, measure
 from dynamicgate.nn import GatedMLP, Normalize, Switch, SwitchMLP
-from dynamicgate.plan import Fast, Plan, compile
 from dynamicgate.rewire import SET, Magnitude, Rewirer, RigL, Static
 from dynamicgate.routing import Routing, routing
 from dynamicgate.save import load, save
@@ -31,7 +30,6 @@ __all__ = [
     "Budget",
     "Collapse",
     "Decision",
-    "Fast",
     "Gate",
     "GateConfig",
     "GatedMLP",
@@ -40,7 +38,6 @@ __all__ = [
     "Magnitude",
     "Measurement",
     "Normalize",
-    "Plan",
     "Rewirer",
     "RigL",
     "Routing",
@@ -50,7 +47,6 @@ __all__ = [
     "SwitchMLP",
     "Usage",
     "__version__",
-    "compile",
     "diagnose",
     "everywhere",
     "find_sites",
