@@ -82,7 +82,8 @@ def collect(out: Path) -> None:
         "epochs": 1000,
         "source": "Mocanu et al. 2018",
     }
-    meta = {**files[0]["meta"], "published": published}
+    longest = max(files, key=lambda file: file["run"]["settings"]["epochs"])
+    meta = {**longest["meta"], "published": published}
     commands = [{"command": file["meta"]["command"], "commit": file["meta"]["commit"]} for file in files]
     runs = ",\n".join(json.dumps({**file["run"], **told}) for file, told in zip(files, commands, strict=True))
     write_text(RESULT, f'{{"meta": {json.dumps(meta, indent=1)},\n"runs": [\n{runs}\n]}}\n')
