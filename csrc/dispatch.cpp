@@ -1,0 +1,45 @@
+// Which copy of the kernels this processor can run.
+#include <string.h>
+
+#include "program.h"
+
+namespace dynamicgate {
+
+bool poison = false;
+
+#if defined(__x86_64__)
+void chain_sse2(const Call&);
+void chain_avx2(const Call&);
+void chain_avx512(const Call&);
+
+static const Level kLevels[] = {{"avx512", chain_avx512}, {"avx2", chain_avx2}, {"sse2", chain_sse2}};  // best first
+
+static bool supported(const char* name) {
+  __builtin_cpu_init();  // asks the operating system too: wide registers must be saved between threads
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (!strcmp(name, "avx512")) return avx2 && __builtin_cpu_supports("avx512f");
+  return avx2 || strcmp(name, "avx2");
+}
+#elif defined(__aarch64__)
+void chain_neon(const Call&);
+static const Level kLevels[] = {{"neon", chain_neon}};
+static bool supported(const char*) { return true; }
+#else
+void chain_plain(const Call&);
+static const Level kLevels[] = {{"plain", chain_plain}};
+static bool supported(const char*) { return true; }
+#endif
+
+const Level* level_named(const char* name) {
+  for (const Level& level : kLevels)
+    if (!strcmp(level.name, name) && supported(name)) return &level;
+  return nullptr;
+}
+
+const Level& best_level() {
+  for (const Level& level : kLevels)
+    if (supported(level.name)) return level;
+  return kLevels[sizeof kLevels / sizeof *kLevels - 1];
+}
+
+}  // namespace dynamicgate

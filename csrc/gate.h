@@ -1,0 +1,61 @@
+// From logits to openness.
+#pragma once
+#include "step.h"
+
+namespace {
+
+// A key that orders like the float: the usual trick of flipping the bits of negative numbers. NaN comes last.
+DG_INLINE uint32_t order_key(float z) {
+  if (z != z) return 0;
+  z += 0.0f;  // -0 and 0 are equal and must have one key
+  uint32_t bits;
+  memcpy(&bits, &z, 4);
+  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+
+// Opens the `keep` largest logits; among equals the lowest index. Bisection on the key: 32 passes, whatever `keep` is.
+void open_largest(const float* z, int blocks, int keep, uint8_t* is_open) {
+  uint32_t smallest = 0;  // the largest key that at least `keep` logits reach
+  for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
+    int reach = 0;
+    for (int b = 0; b < blocks; ++b) reach += order_key(z[b]) >= (smallest | bit);
+    if (reach >= keep) smallest |= bit;
+  }
+  int left = keep;
+  for (int b = 0; b < blocks; ++b) left -= order_key(z[b]) > smallest;
+  for (int b = 0; b < blocks; ++b) {
+    const uint32_t key = order_key(z[b]);
+    if (key > smallest || (key == smallest && left-- > 0)) is_open[b] = 1;
+  }
+}
+
+void list_rows(const Openness& open, int rows) {
+  memset(open.count, 0, sizeof(int) * open.blocks);
+  for (int row = 0; row < rows; ++row)
+    for (int b = 0; b < open.blocks; ++b)
+      if (open.is_open[row * open.blocks + b]) open.rows_of[b * kChunkRows + open.count[b]++] = row;
+}
+
+void decide(const dynamicgate::Layer& layer, const float* weights, const float* logits, int64_t stride,
+            const Openness& open, int rows) {
+  const float* cut = weights + static_cast<int64_t>(layer.cut) * kPanel;
+  for (int row = 0; row < rows; ++row) {
+    const float* z = logits + row * stride;
+    uint8_t* is_open = open.is_open + row * open.blocks;
+    for (int b = 0; b < open.blocks; ++b) is_open[b] = z[b] > cut[b];
+    if (layer.keep) open_largest(z, open.blocks, layer.keep, is_open);
+    if (open.factor)
+      for (int b = 0; b < open.blocks; ++b) open.factor[row * open.blocks + b] = sigmoid(z[b] * layer.inverse_tau);
+  }
+  list_rows(open, rows);
+}
+
+void decide_given(const float* factor, const Openness& open, int rows) {
+  for (int i = 0; i < rows * open.blocks; ++i) {
+    open.factor[i] = factor[i];
+    open.is_open[i] = factor[i] != 0.0f;
+  }
+  list_rows(open, rows);
+}
+
+}  // namespace

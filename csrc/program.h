@@ -1,0 +1,75 @@
+// What the packing functions in Python write and the kernels read: a chain of layers as a list of 32-bit words.
+// The same words in the same order are written by src/dynamicgate/ops/chain/pack.py; change both or neither.
+#pragma once
+#include <stdint.h>
+
+namespace dynamicgate {
+
+constexpr int32_t kMagic = 0x44470001;  // "DG", format 1
+constexpr int kPanel = 16;              // outputs side by side in memory: one cache line of floats
+
+enum Layout : int32_t { kPanels = 0, kRows = 1, kVectors = 2, kCsr = 3 };
+enum Activation : int32_t { kIdentity = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3, kSilu = 4, kTanh = 5 };
+
+struct Linear {
+  int32_t layout;
+  int32_t inputs;      // features read; rows and csr count the padding between blocks as well
+  int32_t units;       // outputs, without padding
+  int32_t width;       // positions written for each row: outputs, each gated block padded to whole panels
+  int32_t weight;      // where the weights start, in units of 16 floats
+  int32_t bias;        // likewise; always present, zero where the layer has none
+  int32_t index;       // where the index lists start, in words of the program
+  int32_t activation;
+  int32_t skip_zeros;
+};
+
+struct Layer {
+  Linear main;
+  Linear gate[2];
+  int32_t gate_stages;  // linear maps of the gate network; 0 with blocks > 0: openness is given by the caller
+  int32_t blocks;       // 0: not gated
+  int32_t block;        // units in a block (the last may have fewer)
+  int32_t block_width;  // positions of a block
+  int32_t cut;          // one float for each block: open iff logit > cut
+  int32_t keep;         // the largest logits that open whatever the cut says
+  float inverse_tau;    // open units are multiplied by sigmoid(logit * inverse_tau); 0: by 1
+};
+
+struct Program {
+  int32_t magic, layers, inputs, outputs, weights, words, reserved[2];  // weights: in units of 16 floats
+  const Layer* layer() const { return reinterpret_cast<const Layer*>(this + 1); }
+};
+
+static_assert(sizeof(Linear) == 36 && sizeof(Layer) == 136 && sizeof(Program) == 32, "must match pack.py");
+
+// Runs `task` for 0..tasks-1, in any order, perhaps on several threads.
+struct Pool {
+  void (*run)(const Pool&, int tasks, void (*task)(int index, void* context), void* context);
+  int threads;
+};
+
+struct Call {
+  const Program* program;
+  const float* weights;
+  const float* x;
+  int64_t rows, x_row_stride, x_column_stride;
+  const float* factor;  // [rows, blocks] of the layer without a gate, or null
+  float* y;             // [rows, outputs]
+  const Pool* pool;
+};
+
+using ChainFn = void (*)(const Call&);
+
+// One copy of the kernels for each instruction set, chosen by dispatch.cpp when the library is loaded.
+struct Level {
+  const char* name;
+  ChainFn chain;
+};
+const Level& best_level();
+// Null where this processor or this build does not have it.
+const Level* level_named(const char* name);
+
+// Fills every workspace and output with NaN before use: for tests.
+extern bool poison;
+
+}  // namespace dynamicgate

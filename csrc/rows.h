@@ -1,0 +1,137 @@
+// The layouts that read one output at a time: native rows (unit gates, small gates) and compressed sparse rows.
+// They read their input as if it were dense: closed blocks of it hold zeros.
+#pragma once
+#include "step.h"
+
+namespace {
+
+constexpr int kDotRows = 4, kDotOutputs = 4;
+
+DG_INLINE int unit_block(const Step& s, int unit) { return s.out_open.is_open ? unit / s.out_open.block : 0; }
+
+DG_INLINE void write(const Step& s, int row, int unit, float value) {
+  const float factor =
+      s.out_open.factor ? s.out_open.factor[row * s.out_open.blocks + unit_block(s, unit)] : 1.0f;
+  float* out = s.out + row * s.out_stride + unit;
+  *out = value + s.bias[unit];
+  activate(s.linear->activation, out, 1, factor);
+}
+
+// Units that are open together, in runs of up to four, against the rows that open them, four at a time.
+void run_dots(const Step& s, const int* unit, int units, int block) {
+  const float *a[kDotRows], *w[kDotOutputs];
+  float result[kDotRows][kDotOutputs];
+  float* c[kDotRows] = {result[0], result[1], result[2], result[3]};
+  for (int n = 0; n < units; ++n) w[n] = s.weight + static_cast<int64_t>(unit[n]) * s.linear->inputs;
+  const int rows = s.out_open.rows_in(block, s.rows);
+  for (int first = 0; first < rows; first += kDotRows) {
+    const int height = least(kDotRows, rows - first);
+    for (int m = 0; m < height; ++m) a[m] = s.in + s.out_open.row(block, first + m) * s.in_stride;
+    dots_of<kDotRows, kDotOutputs>(height, units, a, w, s.linear->inputs, c);
+    for (int m = 0; m < height; ++m)
+      for (int n = 0; n < units; ++n) write(s, s.out_open.row(block, first + m), unit[n], result[m][n]);
+  }
+}
+
+void run_rows(const Step& s, int begin, int end) {
+  int unit[kDotOutputs], waiting = 0, block = 0;
+  const auto flush = [&] {
+    if (waiting) run_dots(s, unit, waiting, block);
+    waiting = 0;
+  };
+  for (int p = begin; p < end; ++p)
+    for (int n = s.panels[p] * kPanel; n < least(s.linear->units, (s.panels[p] + 1) * kPanel); ++n) {
+      const int of = unit_block(s, n);
+      if (!s.out_open.rows_in(of, s.rows)) continue;
+      // With one row everything that is open is open for the same rows, so units of different blocks share a visit.
+      if (waiting == kDotOutputs || (waiting && of != block && s.rows > 1)) flush();
+      block = of;
+      unit[waiting++] = n;
+    }
+  flush();
+}
+
+template <int kRows>
+DG_INLINE float sparse_dot(const float* x, const float* value, const uint16_t* index, int count) {
+  float sums[kRows] = {};
+  int k = 0;
+  for (; k + kRows <= count; k += kRows)
+    for (int i = 0; i < kRows; ++i) sums[i] += value[k + i] * x[index[k + i]];
+  for (; k < count; ++k) sums[0] += value[k] * x[index[k]];
+  for (int i = 1; i < kRows; ++i) sums[0] += sums[i];
+  return sums[0];
+}
+
+// Sixteen rows at once, read from the transposed copy: each weight meets one vector of sixteen inputs.
+void sparse_tile(const float* packed, const float* value, const uint16_t* index, int count, float* out) {
+  Vec acc[2][kVectors16] = {};
+  int k = 0;
+  for (; k + 2 <= count; k += 2)
+    for (int set = 0; set < 2; ++set)
+      for (int v = 0; v < kVectors16; ++v)
+        acc[set][v] += load(packed + index[k + set] * kPanel + v * kLanes) * value[k + set];
+  for (; k < count; ++k)
+    for (int v = 0; v < kVectors16; ++v) acc[0][v] += load(packed + index[k] * kPanel + v * kLanes) * value[k];
+  for (int v = 0; v < kVectors16; ++v) store(out + v * kLanes, acc[0][v] + acc[1][v]);
+}
+
+constexpr int kSparseTileRows = 6;  // from so many rows on a tile of 16, however empty, beats one row at a time
+
+// One panel of sixteen outputs, for up to sixteen rows: result[n][m] -> out[m][n].
+DG_INLINE void write_panel(const Step& s, int panel, int first, int height, const float (*result)[kPanel]) {
+  const int unit = panel * kPanel;
+  for (int m = 0; m < height; ++m) {
+    const int row = first + m;
+    float line[kPanel];
+    for (int n = 0; n < kPanel; ++n) line[n] = result[n][m] + s.bias[unit + n];
+    activate(s.linear->activation, line, kPanel, 1.0f);
+    float* out = s.out + row * s.out_stride + unit;
+    if (!s.out_open.is_open) {
+      memcpy(out, line, sizeof line);
+      continue;
+    }
+    for (int n = 0; n < kPanel; ++n) {
+      const int block = unit_block(s, unit + n);
+      if (block >= s.out_open.blocks || !s.out_open.has(row, block)) continue;
+      out[n] = s.out_open.factor ? line[n] * s.out_open.factor[row * s.out_open.blocks + block] : line[n];
+    }
+  }
+}
+
+void run_csr(const Step& s, int begin, int end) {
+  const int32_t* start = s.words + s.linear->index;
+  const uint16_t* index = reinterpret_cast<const uint16_t*>(start + s.linear->width + 1);
+  float result[kPanel][kPanel];  // [outputs][rows]
+  for (int first = 0; first < s.rows; first += kPanel) {
+    const int height = least(kPanel, s.rows - first);
+    const float* packed = s.packed + static_cast<int64_t>(first) * s.linear->inputs;
+    for (int p = begin; p < end; ++p) {
+      for (int i = 0; i < kPanel; ++i) {
+        const int n = s.panels[p] * kPanel + i, block = unit_block(s, n), count = start[n + 1] - start[n];
+        memset(result[i], 0, sizeof result[i]);
+        if (s.out_open.is_open && (block >= s.out_open.blocks || !s.out_open.count[block])) continue;
+        const float* value = s.weight + start[n];
+        if (height >= kSparseTileRows)
+          sparse_tile(packed, value, index + start[n], count, result[i]);
+        else
+          for (int m = 0; m < height; ++m)
+            result[i][m] = sparse_dot<8>(s.in + (first + m) * s.in_stride, value, index + start[n], count);
+      }
+      write_panel(s, s.panels[p], first, height, result);
+    }
+  }
+}
+
+// [rows][inputs] -> [rows / 16][inputs][16]; rows that are missing from the last tile are zero.
+void pack_rows(const Step& s) {
+  for (int first = 0; first < s.rows; first += kPanel) {
+    const int height = least(kPanel, s.rows - first);
+    if (height < kSparseTileRows) continue;
+    float* to = s.packed + static_cast<int64_t>(first) * s.linear->inputs;
+    for (int k = 0; k < s.linear->inputs; ++k)
+      for (int m = 0; m < kPanel; ++m)
+        to[static_cast<int64_t>(k) * kPanel + m] = m < height ? s.in[(first + m) * s.in_stride + k] : 0.0f;
+  }
+}
+
+}  // namespace

@@ -1,0 +1,175 @@
+// One linear map over the rows of a chunk, restricted to what is open on both of its sides.
+#pragma once
+#include "activation.h"
+#include "tile.h"
+
+namespace {
+
+using dynamicgate::kPanel;
+using dynamicgate::Linear;
+
+constexpr int kChunkRows = 256;  // rows handled together: enough to reuse weights, few enough to stay in the L2
+constexpr int kDepth = 512;      // inputs between two visits of an accumulator: 32 KB of a panel stay in the L1
+
+// Which blocks of a vector are open, for each row. Not gated: one block that holds everything, `is_open` null.
+struct Openness {
+  int blocks, block, block_width;
+  uint8_t* is_open;      // [rows][blocks]
+  float* factor;         // [rows][blocks], or null for 1
+  uint16_t* rows_of;     // [blocks][kChunkRows]: the rows for which a block is open, in order
+  int* count;            // [blocks]
+  int rows_in(int b, int rows) const { return is_open ? count[b] : rows; }
+  int row(int b, int i) const { return is_open ? rows_of[b * kChunkRows + i] : i; }
+  bool has(int row, int b) const { return !is_open || is_open[row * blocks + b]; }
+};
+
+// Inputs of each row without their exact zeros.
+struct Nonzero {
+  float* value;      // [rows][inputs]
+  uint16_t* index;   // [rows][inputs]
+  int* count;        // [rows]
+};
+
+struct Step {
+  const Linear* linear;
+  const float* weight;
+  const float* bias;
+  const int32_t* words;  // of the whole program
+  const float* in;
+  int64_t in_stride;
+  Openness in_open;
+  float* out;
+  int64_t out_stride;
+  Openness out_open;
+  int rows;
+  Nonzero nonzero;       // value null: not taken out
+  float* packed;         // [rows / 16][inputs][16] for csr
+  const int* panels;     // panels with anything to do
+  int panel_count;
+  int panel_block(int panel) const { return out_open.is_open ? panel * kPanel / out_open.block_width : 0; }
+  int units(int in_block) const {
+    return least(in_open.block, linear->inputs - in_block * in_open.block);
+  }
+};
+
+struct Panels {
+  const int* panel;
+  int count, block;  // all in one block of outputs
+};
+
+// Rows that need the product of one block of inputs with one block of outputs, as pointers for the micro-kernels.
+DG_INLINE int gather(const Step& s, int in_block, int out_block, const float** a, float** c) {
+  const Openness& list = s.in_open.is_open ? s.in_open : s.out_open;
+  const int block = s.in_open.is_open ? in_block : out_block;
+  const int64_t offset = static_cast<int64_t>(in_block) * s.in_open.block_width;
+  int found = 0;
+  for (int i = 0, n = list.rows_in(block, s.rows); i < n; ++i) {
+    const int row = list.row(block, i);
+    if (s.in_open.is_open && !s.out_open.has(row, out_block)) continue;
+    a[found] = s.in + row * s.in_stride + offset;
+    c[found++] = s.out + row * s.out_stride;
+  }
+  return found;
+}
+
+// Single open inputs (unit gates): their weights are whole rows of the transposed matrix. Eight share a visit of c.
+void accumulate_units(const Step& s, const Panels& group) {
+  const int64_t begin = static_cast<int64_t>(group.panel[0]) * kPanel;
+  const int64_t end = static_cast<int64_t>(group.panel[group.count - 1] + 1) * kPanel;  // panels of a block adjoin
+  for (int row = 0; row < s.rows; ++row) {
+    if (!s.out_open.has(row, group.block)) continue;
+    float value[8];
+    const float* weight[8];
+    int n = 0;
+    float* c = s.out + row * s.out_stride;
+    for (int i = 0; i < s.in_open.blocks; ++i) {
+      if (!s.in_open.is_open[row * s.in_open.blocks + i]) continue;
+      value[n] = s.in[row * s.in_stride + static_cast<int64_t>(i) * s.in_open.block_width];
+      weight[n++] = s.weight + static_cast<int64_t>(i) * s.linear->width;
+      if (n == 8) columns<8>(value, weight, begin, end, c), n = 0;
+    }
+    for (int i = 0; i < n; ++i) columns<1>(value + i, weight + i, begin, end, c);
+  }
+}
+
+void accumulate(const Step& s, int in_block, const Panels& group) {
+  const float* a[kChunkRows];
+  float* c[kChunkRows];
+  const int rows = gather(s, in_block, group.block, a, c);
+  if (!rows) return;
+  const int units = s.units(in_block);
+  const int all_panels = s.linear->width / kPanel;
+  if (s.linear->layout == dynamicgate::kVectors) {
+    const int32_t* start = s.words + s.linear->index + in_block * all_panels;
+    const uint16_t* index = reinterpret_cast<const uint16_t*>(
+        s.words + s.linear->index + s.in_open.blocks * all_panels + 1);
+    for (int p = 0; p < group.count; ++p) {
+      const int panel = group.panel[p];
+      tiles<kIndexedInput>(rows, a, s.weight + static_cast<int64_t>(start[panel]) * kPanel, index + start[panel],
+                           start[panel + 1] - start[panel], c, panel * kPanel,
+                           static_cast<int64_t>(start[panel + 1] - start[panel]) * kPanel);
+    }
+    return;
+  }
+  const float* weight = s.weight + static_cast<int64_t>(in_block) * s.in_open.block * s.linear->width;
+  const int64_t panel_floats = static_cast<int64_t>(units) * kPanel;
+  if (s.nonzero.value) {
+    for (int m = 0; m < rows; ++m) {
+      const int64_t row = (c[m] - s.out) / s.out_stride;
+      const float* values = s.nonzero.value + row * units;
+      for (int p = 0; p < group.count; ++p)
+        tile<1, kIndexedWeight>(&values, weight + group.panel[p] * panel_floats, s.nonzero.index + row * units,
+                                s.nonzero.count[row], c + m, group.panel[p] * kPanel);
+    }
+    return;
+  }
+  const int depth = rows <= kTileRows ? units : kDepth;  // one tile passes over the panel once anyway
+  for (int k = 0; k < units; k += depth) {
+    for (int p = 0; p < group.count; ++p) {
+      const int64_t next = p + 1 < group.count ? panel_floats : depth * kPanel - (group.count - 1) * panel_floats;
+      tiles<kStraight>(rows, a, weight + group.panel[p] * panel_floats + static_cast<int64_t>(k) * kPanel, nullptr,
+                       least(depth, units - k), c, group.panel[p] * kPanel, next);
+    }
+    if (k + depth < units)
+      for (int m = 0; m < rows; ++m) a[m] += depth;
+  }
+}
+
+void start(const Step& s, const Panels& group) {
+  for (int i = 0, n = s.out_open.rows_in(group.block, s.rows); i < n; ++i) {
+    float* c = s.out + s.out_open.row(group.block, i) * s.out_stride;
+    for (int p = 0; p < group.count; ++p)
+      memcpy(c + group.panel[p] * kPanel, s.bias + group.panel[p] * kPanel, kPanel * sizeof(float));
+  }
+}
+
+void finish(const Step& s, const Panels& group) {
+  for (int i = 0, n = s.out_open.rows_in(group.block, s.rows); i < n; ++i) {
+    const int row = s.out_open.row(group.block, i);
+    const float factor = s.out_open.factor ? s.out_open.factor[row * s.out_open.blocks + group.block] : 1.0f;
+    const int first = group.panel[0], last = group.panel[group.count - 1];  // panels of a block adjoin
+    activate(s.linear->activation, s.out + row * s.out_stride + first * kPanel, (last + 1 - first) * kPanel, factor);
+  }
+}
+
+// The panels and vectors layouts, for the panels begin..end-1 of the step's list.
+void run_panels(const Step& s, int begin, int end) {
+  const auto each_group = [&](auto&& visit) {
+    for (int p = begin, next; p < end; p = next) {
+      const int block = s.panel_block(s.panels[p]);
+      for (next = p + 1; next < end && s.panel_block(s.panels[next]) == block;) ++next;
+      visit(Panels{s.panels + p, next - p, block});
+    }
+  };
+  if (!s.in_open.is_open)
+    return each_group([&](const Panels& g) { start(s, g), accumulate(s, 0, g), finish(s, g); });
+  each_group([&](const Panels& g) { start(s, g); });
+  if (s.in_open.block == 1 && s.linear->layout == dynamicgate::kPanels)
+    each_group([&](const Panels& g) { accumulate_units(s, g); });
+  else
+    for (int i = 0; i < s.in_open.blocks; ++i)
+      if (s.in_open.count[i]) each_group([&](const Panels& g) { accumulate(s, i, g); });
+  each_group([&](const Panels& g) { finish(s, g); });
+}
+
+}  // namespace

@@ -1,0 +1,132 @@
+// The micro-kernels: everything else decides what to hand them.
+#pragma once
+#include "vector.h"
+
+namespace {
+
+enum Walk {
+  kStraight,       // a[k]        * w[k]
+  kIndexedInput,   // a[index[k]] * w[k]:        16x1 vectors
+  kIndexedWeight,  // a[k]        * w[index[k]]: inputs with their zeros taken out
+};
+
+// c[m][0:16] += sum over k of a[m][k] * w[k][0:16], rows given by pointers (indirect GEMM: no gather, no scatter).
+// `ahead` is how far, in floats, the weights are fetched before they are needed.
+// Few rows have too few accumulators to hide the latency of a multiply-add: then `kPhases` partial sums over k.
+template <int kRows, Walk kWalk>
+DG_APART void tile(const float* const* a, const float* w, const uint16_t* index, int64_t depth, float* const* c,
+                   int64_t column, int64_t ahead = 0) {
+  constexpr int kPhases = kRows * kVectors16 >= 8 ? 1 : 8 / (kRows * kVectors16);
+  constexpr bool kByLane = kRows <= kLaneRows && kWalk != kIndexedInput;
+  constexpr int kSteps = kByLane ? kLanes : kPhases;
+  Vec acc[kPhases][kRows][kVectors16];
+  // The same rows are visited again for the next panel, and no hardware follows so many (S3, 1024 rows: 66 -> 61 ms).
+  for (int m = 0; m < kRows; ++m) __builtin_prefetch(c[m] + column + dynamicgate::kPanel, 1);
+  for (int m = 0; m < kRows; ++m)
+    for (int v = 0; v < kVectors16; ++v) {
+      acc[0][m][v] = load(c[m] + column + v * kLanes);
+      for (int phase = 1; phase < kPhases; ++phase) acc[phase][m][v] = Vec{};
+    }
+  int64_t k = 0;
+  for (; k + kSteps <= depth; k += kSteps) {
+    Vec values[kRows];
+    if constexpr (kByLane)
+      for (int m = 0; m < kRows; ++m) values[m] = load(a[m] + k);
+    DG_UNROLL for (int step = 0; step < kSteps; ++step) {
+      const int64_t from = kWalk == kStraight ? k + step : index[k + step];
+      const float* row = w + (kWalk == kIndexedWeight ? from : k + step) * dynamicgate::kPanel;
+      if (kWalk != kIndexedWeight) __builtin_prefetch(row + ahead);
+      Vec weight[kVectors16];
+      for (int v = 0; v < kVectors16; ++v) weight[v] = load(row + v * kLanes);
+      for (int m = 0; m < kRows; ++m) {
+        float value;
+        if constexpr (kByLane)
+          value = values[m][step];
+        else
+          value = a[m][kWalk == kIndexedInput ? from : k + step];
+        for (int v = 0; v < kVectors16; ++v) acc[step % kPhases][m][v] += weight[v] * value;
+      }
+    }
+  }
+  for (; k < depth; ++k) {
+    const int64_t from = kWalk == kStraight ? k : index[k];
+    const float* row = w + (kWalk == kIndexedWeight ? from : k) * dynamicgate::kPanel;
+    for (int m = 0; m < kRows; ++m)
+      for (int v = 0; v < kVectors16; ++v)
+        acc[0][m][v] += load(row + v * kLanes) * a[m][kWalk == kIndexedInput ? from : k];
+  }
+  for (int m = 0; m < kRows; ++m)
+    for (int v = 0; v < kVectors16; ++v) {
+      for (int phase = 1; phase < kPhases; ++phase) acc[0][m][v] += acc[phase][m][v];
+      store(c[m] + column + v * kLanes, acc[0][m][v]);
+    }
+}
+
+template <Walk kWalk, int kRows>
+DG_INLINE void tile_of(int rows, const float* const* a, const float* w, const uint16_t* index, int64_t depth,
+                       float* const* c, int64_t column, int64_t ahead) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return tile<kRows, kWalk>(a, w, index, depth, c, column, ahead);
+    tile_of<kWalk, kRows - 1>(rows, a, w, index, depth, c, column, ahead);
+  }
+}
+
+// The same for any number of rows, in tiles of nearly equal height: 13 rows are 5 + 4 + 4, not 5 + 5 + 3. The last tile
+// over these weights fetches those that are needed `next` floats further on.
+template <Walk kWalk>
+void tiles(int rows, const float* const* a, const float* w, const uint16_t* index, int64_t depth, float* const* c,
+           int64_t column, int64_t next) {
+  constexpr int64_t kNear = 16 * dynamicgate::kPanel;
+  if (rows <= kTileRows) return tile_of<kWalk, kTileRows>(rows, a, w, index, depth, c, column, kNear);
+  for (int left = (rows + kTileRows - 1) / kTileRows; left > 0; --left) {
+    const int height = (rows + left - 1) / left;
+    tile_of<kWalk, kTileRows>(height, a, w, index, depth, c, column, left == 1 ? next : 0);
+    a += height, c += height, rows -= height;
+  }
+}
+
+// c[m][n] = a[m] . w[n] for a few rows and a few outputs, both given by pointers to contiguous rows.
+template <int kRows, int kOutputs>
+DG_APART void dots(const float* const* a, const float* const* w, int64_t depth, float* const* c) {
+  constexpr int kPhases = kRows * kOutputs >= 8 ? 1 : 8 / (kRows * kOutputs);
+  Vec acc[kPhases][kRows][kOutputs] = {};
+  int64_t k = 0;
+  for (; k + kPhases * kLanes <= depth; k += kPhases * kLanes)
+    for (int phase = 0; phase < kPhases; ++phase) {
+      Vec weight[kOutputs];
+      for (int n = 0; n < kOutputs; ++n) weight[n] = load(w[n] + k + phase * kLanes);
+      for (int m = 0; m < kRows; ++m) {
+        const Vec value = load(a[m] + k + phase * kLanes);
+        for (int n = 0; n < kOutputs; ++n) acc[phase][m][n] += weight[n] * value;
+      }
+    }
+  for (int m = 0; m < kRows; ++m)
+    for (int n = 0; n < kOutputs; ++n) {
+      for (int phase = 1; phase < kPhases; ++phase) acc[0][m][n] += acc[phase][m][n];
+      float total = sum(acc[0][m][n]);
+      for (int64_t rest = k; rest < depth; ++rest) total += a[m][rest] * w[n][rest];
+      c[m][n] = total;
+    }
+}
+
+template <int kRows, int kOutputs>
+DG_INLINE void dots_of(int rows, int outputs, const float* const* a, const float* const* w, int64_t depth,
+                       float* const* c) {
+  if constexpr (kRows > 0 && kOutputs > 0) {
+    if (rows != kRows) return dots_of<kRows - 1, kOutputs>(rows, outputs, a, w, depth, c);
+    if (outputs != kOutputs) return dots_of<kRows, kOutputs - 1>(rows, outputs, a, w, depth, c);
+    dots<kRows, kOutputs>(a, w, depth, c);
+  }
+}
+
+// c[0:width] += a[0] * w[0][0:width] + a[1] * w[1][0:width] + ...: the transposed product for single open inputs.
+template <int kInputs>
+void columns(const float* a, const float* const* w, int64_t begin, int64_t end, float* c) {
+  for (int64_t n = begin; n < end; n += kLanes) {
+    Vec acc = load(c + n);
+    for (int k = 0; k < kInputs; ++k) acc += load(w[k] + n) * a[k];
+    store(c + n, acc);
+  }
+}
+
+}  // namespace

@@ -1,0 +1,59 @@
+// Vectors of the width of the target, through the compiler's vector extensions (gcc and clang): no intrinsics.
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
+#include "program.h"
+
+#if defined(__AVX512F__)
+#define DG_VECTOR_BYTES 64
+#elif defined(__AVX2__)
+#define DG_VECTOR_BYTES 32
+#else
+#define DG_VECTOR_BYTES 16
+#endif
+#define DG_INLINE inline __attribute__((always_inline))
+#define DG_UNROLL _Pragma("GCC unroll 16")
+#define DG_APART __attribute__((noinline))  // micro-kernels: the compiler keeps their accumulators in registers
+
+// Everything here and in the files that include it lives in an anonymous namespace and uses no template of the standard
+// library: an inline function shared between translation units could be linked in its AVX-512 form for everyone.
+namespace {
+
+constexpr int kLanes = DG_VECTOR_BYTES / 4;
+constexpr int kVectors16 = dynamicgate::kPanel / kLanes;  // vectors in one row of a panel
+#if defined(__aarch64__)
+// 20 accumulators, 4 weights, 5 inputs in 32 registers; with 6 rows gcc spills (39 -> 33 GF/s).
+constexpr int kTileRows = 5;
+// A multiply-add can take one lane of a vector as its factor, so inputs can be loaded four at a time: for tiles up to so
+// many rows. clang must, it makes a slow broadcast of a single input (23 -> 39 GF/s); gcc spills from 4 rows on.
+#if defined(__clang__)
+constexpr int kLaneRows = 5;
+#else
+constexpr int kLaneRows = 3;
+#endif
+#else
+constexpr int kTileRows = DG_VECTOR_BYTES == 64 ? 12 : 6;  // 12 accumulators in 16 AVX2 or 32 AVX-512 registers
+constexpr int kLaneRows = 0;                               // a broadcast from memory is free
+#endif
+
+typedef float Vec __attribute__((vector_size(DG_VECTOR_BYTES)));
+typedef float VecInMemory __attribute__((vector_size(DG_VECTOR_BYTES), aligned(4), may_alias));
+
+DG_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecInMemory*>(p); }
+DG_INLINE void store(float* p, Vec v) { *reinterpret_cast<VecInMemory*>(p) = v; }
+DG_INLINE float sum(Vec v) {
+  float total = 0;
+  for (int i = 0; i < kLanes; ++i) total += v[i];
+  return total;
+}
+template <class T>
+constexpr T least(T a, T b) {
+  return a < b ? a : b;
+}
+template <class T>
+constexpr T most(T a, T b) {
+  return a < b ? b : a;
+}
+
+}  // namespace

@@ -1,0 +1,1 @@
+"""A chain of layers: h <- factor * phi(W h + b), open blocks only."""

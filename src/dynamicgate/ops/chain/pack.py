@@ -1,0 +1,199 @@
+"""Layers -> two flat tensors, weights and program, and back. The words are those of csrc/program.h; change both.
+
+Packing is plain torch and happens once. `unpack` gives layers that compute the same: the torch backend runs those.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS, Layer, check
+
+PANEL = 16  # outputs side by side
+MAGIC = 0x44470001
+HEADER_WORDS, LINEAR_WORDS, LAYER_WORDS = 8, 9, 34
+INDEX_LIMIT = 1 << 16  # indices take two bytes
+DOT_OUTPUTS = 8  # up to so many outputs of a gate native rows beat a panel padded to 16 (measured: 8.4 -> 13.6 x)
+
+
+class Packed(NamedTuple):
+    """A chain, ready for `run`: float32 weights, int32 program, and the number of outputs."""
+
+    weights: Tensor
+    program: Tensor
+    outputs: int
+
+
+class Span(NamedTuple):
+    """How the features between two layers lie in memory: `block` units in every `stride` positions, `units` in all."""
+
+    units: int
+    block: int
+    stride: int
+    gated: bool
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are."""
+        return -(-self.units // self.block)
+
+    @property
+    def positions(self) -> Tensor:
+        """Where each unit lies."""
+        unit = torch.arange(self.units)
+        return unit // self.block * self.stride + unit % self.block
+
+    @property
+    def width(self) -> int:
+        """Positions up to the end of the last block."""
+        return self.units if self.stride == self.block else self.blocks * self.stride
+
+
+def whole(units: int) -> Span:
+    """Features that are not gated: one block."""
+    return Span(units, units, units, gated=False)
+
+
+def output_span(units: int, block: int, layout: str) -> Span:
+    """Panels must not cross the border of a block, so blocks are padded to whole panels; rows need no padding."""
+    if not block:
+        return whole(units)
+    return Span(units, block, _padded(block) if layout in ("panels", "vectors") else block, gated=True)
+
+
+class _Writer:
+    """Collects floats, each piece on a new cache line, and index words."""
+
+    def __init__(self, words_before_index: int) -> None:
+        self.floats: list[Tensor] = []
+        self.lines = 0
+        self.index: list[Tensor] = []
+        self.words = words_before_index
+
+    def add(self, values: Tensor) -> int:
+        flat = values.detach().to(torch.float32).reshape(-1)
+        flat = F.pad(flat, (0, -flat.numel() % PANEL))
+        at, self.lines = self.lines, self.lines + flat.numel() // PANEL
+        self.floats.append(flat)
+        return at
+
+    def add_index(self, starts: Tensor, index: Tensor) -> int:
+        pairs = np.ascontiguousarray(F.pad(index, (0, index.numel() % 2)).numpy().astype(np.uint16))
+        words = torch.cat((starts.to(torch.int32), torch.from_numpy(pairs.view(np.int32).copy())))
+        at, self.words = self.words, self.words + words.numel()
+        self.index.append(words)
+        return at
+
+
+def pack(layers: Sequence[Layer]) -> Packed:
+    """Lay out a chain for the kernels."""
+    layers = list(layers)
+    check(layers)
+    writer = _Writer(HEADER_WORDS + LAYER_WORDS * len(layers))
+    words: list[int] = []
+    before = whole(layers[0].weight.shape[1])
+    for layer in layers:
+        after = output_span(layer.weight.shape[0], layer.block, layer.layout)
+        words += _linear(
+            writer, layer.weight, layer.bias, layer.activation, layer.layout, before, after, layer.skip_zeros
+        )
+        words += _gate(writer, layer, before, after)
+        before = after
+    outputs = layers[-1].weight.shape[0]
+    inputs = layers[0].weight.shape[1]
+    head = [MAGIC, len(layers), inputs, outputs, writer.lines, writer.words, 0, 0]
+    program = torch.cat((torch.tensor(head + words, dtype=torch.int32), *writer.index))
+    return Packed(torch.cat(writer.floats), program, outputs)
+
+
+def _gate(writer: _Writer, layer: Layer, before: Span, after: Span) -> list[int]:
+    gate = layer.gate
+    if gate is None:
+        return [0] * (2 * LINEAR_WORDS) + [0, layer.blocks, after.block, after.stride, 0, 0, 0]
+    words: list[int] = []
+    source = before
+    for i, (weight, bias) in enumerate(zip(gate.weights, gate.biases, strict=True)):
+        outputs = weight.shape[0]
+        # A gated input is read block by block, which only panels can.
+        layout = "rows" if outputs <= DOT_OUTPUTS and not source.gated else "panels"
+        activation = gate.hidden if i + 1 < len(gate.weights) else "identity"
+        words += _linear(writer, weight, bias, activation, layout, source, whole(outputs), False)
+        source = whole(outputs)
+    words += [0] * (LINEAR_WORDS * (2 - len(gate.weights)))
+    cut = torch.as_tensor(gate.cut, dtype=torch.float32).expand(gate.blocks)
+    inverse_tau = 0.0 if gate.tau is None else 1.0 / gate.tau
+    words += [len(gate.weights), gate.blocks, after.block, after.stride]
+    words += [writer.add(cut), gate.keep, struct.unpack("i", struct.pack("f", inverse_tau))[0]]
+    return words
+
+
+def _linear(
+    writer: _Writer, weight_ND: Tensor, bias_N: Tensor | None, activation: str, layout: str, before: Span, after: Span,
+    skip_zeros: bool,
+) -> list[int]:  # fmt: skip
+    width = _padded(after.width)
+    weight_ND = weight_ND.detach().to(torch.float32)
+    padded_WD = weight_ND.new_zeros(width, weight_ND.shape[1]).index_copy(0, after.positions, weight_ND)
+    bias_W = weight_ND.new_zeros(width)
+    if bias_N is not None:
+        bias_W = bias_W.index_copy(0, after.positions, bias_N.detach().to(torch.float32))
+    index = 0
+    inputs = weight_ND.shape[1]
+    indexed = before.block if layout == "vectors" else before.width if layout == "csr" else inputs if skip_zeros else 0
+    if indexed > INDEX_LIMIT:
+        raise ValueError(
+            f"indices of {layout} reach {INDEX_LIMIT} inputs, received {indexed}, padding of blocks included"
+        )
+    if layout == "panels":
+        at = writer.add(panels(padded_WD, before))
+    elif layout == "vectors":
+        values, starts, columns = vectors(padded_WD, before)
+        at, index = writer.add(values), writer.add_index(starts, columns)
+    else:
+        inputs = before.width
+        spread_WK = padded_WD.new_zeros(width, inputs).index_copy(1, before.positions, padded_WD)
+        if layout == "rows":
+            at = writer.add(spread_WK)
+        else:
+            values, starts, columns = csr(spread_WK)
+            at, index = writer.add(values), writer.add_index(starts, columns)
+    kind, phi = LAYOUTS.index(layout), ACTIVATIONS.index(activation)
+    return [kind, inputs, after.units, width, at, writer.add(bias_W), index, phi, int(skip_zeros)]
+
+
+def panels(weight_WD: Tensor, before: Span) -> Tensor:
+    """[blocks of inputs][panels][inputs of the block][16]: what an open block needs is contiguous."""
+    panels_PSD = weight_WD.unflatten(0, (-1, PANEL))
+    pieces = panels_PSD.split(before.block, dim=2)
+    return torch.cat([piece.transpose(1, 2).reshape(-1) for piece in pieces])
+
+
+def vectors(weight_WD: Tensor, before: Span) -> tuple[Tensor, Tensor, Tensor]:
+    """As panels, without all-zero columns: values [vectors][16], starts, and the input of each within its block."""
+    kept, starts, columns = [], [0], []
+    panels_PSD = weight_WD.unflatten(0, (-1, PANEL))
+    for piece in panels_PSD.split(before.block, dim=2):
+        for panel_SK in piece:
+            column = panel_SK.any(dim=0).nonzero().flatten()
+            kept.append(panel_SK[:, column].T.reshape(-1))
+            columns.append(column)
+            starts.append(starts[-1] + column.numel())
+    return torch.cat(kept), torch.tensor(starts), torch.cat(columns)
+
+
+def csr(weight_WK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Values, start of each row, column of each value."""
+    row, column = weight_WK.nonzero(as_tuple=True)
+    starts = F.pad(torch.bincount(row, minlength=weight_WK.shape[0]).cumsum(0), (1, 0))
+    return weight_WK[row, column], starts, column
+
+
+def _padded(size: int) -> int:
+    return -(-size // PANEL) * PANEL

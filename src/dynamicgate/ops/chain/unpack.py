@@ -1,0 +1,100 @@
+"""Packed -> layers that compute the same: what the torch backend runs, and the test of `pack`."""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS, GateNet, Layer
+from dynamicgate.ops.chain.pack import (
+    HEADER_WORDS,
+    LAYER_WORDS,
+    LINEAR_WORDS,
+    MAGIC,
+    PANEL,
+    Span,
+    output_span,
+    whole,
+)
+
+
+class _Linear(NamedTuple):
+    layout: int
+    inputs: int
+    units: int
+    width: int
+    weight: int
+    bias: int
+    lists: int
+    activation: int
+    skip_zeros: int
+
+
+def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
+    """The layers of a packed chain."""
+    words = program[: HEADER_WORDS + LAYER_WORDS * int(program[1])].tolist() if program.numel() > 1 else [0]
+    if words[0] != MAGIC or words[5] != program.numel() or words[4] * PANEL != weights.numel():
+        raise ValueError("weights and program must come from the same call of pack")
+    before = whole(words[2])
+    layers = []
+    for i in range(words[1]):
+        at = HEADER_WORDS + i * LAYER_WORDS
+        parts = [_Linear(*words[at + j * LINEAR_WORDS : at + (j + 1) * LINEAR_WORDS]) for j in range(3)]
+        stages, blocks, block, _, cut, keep, inverse_tau = words[at + 3 * LINEAR_WORDS : at + LAYER_WORDS]
+        main, *gates = parts
+        layout = LAYOUTS[main.layout]
+        after = output_span(main.units, block if blocks else 0, layout)
+        weight, bias = _read(weights, program, main, before, after)
+        gate = None
+        if stages:
+            read, source = [], before
+            for stage in gates[:stages]:
+                read.append(_read(weights, program, stage, source, whole(stage.units)))
+                source = whole(stage.units)
+            scale = struct.unpack("f", struct.pack("i", inverse_tau))[0]
+            gate = GateNet(
+                weights=tuple(w for w, _ in read),
+                biases=tuple(b for _, b in read),
+                hidden=ACTIVATIONS[gates[0].activation],
+                cut=weights[cut * PANEL :][:blocks],
+                keep=keep,
+                tau=1.0 / scale if scale else None,
+            )
+        layers.append(
+            Layer(
+                weight, bias, ACTIVATIONS[main.activation], block if blocks else 0, gate, layout, bool(main.skip_zeros)
+            )
+        )
+        before = after
+    return layers
+
+
+def _read(weights: Tensor, program: Tensor, linear: _Linear, before: Span, after: Span) -> tuple[Tensor, Tensor]:
+    floats = weights[linear.weight * PANEL :]
+    bias = weights[linear.bias * PANEL :][: linear.width][after.positions]
+    layout = LAYOUTS[linear.layout]
+    if layout == "panels":
+        pieces = floats[: linear.width * before.units].split(linear.width * before.block)
+        rows = [p.reshape(linear.width // PANEL, -1, PANEL).transpose(1, 2).flatten(0, 1) for p in pieces]
+        return torch.cat(rows, dim=1)[after.positions], bias
+    if layout == "rows":
+        return floats[: linear.width * linear.inputs].view(linear.width, -1)[after.positions][:, before.positions], bias
+    groups = linear.width if layout == "csr" else before.blocks * linear.width // PANEL
+    starts = program[linear.lists :][: groups + 1].long()
+    pairs = program[linear.lists + groups + 1 :].numpy().view(np.uint16)[: int(starts[-1])]
+    column = torch.from_numpy(pairs.astype(np.int64))
+    group = torch.repeat_interleave(torch.arange(groups), starts.diff())
+    dense = floats.new_zeros(linear.width, linear.inputs)
+    if layout == "csr":
+        dense[group, column] = floats[: column.numel()]
+        return dense[after.positions][:, before.positions], bias
+    panels = linear.width // PANEL
+    dense_PDS = floats.new_zeros(panels, linear.inputs, PANEL)
+    dense_PDS[group % panels, group // panels * before.block + column] = floats[: column.numel() * PANEL].view(
+        -1, PANEL
+    )
+    return dense_PDS.transpose(1, 2).flatten(0, 1)[after.positions], bias

@@ -1,0 +1,28 @@
+"""Kernels run on poisoned memory: every workspace and every result starts as NaN."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from dynamicgate.ops import kernels
+
+
+@pytest.fixture(autouse=True)
+def _poisoned_kernels() -> Iterator[None]:
+    library = kernels.library()
+    if library is not None:
+        library.dynamicgate_poison(1)
+    yield
+    if library is not None:
+        library.dynamicgate_poison(0)
+
+
+@pytest.fixture(params=[1, 2, 8])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)

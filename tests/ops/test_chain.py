@@ -1,0 +1,141 @@
+"""The chain op against its float64 reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dynamicgate import ops
+from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS
+from ops.chains import Sketch, assert_close, build, inputs_for
+
+ODD = (1, 3, 17, 63, 1000)
+
+
+def run_and_check(layers: list[ops.Layer], rows: int, seed: int = 1, stride: str = "rows") -> None:
+    x, factor = inputs_for(layers, rows, seed, stride)
+    packed = ops.pack(layers)
+    assert_close(ops.run(x, packed, factor), x, layers, factor)
+    if rows < 64:
+        assert_close(ops.run(x, packed, factor, backend="torch"), x, layers, factor)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("outputs", ODD)
+@pytest.mark.parametrize("inputs", ODD)
+def test_odd_sizes_are_right(inputs: int, outputs: int, layout: str) -> None:
+    for rows in (1, 3, 17):
+        run_and_check(build(inputs, [Sketch(outputs, layout)], seed=1), rows)
+        run_and_check(build(inputs, [Sketch(outputs, layout, block=32), Sketch(7)], seed=1), rows)
+
+
+@pytest.mark.parametrize("cut", ["all", "none", "some", "each", "top"])
+@pytest.mark.parametrize("block", [1, 8, 16, 20, 64])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_openness_is_right_at_any_batch(layout: str, block: int, cut: str, threads: int) -> None:
+    layers = build(65, [Sketch(150, layout, block, cut=cut), Sketch(33, "panels", 16), Sketch(10)], seed=2)
+    for rows in (1, 2, 16, 63, 300):
+        run_and_check(layers, rows)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_reads_a_gated_input(layout: str) -> None:
+    for block in (1, 5, 16, 64):
+        layers = build(40, [Sketch(100, "panels", block), Sketch(70, layout, 20), Sketch(9, layout)], seed=4)
+        for rows in (1, 7, 40):
+            run_and_check(layers, rows)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_are_right_to_rounding(activation: str) -> None:
+    layers = [ops.Layer(torch.eye(1), torch.zeros(1), activation)]
+    x = torch.cat((torch.linspace(-30, 30, 4001), torch.tensor([-1e4, -100.0, 0.0, 1e-6, 100.0, 1e4])))[:, None]
+    y, expected = ops.run(x, ops.pack(layers)), ops.reference(x.double(), layers)
+    torch.testing.assert_close(y.double(), expected, atol=5e-7, rtol=5e-7)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_not_a_number_stays_visible(activation: str) -> None:
+    y = ops.run(torch.tensor([[torch.nan, 1.0]]), ops.pack([ops.Layer(torch.ones(20, 2), None, activation)]))
+    assert y.isnan().all()
+
+
+def test_an_empty_batch_gives_an_empty_result() -> None:
+    layers = build(5, [Sketch(40, block=16), Sketch(3)], seed=1)
+    assert ops.run(torch.empty(0, 5), ops.pack(layers)).shape == (0, 3)
+
+
+@pytest.mark.parametrize("stride", ["columns", "wide"])
+def test_an_input_that_is_not_contiguous_is_right(stride: str, threads: int) -> None:
+    layers = build(30, [Sketch(80, block=16, skip_zeros=True), Sketch(11)], seed=1)
+    for rows in (1, 5, 100):
+        run_and_check(layers, rows, stride=stride)
+
+
+def test_leading_dimensions_are_rows() -> None:
+    layers = build(6, [Sketch(32, block=16, given=True), Sketch(4)], seed=1)
+    x, factor = inputs_for(layers, 12, seed=1)
+    packed = ops.pack(layers)
+    y = ops.run(x.view(3, 4, 6), packed, factor.view(3, 4, 2))
+    torch.testing.assert_close(y, ops.run(x, packed, factor).view(3, 4, 4))
+
+
+def test_threads_change_nothing_but_the_order_of_sums() -> None:
+    layers = build(2000, [Sketch(1000, block=64, cut="all"), Sketch(600)], seed=1)
+    x, _ = inputs_for(layers, 3, seed=1)
+    results = []
+    before = torch.get_num_threads()
+    for count in (1, 2, 8):
+        torch.set_num_threads(count)
+        results.append(ops.run(x, ops.pack(layers)))
+    torch.set_num_threads(before)
+    assert all(torch.equal(results[0], result) for result in results)
+
+
+sketches = st.builds(
+    Sketch,
+    outputs=st.integers(1, 70),
+    layout=st.sampled_from(LAYOUTS),
+    block=st.sampled_from([0, 0, 1, 3, 8, 16, 20, 32]),
+    rank=st.sampled_from([0, 0, 3, 17]),
+    cut=st.sampled_from(["all", "none", "some", "some", "each", "top"]),
+    keep=st.integers(0, 3),
+    tau=st.sampled_from([None, 0.7]),
+    hidden=st.sampled_from(["identity", "relu"]),
+    activation=st.sampled_from(ACTIVATIONS),
+    skip_zeros=st.booleans(),
+)
+
+
+@settings(max_examples=2_500, deadline=None, database=None)
+@given(
+    inputs=st.integers(1, 70),
+    layers=st.lists(sketches, min_size=1, max_size=3),
+    rows=st.integers(2, 40),
+    stride=st.sampled_from(["rows", "columns", "wide"]),
+    seed=st.integers(0, 10_000),
+)
+def test_ten_thousand_random_cases_are_right(
+    inputs: int, layers: list[Sketch], rows: int, stride: str, seed: int
+) -> None:
+    built = build(inputs, layers, seed)
+    packed = ops.pack(built)
+    for count, how in ((1, stride), (0, stride), (rows, stride), (rows % 5 + 1, "rows")):
+        x, factor = inputs_for(built, count, seed, how)
+        assert_close(ops.run(x, packed, factor), x, built, factor)
+
+
+def test_one_given_openness_is_enough_for_a_chain() -> None:
+    layers = build(9, [Sketch(50, block=16, given=True), Sketch(40, block=16), Sketch(5)], seed=7)
+    for rows in (1, 20):
+        run_and_check(layers, rows)
+
+
+def test_equal_logits_keep_the_lowest_index() -> None:
+    gate = ops.GateNet((torch.zeros(5, 2),), (torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0]),), cut=torch.inf, keep=2)
+    layers = [ops.Layer(torch.zeros(5, 2), torch.ones(5), block=1, gate=gate, layout="rows")]
+    for backend in (None, "torch"):
+        y = ops.run(torch.randn(3, 2), ops.pack(layers), backend=backend)
+        assert y.tolist() == [[0.0, 1.0, 1.0, 0.0, 0.0]] * 3

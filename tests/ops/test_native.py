@@ -1,0 +1,120 @@
+"""The kernels without Python around them: under sanitizers, from both compilers, and on emulated x86 processors."""
+
+from __future__ import annotations
+
+import platform
+import random
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from dynamicgate import ops
+from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS
+from ops.chains import Sketch, build, expect, inputs_for
+
+ROOT = Path(__file__).parents[2]
+FLAGS = ["-std=c++17", "-ffp-contract=fast", "-Wall", "-Wextra", "-Werror", "-pthread"]
+X86_LEVELS = {"sse2": [], "avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mavx2", "-mfma"]}
+
+
+def machine_levels() -> dict[str, list[str]]:
+    return {"x86_64": X86_LEVELS, "aarch64": {"neon": []}}.get(platform.machine(), {"plain": []})
+
+
+def build_driver(folder: Path, compiler: str, levels: dict[str, list[str]], *flags: str) -> Path:
+    objects = []
+    for level, extra in levels.items():
+        objects.append(folder / f"{level}.o")
+        command = [compiler, *FLAGS, *flags, *extra, f"-DDG_LEVEL={level}", "-c", str(ROOT / "csrc/chain.cpp")]
+        _call([*command, "-o", str(objects[-1])])
+    sources = [str(ROOT / "csrc" / name) for name in ("dispatch.cpp", "pool.cpp")]
+    sources.append(str(Path(__file__).parent / "driver.cpp"))
+    driver = folder / "driver"
+    _call([compiler, *FLAGS, *flags, *sources, *map(str, objects), "-o", str(driver)])
+    return driver
+
+
+def _call(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two hundred random chains with their results."""
+    path = tmp_path_factory.mktemp("cases") / "cases.bin"
+    pick = random.Random(0)
+    with path.open("wb") as file:
+        for seed in range(200):
+            sketches = [
+                Sketch(
+                    outputs=pick.choice([1, 3, 17, 63, 64, 100]), layout=pick.choice(LAYOUTS),
+                    block=pick.choice([0, 1, 7, 16, 32]), rank=pick.choice([0, 3]),
+                    cut=pick.choice(["all", "none", "some", "each", "top"]), keep=pick.choice([0, 2]),
+                    tau=pick.choice([None, 0.7]), activation=pick.choice(ACTIVATIONS), skip_zeros=seed % 2 == 0,
+                )
+                for _ in range(pick.randint(1, 3))
+            ]  # fmt: skip
+            if seed % 10 == 0:
+                sketches[0] = Sketch(48, block=16, given=True)
+            layers = build(pick.choice([1, 5, 16, 65]), sketches, seed)
+            x, factor = inputs_for(layers, pick.choice([1, 2, 9, 33, 300]), seed)
+            expected, clear = expect(x, layers, factor)
+            x, expected = x[clear], expected[clear].float()
+            factors = torch.empty(0) if factor is None else factor[clear]
+            weights, program, outputs = ops.pack(layers)
+            sizes = (*x.shape, outputs, program.numel(), weights.numel(), factors.numel())
+            file.write(struct.pack("6q", *sizes))
+            for part in (program, weights, x, factors, expected):
+                file.write(part.contiguous().numpy().tobytes())
+    return path
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_kernels_are_clean_under_address_and_undefined_sanitizers(compiler: str, cases: Path, tmp_path: Path) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler} on this machine")
+    flags = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    driver = build_driver(tmp_path, compiler, machine_levels(), *flags)
+    assert _call([str(driver), str(cases)]) == "200 cases on 1 levels\n" or machine_levels() == X86_LEVELS
+
+
+@pytest.mark.parametrize("compiler", ["g++", "clang++"])
+def test_kernels_are_right_from_both_compilers(compiler: str, cases: Path, tmp_path: Path) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"no {compiler} on this machine")
+    driver = str(build_driver(tmp_path, compiler, machine_levels(), "-O3"))
+    assert _call([driver, str(cases)]).startswith("200 cases")
+    _call([driver, "pool"])  # threads that come late, as beside a busy neighbour, are left alone for a while
+
+
+@pytest.fixture(scope="module")
+def x86_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = "x86_64-linux-gnu-g++"
+    for tool in (compiler, "qemu-x86_64"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"no {tool} on this machine (packages g++-x86-64-linux-gnu and qemu-user)")
+    return build_driver(tmp_path_factory.mktemp("x86"), compiler, X86_LEVELS, "-O3")
+
+
+# qemu has no AVX-512: that copy is compiled, and must never be chosen here.
+@pytest.mark.parametrize(
+    ("processor", "levels"),
+    [("qemu64", "sse2 sse2"), ("Nehalem", "sse2 sse2"), ("Haswell", "avx2 avx2 sse2"), ("max", "avx2 avx2 sse2")],
+)
+def test_dispatch_follows_the_processor(processor: str, levels: str, x86_driver: Path, cases: Path) -> None:
+    libraries = Path("/usr/x86_64-linux-gnu")  # where the cross compiler's package puts them; on x86 itself: everywhere
+    where = ["-L", str(libraries)] if libraries.exists() else []
+    emulator = ["qemu-x86_64", *where, "-cpu", processor, str(x86_driver)]
+    found = _call(emulator).strip()
+    if processor == "max" and found.startswith("avx512"):
+        levels = "avx512 avx512 avx2 sse2"
+    if processor in ("Haswell", "max") and found == "sse2 sse2":
+        pytest.skip("this qemu does not emulate AVX2 (7.2 and later do)")
+    assert found == levels
+    assert _call([*emulator, str(cases)]).startswith("200 cases")
