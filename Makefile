@@ -21,23 +21,24 @@ venv: .venv/.dev    ## .venv with everything the tests need
 docs: .venv/.docs   ## the site, in site/
 	$(BIN)/mkdocs build --strict
 
-bench: venv         ## cost of a gated training step, in benchmarks/results/
+bench: venv         ## cost of a gated and of a rewired training step, in benchmarks/results/
 	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python benchmarks/rewiring.py
 
 results: venv       ## the table of the README, from experiments/ (MNIST from the folder in DYNAMICGATE_DATA)
 	$(BIN)/python experiments/comparisons.py
 
 clean:
-	rm -rf .venv demo-out site build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv demo-out site build .pytest_cache .mypy_cache .ruff_cache src/dynamicgate/ops/*.so
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv
 
-.venv/.demo: pyproject.toml constraints.txt | .venv/bin/pip
+.venv/.demo: pyproject.toml constraints.txt setup.py $(wildcard csrc/*) | .venv/bin/pip
 	$(PIP) -e '.[cli,report,sklearn]'
 	@touch $@
 
-.venv/.dev: pyproject.toml constraints.txt | .venv/bin/pip
+.venv/.dev: pyproject.toml constraints.txt setup.py $(wildcard csrc/*) | .venv/bin/pip
 	$(PIP) -e '.[dev]'
 	@touch $@ .venv/.demo
 

@@ -3,9 +3,9 @@
     python experiments/sparse_cifar10.py --data-dir FOLDER [--epochs 1000] [--device cuda]
     python experiments/sparse_cifar10.py --collect          # put finished runs into experiments/results
 
-The setting of SET's published 74.84 % (1,000 epochs of SGD): the same layers and density, mirrored and shifted images.
-Ours differs in the optimizer (AdamW with a cosine), the activation (ReLU), the batch, and in that 10 % of the training
-images choose nothing but are held out. Every run continues where it was interrupted; models may run side by side.
+After SET's published 74.84 % (1,000 epochs of SGD): the same layers, about the same density, mirrored and shifted
+images. Different are the optimizer (AdamW with a cosine), the activation (ReLU), batch, dropout and number of epochs;
+10 % of the training images are held out. Every run continues where it was interrupted; models may run side by side.
 """
 
 from __future__ import annotations

@@ -14,6 +14,16 @@ import torch
 
 from dynamicgate._version import __version__
 
+CODE = (
+    ":/src",
+    ":/csrc",
+    ":/setup.py",
+    ":/pyproject.toml",
+    ":/constraints.txt",
+    ":/experiments/*.py",
+    ":/benchmarks/*.py",
+)
+
 
 def environment(command: str) -> dict[str, Any]:
     """Where a result comes from."""
@@ -38,15 +48,19 @@ def environment(command: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of this source tree, marked if it has uncommitted changes; None for an installed package."""
+    """The commit of this source tree, marked if its code has uncommitted changes; None for an installed package."""
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None
+    found = _git(root, "describe", "--always", "--abbrev=12", "--exclude=*")
+    # Results and the pages made from them change while experiments run; they do not change what the code does.
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", *CODE)
+    return found if found is None or not changed else f"{found}-dirty"
+
+
+def _git(root: Path, *words: str) -> str | None:
     try:
-        found = subprocess.run(
-            ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
+        told = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip()
+    return told.stdout.strip()

@@ -37,7 +37,7 @@ def trace(model: nn.Module, example: Tensor) -> Ledger:
             handle.remove()
     rows = {name: count / len(example) for name, count in rows.items()}
     # masked weights are multiplied all the same here, those of gate networks too
-    in_linears = sum(base.get_submodule(name).weight.numel() * count for name, count in rows.items())  # type: ignore[operator]
+    in_linears = sum(base.get_submodule(name).weight.numel() * count for name, count in rows.items())  # type: ignore[operator,misc]
     other = counter.get_total_flops() / 2 / len(example) - in_linears
     return Ledger(base, rows, other=max(0.0, round(other)))
 

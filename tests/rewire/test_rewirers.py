@@ -247,6 +247,16 @@ def test_a_model_with_gates_must_be_watched() -> None:
         rewirer.step(torch.optim.SGD(model.parameters(), lr=0.1), 0.0)
 
 
+def test_gates_that_come_after_the_rewirer_are_noticed() -> None:
+    model = dg.GatedMLP((6, 8, 3))
+    rewirer = rigl(model)
+    dg.gate_(model, dg.GateConfig(block=2))
+    with dg.usage(model) as used:
+        model(torch.randn(4, 6))
+    with pytest.raises(ValueError, match="put gates on the model before the rewirer"):
+        rewirer.watch(used)
+
+
 def test_growth_follows_the_task_loss_and_not_the_penalty() -> None:
     """In the second layer's gate the penalty reaches the weights of the first."""
     found = []

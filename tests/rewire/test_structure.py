@@ -82,3 +82,8 @@ def test_the_most_particular_pattern_decides() -> None:
 def test_a_density_is_a_share(density: float) -> None:
     with pytest.raises(ValueError, match="a density is a share of the connections"):
         densities({"a": torch.Size((2, 2))}, density, "uniform")
+
+
+def test_a_layer_without_a_density_is_told() -> None:
+    with pytest.raises(ValueError, match="no density is given for 'a'; there are some for b"):
+        densities({"a": torch.Size((2, 2))}, {"b": 0.5}, "uniform")

@@ -58,6 +58,9 @@ def densities(shapes: Mapping[str, torch.Size], density: Density, distribution: 
         if not 0.0 < value <= 1.0:
             raise ValueError(f"a density is a share of the connections: expected 0 < density <= 1, received {value}")
     if isinstance(density, Mapping):
+        for name in shapes:
+            if not any(fnmatch(name, pattern) for pattern in density):
+                raise ValueError(f"no density is given for {name!r}; there are some for {', '.join(density)}")
         # the last pattern that matches decides, as in a list of rules that grows more particular
         return {name: [v for pattern, v in density.items() if fnmatch(name, pattern)][-1] for name in shapes}
     if distribution == "uniform":

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dynamicgate.rewire import processes
 from dynamicgate.rewire.density import Density, Distribution
 from dynamicgate.rewire.open_rates import often, touches
-from dynamicgate.rewire.rewirer import Rewirer, SparseLayer
+from dynamicgate.rewire.rewirer import Rewirer, SparseLayer, finite
 from dynamicgate.rewire.structure import Structure, largest, structure
 from dynamicgate.usage import Usage
 
@@ -215,7 +215,7 @@ class RigL(SET):
             return
         for layer in self.layers:
             grad = layer.weight.grad
-            if grad is None or not bool(grad.isfinite().all()):
+            if grad is None or not finite(grad):
                 continue
             gradient = grad.float()
             if layer.name in self._not_task:
@@ -247,21 +247,22 @@ class RigL(SET):
 
 def exchange(pattern: Structure, mask_OI: Tensor, keep_OI: Tensor, grow_OI: Tensor, fraction: float) -> Tensor:
     """The mask with a `fraction` of its cells, those least worth keeping, exchanged for absent ones most wanted."""
-    was = pattern.cells(mask_OI.float()) > 0
+    was = pattern.holds(mask_OI)
     keep, grow = pattern.cells(keep_OI), pattern.cells(grow_OI)
     now = was.clone()
     for part in pattern.groups(mask_OI.shape):
         active = pattern.rivals(was[part])
-        count = int(active[0].sum())
+        count = int(active[0].count_nonzero())
         k = min(round(fraction * count), active.shape[1] - count)
-        weakest = largest(pattern.rivals(-keep[part]).masked_fill(~active, -math.inf), k)
-        wanted = largest(pattern.rivals(grow[part]).masked_fill(active, -math.inf), k)
-        now[part] = ((active & ~weakest) | wanted).reshape(now[part].shape)
+        kept = active.nonzero()[:, 1].reshape(len(active), count)  # every row of rivals has as many
+        weakest = kept[largest(-pattern.rivals(keep[part]).gather(1, kept), k)].reshape(len(active), k)
+        wanted = largest(pattern.rivals(grow[part]).scatter(1, kept, -math.inf), k)
+        now[part] = (active.scatter(1, weakest, False) | wanted).reshape(now[part].shape)
     return pattern.entries(now, mask_OI.shape)
 
 
 def _exchanges(layer: SparseLayer, fraction: float) -> bool:
-    cells = layer.structure.cells(layer.mask.float()) > 0
+    cells = layer.structure.holds(layer.mask)
     groups = (layer.structure.rivals(cells[part])[0] for part in layer.structure.groups(layer.mask.shape))
     return any(round(fraction * int(row.sum())) > 0 and not bool(row.all()) for row in groups)
 

@@ -13,11 +13,11 @@ def trains(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> bool:
     return any(parameter is p for group in optimizer.param_groups for p in group["params"])
 
 
-def clear_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, where: Tensor) -> None:
-    """Forget everything about the entries in `where`: momentum, both moments of Adam, whatever has their shape."""
+def clear_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, index: Tensor) -> None:
+    """Forget all about the entries at `index` (flat): momentum, both moments of Adam, whatever has the same shape."""
     for value in optimizer.state.get(parameter, {}).values():
         if isinstance(value, Tensor) and value.shape == parameter.shape:
-            value.masked_fill_(where, 0.0)
+            value.view(-1).index_fill_(0, index, 0.0)
 
 
 def start_gently_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, index: Tensor, count: int) -> None:

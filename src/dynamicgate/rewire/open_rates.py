@@ -30,6 +30,11 @@ class OpenRates:
 
     def add(self, used: Usage) -> None:
         """Count the decisions of one forward pass."""
+        if set(used) != set(self.gates):
+            raise ValueError(
+                f"the rewirer was made for gates at {', '.join(map(repr, self.gates)) or 'no site'}, and these are at "
+                f"{', '.join(map(repr, used))}: put gates on the model before the rewirer"
+            )
         for site in self.gates:
             g_BG = used[site].g_BG.detach().flatten(0, -2)
             self.opened[site] = self.opened[site].to(g_BG.device) + g_BG.sum(0)

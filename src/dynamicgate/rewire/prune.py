@@ -106,7 +106,7 @@ class Magnitude(Rewirer):
         for layer in self._writers():  # a unit that is gone must not speak through its bias
             alive = layer.mask.any(1)
             layer.linear.bias.mul_(alive)
-            moments.clear_(optimizer, layer.linear.bias, ~alive)
+            moments.clear_(optimizer, layer.linear.bias, (~alive).nonzero().flatten())
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
@@ -136,7 +136,7 @@ class Magnitude(Rewirer):
 
 def strongest(pattern: Structure, mask_OI: Tensor, weight_OI: Tensor, share: float) -> Tensor:
     """The cells of largest weight, `share` of all; what is gone stays gone."""
-    was = pattern.cells(mask_OI.float()) > 0
+    was = pattern.holds(mask_OI)
     size = pattern.cells(weight_OI.abs().float()).masked_fill(~was, -1.0)
     now = was.clone()
     for part in pattern.groups(mask_OI.shape):

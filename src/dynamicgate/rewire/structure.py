@@ -38,6 +38,10 @@ class Structure:
         padded = F.pad(values_OI, (0, -inputs % self.columns, 0, -outputs % self.rows))
         return padded.unflatten(1, (-1, self.columns)).unflatten(0, (-1, self.rows)).sum((1, 3))
 
+    def holds(self, mask_OI: Tensor) -> Tensor:
+        """Which cells a mask of this pattern holds: one entry stands for all of its cell."""
+        return mask_OI[:: self.rows, :: self.columns]
+
     def entries(self, cells_PQ: Tensor, shape: torch.Size) -> Tensor:
         """Every entry of a cell as its cell: the inverse of `cells` for masks."""
         if self.rows == self.columns == 1:
@@ -86,13 +90,15 @@ def structure(name: str) -> Structure:
 def largest(scores_GN: Tensor, k: int) -> Tensor:
     """A mask of the k largest of each row. Ties go to the lowest index, so that the mask is a function of the scores on
     every device (topk's values are; the indices it picks among equals are not)."""
+    none = torch.zeros_like(scores_GN, dtype=torch.bool)
     if k <= 0:
-        return torch.zeros_like(scores_GN, dtype=torch.bool)
+        return none
     if k >= scores_GN.shape[1]:
-        return torch.ones_like(scores_GN, dtype=torch.bool)
-    last = scores_GN.topk(k, dim=1, sorted=False).values.min(dim=1, keepdim=True).values
-    above, level = scores_GN > last, scores_GN == last
-    room = k - above.sum(1, keepdim=True)
-    if int((level.sum(1, keepdim=True) - room).max()) > 0:
-        level &= level.cumsum(1) <= room
-    return above | level
+        return ~none
+    values, index = scores_GN.topk(k, dim=1, sorted=False)
+    last = values.min(dim=1, keepdim=True).values
+    level = scores_GN == last
+    if torch.equal(level.count_nonzero(1), (values == last).count_nonzero(1)):
+        return none.scatter_(1, index, True)  # no equals were left out: there was nothing to choose
+    above = scores_GN > last
+    return above | (level & (level.cumsum(1) <= k - above.sum(1, keepdim=True)))
