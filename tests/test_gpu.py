@@ -85,3 +85,28 @@ def test_bfloat16_autocast_trains_on_the_gpu() -> None:
     model = network()
     history = dg.fit(model, (x, y), budget=dg.Budget(target=0.5), epochs=10, device="cuda", bf16=True, show=False)
     assert history.log[-1]["loss"] < history.log[0]["loss"]
+
+
+@pytest.mark.parametrize("structure", ["unstructured", "16x1"])
+def test_gates_and_rewiring_train_together_on_the_gpu(tmp_path: Path, structure: str) -> None:
+    x, y = data()
+    model = network()
+    rewirer = dg.RigL(model, 0.4, structure=structure, every=20)
+    counts = [layer.count for layer in rewirer.layers]
+    budget = dg.Budget(target=0.3)
+    history = dg.fit(
+        model, (x, y), budget=budget, rewirer=rewirer, epochs=20, device="cuda", bf16=True, show=False, out=tmp_path
+    )
+    assert [layer.count for layer in rewirer.layers] == counts
+    assert rewirer.updates > 5
+    assert all(not layer.weight[~layer.mask].any() for layer in rewirer.layers)
+    assert history.log[-1]["rewiring"]["layers.0"]["explored"] > 0.45
+    assert abs(dg.measure(model, (x, y)).macs["relative"] - 0.3) <= 0.01
+
+
+def test_masks_do_not_depend_on_the_device() -> None:
+    masks = []
+    for device in ("cpu", "cuda"):
+        model = network().to(device)
+        masks.append([layer.mask.cpu() for layer in dg.SET(model, 0.2, seed=3).layers])
+    assert all(torch.equal(a, b) for a, b in zip(*masks, strict=True))
