@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet -c constraints.txt
 
-.PHONY: demo test check venv docs bench results clean
+.PHONY: demo test check venv docs bench bench-cpu results clean
 
 demo: .venv/.demo   ## train five models on handwritten digits, print the table, write demo-out/report.html
 	$(BIN)/dynamicgate compare --data digits --models dense,small,dropout,static,gate --budget 0.3 --seeds 3 --out demo-out
@@ -24,6 +24,9 @@ docs: .venv/.docs   ## the site, in site/
 bench: venv         ## cost of a gated and of a rewired training step, in benchmarks/results/
 	$(BIN)/python benchmarks/training_step.py
 	$(BIN)/python benchmarks/rewiring.py
+
+bench-cpu: venv     ## compiled plans against dense networks, in benchmarks/results/
+	$(BIN)/python benchmarks/cpu.py
 
 results: venv       ## the table of the README, from experiments/ (MNIST from the folder in DYNAMICGATE_DATA)
 	$(BIN)/python experiments/comparisons.py

@@ -61,7 +61,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize(
     ("arguments", "shown"),
     [
-        ([], ["train", "compare", "measure", "report", "data"]),
+        ([], ["train", "compare", "measure", "bench", "report", "data"]),
         (["train"], ["For example", "dynamicgate train --data digits --budget 0.3", "torchrun", "--budget", "--out"]),
         (["compare"], ["For example", "dynamicgate compare --data digits --budget 0.3 --seeds 5", "--models"]),
         (["measure"], ["For example", "dynamicgate measure runs/first/model.safetensors", "--part"]),

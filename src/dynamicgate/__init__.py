@@ -18,6 +18,7 @@ from dynamicgate.fit import History, fit
 from dynamicgate.gate import Decision, Gate, GateConfig
 from dynamicgate.measure import Measurement, measure
 from dynamicgate.nn import GatedMLP, Normalize, Switch, SwitchMLP
+from dynamicgate.plan import Fast, Plan, compile
 from dynamicgate.rewire import SET, Magnitude, Rewirer, RigL, Static
 from dynamicgate.routing import Routing, routing
 from dynamicgate.save import load, save
@@ -30,6 +31,7 @@ __all__ = [
     "Budget",
     "Collapse",
     "Decision",
+    "Fast",
     "Gate",
     "GateConfig",
     "GatedMLP",
@@ -38,6 +40,7 @@ __all__ = [
     "Magnitude",
     "Measurement",
     "Normalize",
+    "Plan",
     "Rewirer",
     "RigL",
     "Routing",
@@ -47,6 +50,7 @@ __all__ = [
     "SwitchMLP",
     "Usage",
     "__version__",
+    "compile",
     "diagnose",
     "everywhere",
     "find_sites",

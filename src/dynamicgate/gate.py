@@ -165,7 +165,7 @@ class Gate(nn.Module):
         if self.config.capacity is None:
             return None
         assert self.config.top_k is not None
-        return places_of(rows, _count(self.config.top_k, self.blocks), self.blocks, self.config.capacity)
+        return places_of(rows, count_of(self.config.top_k, self.blocks), self.blocks, self.config.capacity)
 
     def forward(self, x_BD: Tensor) -> Decision:
         """Decide which blocks are open for each row."""
@@ -192,7 +192,7 @@ class Gate(nn.Module):
 
     def _route(self, z_BG: Tensor) -> Decision:
         assert self.config.top_k is not None
-        p_BG, routed_BG, weight_BG = route(z_BG / self.tau, _count(self.config.top_k, self.blocks))
+        p_BG, routed_BG, weight_BG = route(z_BG / self.tau, count_of(self.config.top_k, self.blocks))
         places = self.places(z_BG.shape[:-1].numel())
         g_BG = routed_BG if places is None else keep_places(routed_BG, places, self.config.overflow)
         return Decision(p_BG, g_BG, weight_BG * g_BG, z_BG, routed_BG)
@@ -200,13 +200,13 @@ class Gate(nn.Module):
     def _harden(self, p_BG: Tensor) -> Tensor:
         p_BG = p_BG.detach()
         if self.config.top_k is not None:
-            return top_k_mask(p_BG, _count(self.config.top_k, self.blocks))
+            return top_k_mask(p_BG, count_of(self.config.top_k, self.blocks))
         return self._keep_open((p_BG > self.theta).to(p_BG.dtype), p_BG)
 
     def _keep_open(self, g_BG: Tensor, p_BG: Tensor) -> Tensor:
         if not self.config.always_open:
             return g_BG
-        return torch.maximum(g_BG, top_k_mask(p_BG, _count(self.config.always_open, self.blocks)))
+        return torch.maximum(g_BG, top_k_mask(p_BG, count_of(self.config.always_open, self.blocks)))
 
     def decide_before(self, _source: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of the source: decide from its input, before the producers do any work."""
@@ -283,7 +283,7 @@ def _logistic_noise(like: Tensor) -> Tensor:
     return torch.log(u) - torch.log1p(-u)
 
 
-def _count(amount: int | float, blocks: int) -> int:
+def count_of(amount: int | float, blocks: int) -> int:
     """A float is a share of the blocks, rounded up; an integer a count."""
     if isinstance(amount, float):
         return math.ceil(amount * blocks - 1e-9)  # 0.07 * 100 is a little more than 7

@@ -14,7 +14,7 @@ from fit.easy import blobs, dense, gated
 
 KEYS = {
     "step", "epoch", "progress", "loss", "penalty", "lr", "relative", "reference", "target", "lambda", "sites",
-    "valid",
+    "valid", "rewiring", "masks",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The command line: train, compare, measure, report, data. One file for each command."""
+"""The command line: train, compare, measure, bench, report, data. One file for each command."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import tyro
 from tyro.conf import subcommand
 
 from dynamicgate import __version__
+from dynamicgate.cli.bench import Bench
 from dynamicgate.cli.compare import Compare
 from dynamicgate.cli.data import Data
 from dynamicgate.cli.measure import Measure
@@ -23,6 +24,7 @@ Command = (
     Annotated[Train, subcommand("train")]
     | Annotated[Compare, subcommand("compare")]
     | Annotated[Measure, subcommand("measure")]
+    | Annotated[Bench, subcommand("bench")]
     | Annotated[Report, subcommand("report")]
     | Annotated[Data, subcommand("data")]
 )

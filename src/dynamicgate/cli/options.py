@@ -86,7 +86,7 @@ class Training:
     def settings(self, **chosen: Any) -> Settings:
         """The same as the library's `Settings`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values["hidden"] = _integers(self.hidden, "hidden") if self.hidden else ()
+        values["hidden"] = integers(self.hidden, "hidden") if self.hidden else ()
         values["data_options"] = loader_options(self.data_option, self.target, "--data-option")
         for word in ("data_dir", "data_option", "target"):  # where the files are does not decide the result
             del values[word]
@@ -113,7 +113,8 @@ def this_command() -> str:
     return shlex.join(["dynamicgate", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv[1:])])
 
 
-def _integers(text: str, what: str) -> tuple[int, ...]:
+def integers(text: str, what: str) -> tuple[int, ...]:
+    """Whole numbers separated by commas."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:

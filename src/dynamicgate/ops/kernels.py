@@ -19,6 +19,8 @@ def library() -> ctypes.CDLL | None:
     found = ctypes.CDLL(str(files[0]))
     found.dynamicgate_register.restype = ctypes.c_char_p
     found.dynamicgate_level.restype = ctypes.c_char_p
+    found.dynamicgate_mask.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
+    found.dynamicgate_mask.restype = None
     return found
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
@@ -20,7 +18,6 @@ def mask_(values: Tensor, mask: Tensor) -> None:
     if plain and mask.is_contiguous() and values.shape == mask.shape and not missing():
         found = library()
         assert found is not None
-        count = ctypes.c_int64(values.numel())
-        found.dynamicgate_mask(ctypes.c_void_p(values.data_ptr()), ctypes.c_void_p(mask.data_ptr()), count)
+        found.dynamicgate_mask(values.data_ptr(), mask.data_ptr(), values.numel(), torch.get_num_threads())
     else:
         values.mul_(mask.view(torch.uint8).to(values.dtype))

@@ -89,6 +89,7 @@ class Rewirer:
         self.layers: list[SparseLayer] = []
         self.steps = self.updates = self.since_update = 0
         self._began: tuple[int, float] | None = None
+        self._length_is_known = self._some_are_young = False
         self._optimizer: torch.optim.Optimizer | None = None
         self._telling: tuple[int, dict[str, dict[str, float]], str] | None = None
 
@@ -121,27 +122,34 @@ class Rewirer:
         that a usage `penalty` is about to add is left out of the scores."""
         self.open_rates.add(used)
 
-    @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         """Once per optimizer step, between backward and `optimizer.step()`."""
-        self._meet(optimizer)
-        self._check_length(progress)
+        if optimizer is not self._optimizer:
+            self._meet(optimizer)
+        if not self._length_is_known:
+            self._check_length(progress)
         self.steps += 1
         self.since_update += 1
         self._look(progress)
         if self._due(progress) and _will_step(optimizer):  # a step that gradient scaling will skip decides nothing
-            self._check_masked_weights(optimizer)
-            self._rewire(optimizer, progress)
-            processes.agree(self._masks())
-            self.updates += 1
-            self.since_update = 0
-        else:
+            self._update(optimizer, progress)
+        elif self._some_are_young:
             self._start_young(optimizer)
         for layer in self.layers:
-            if layer.weight.grad is not None:
-                mask_(layer.weight.grad, layer.mask)
+            grad = layer.weight.grad
+            if grad is not None:
+                mask_(grad, layer.mask)
                 if layer.young is not None:
-                    layer.weight.grad.view(-1)[layer.young] = 0.0  # they begin with the next step
+                    grad.view(-1)[layer.young] = 0.0  # they begin with the next step
+
+    @torch.no_grad()
+    def _update(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
+        self._check_masked_weights(optimizer)
+        self._rewire(optimizer, progress)
+        processes.agree(self._masks())
+        self.updates += 1
+        self.since_update = 0
+        self._some_are_young = True
 
     def _look(self, progress: float) -> None:
         """See the dense gradient before it is masked."""
@@ -170,17 +178,17 @@ class Rewirer:
         layer.young = grown
 
     def _start_young(self, optimizer: torch.optim.Optimizer) -> None:
+        self._some_are_young = False
         for layer in self.layers:
             grad = layer.weight.grad
             if layer.young is None or grad is None or not finite(grad.view(-1)[layer.young]):
-                continue  # nothing to start, or a step that will be skipped
+                self._some_are_young |= layer.young is not None  # a step that will be skipped starts nothing
+                continue
             moments.start_gently_(optimizer, layer.weight, layer.young, layer.count)
             layer.young = None
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         """The first time: forget what the optimizer remembers of weights that do not exist."""
-        if optimizer is self._optimizer:
-            return
         for layer in self.layers:
             if not moments.trains(optimizer, layer.weight):
                 raise ValueError(f"the optimizer does not train {layer.name!r}, whose connections are to be chosen")
@@ -192,9 +200,10 @@ class Rewirer:
         """`check_` as soon as the pace of `progress` tells how long the run will be."""
         if self._began is None:
             self._began = (self.steps, progress)
-        elif self.updates == 0 and progress > self._began[1]:
+        elif progress > self._began[1]:
             steps, start = self._began
             self.check_(round((self.steps - steps) / (progress - start)))
+            self._length_is_known = True
 
     def _check_masked_weights(self, optimizer: torch.optim.Optimizer) -> None:
         for layer in self.layers:
@@ -255,6 +264,7 @@ class Rewirer:
             layer.explored.copy_(state[f"explored.{layer.name}"])
             young = state.get(f"young.{layer.name}")
             layer.young = None if young is None else young.to(layer.mask.device)
+        self._some_are_young = any(layer.young is not None for layer in self.layers)
         seen = {name.removeprefix("open."): value for name, value in state.items() if name.startswith("open.")}
         self.open_rates.load_state_dict(seen, first=not processes.several() or dist.get_rank() == 0)
 

@@ -1,0 +1,64 @@
+"""Copies of a model that cost hardly any memory: compiling must not need three times the weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+OUTPUTS_AT_A_TIME = 1024
+
+
+def sharing(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode, hooks re-bound, whose tensors are new objects on the same memory."""
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    memo |= {id(b): b.detach() for b in model.buffers()}
+    return copy.deepcopy(model, memo).eval()
+
+
+def in_double(model: nn.Module) -> nn.Module:
+    """A float64 twin for reference. A Linear widens a part of its weight at a time, while it runs."""
+    twin = sharing(model)
+    for module in twin.modules():
+        held: Any = module
+        if type(module) is nn.Linear:
+            held.forward = _linear_in_double(module)
+            continue
+        for tensors in (module._parameters, module._buffers):
+            for name, tensor in tensors.items():
+                if tensor is not None and tensor.is_floating_point():
+                    wide: Any = tensor.detach().double()
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    tensors[name] = nn.Parameter(wide, requires_grad=False) if is_parameter else wide
+    return twin
+
+
+def _linear_in_double(linear: nn.Linear) -> Any:
+    def forward(x: Tensor) -> Tensor:
+        wide = x.double()
+        y = torch.cat([F.linear(wide, part.double()) for part in linear.weight.split(OUTPUTS_AT_A_TIME)], dim=-1)
+        return y if linear.bias is None else y + linear.bias.double()
+
+    return forward
+
+
+@torch.no_grad()
+def detach_from_(module: nn.Module, model: nn.Module) -> None:
+    """Give `module` its own memory for every tensor that it shares with `model`, in place."""
+    theirs = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+    for part in module.modules():
+        for name, tensor in part._buffers.items():
+            if tensor is not None and tensor.untyped_storage().data_ptr() in theirs:
+                part._buffers[name] = tensor.detach().clone()
+        for parameter in part._parameters.values():
+            if parameter is not None and parameter.untyped_storage().data_ptr() in theirs:
+                parameter.data = parameter.data.clone()
+
+
+def held_bytes(module: nn.Module) -> int:
+    """Memory of all tensors of `module`, shared ones once."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in (*module.parameters(), *module.buffers())}
+    return sum(storage.nbytes() for storage in storages.values())
