@@ -11,7 +11,7 @@ from dynamicgate.convert import gate_
 from dynamicgate.data import Splits
 from dynamicgate.gate import GateConfig
 from dynamicgate.nn import GatedMLP, Normalize
-from dynamicgate.rewire import SET, Magnitude, Rewirer, RigL, Static
+from dynamicgate.rewire import SET, LayerOptions, Magnitude, Rewirer, RigL, Static
 
 EXPERTS = 8
 BALANCE = 1e-2  # weight of the load-balance penalty, as Switch Transformers and the paper (sec 5.5) have it
@@ -56,25 +56,25 @@ def gate(s: Settings, splits: Splits) -> Prepared:
 def pruned(s: Settings, splits: Splits) -> Prepared:
     """Magnitude pruning during training, down to the density."""
     model = _mlp(s.hidden, splits, dropout=s.dropout)
-    return Prepared(model, rewirer=Magnitude(model, s.density, every=s.every, **_sparse(s)))  # type: ignore[arg-type]
+    return Prepared(model, rewirer=Magnitude(model, s.density, every=s.every, **_sparse(s)))
 
 
 def static_sparse(s: Settings, splits: Splits) -> Prepared:
     """A random mask that stays as it is: the control that rewiring must beat."""
     model = _mlp(s.hidden, splits, dropout=s.dropout)
-    return Prepared(model, rewirer=Static(model, s.density, seed=s.seed, **_sparse(s)))  # type: ignore[arg-type]
+    return Prepared(model, rewirer=Static(model, s.density, seed=s.seed, **_sparse(s)))
 
 
 def set_(s: Settings, splits: Splits) -> Prepared:
     """Weak connections exchanged for random ones."""
     model = _mlp(s.hidden, splits, dropout=s.dropout)
-    return Prepared(model, rewirer=SET(model, s.density, every=s.every, seed=s.seed, **_sparse(s)))  # type: ignore[arg-type]
+    return Prepared(model, rewirer=SET(model, s.density, every=s.every, seed=s.seed, **_sparse(s)))
 
 
 def rigl(s: Settings, splits: Splits) -> Prepared:
     """Weak connections exchanged for those with the largest gradients."""
     model = _mlp(s.hidden, splits, dropout=s.dropout)
-    return Prepared(model, rewirer=RigL(model, s.density, every=s.every, seed=s.seed, **_sparse(s)))  # type: ignore[arg-type]
+    return Prepared(model, rewirer=RigL(model, s.density, every=s.every, seed=s.seed, **_sparse(s)))
 
 
 def gate_rigl(s: Settings, splits: Splits) -> Prepared:
@@ -127,7 +127,7 @@ def _affordable(s: Settings, splits: Splits, besides: Callable[[tuple[int, ...]]
     return min(narrower, key=lambda hidden: abs(macs(hidden) - wanted))
 
 
-def _sparse(s: Settings) -> dict[str, object]:
+def _sparse(s: Settings) -> LayerOptions:
     """Which layers are sparse and how."""
     return {"structure": s.structure, "include": ["layers.*"] if s.sparse_output else ()}
 

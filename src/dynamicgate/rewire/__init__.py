@@ -2,6 +2,6 @@
 
 from dynamicgate.rewire.grow import SET, RigL, Static
 from dynamicgate.rewire.prune import Magnitude
-from dynamicgate.rewire.rewirer import Rewirer, SparseLayer
+from dynamicgate.rewire.rewirer import LayerOptions, Rewirer, SparseLayer
 
-__all__ = ["SET", "Magnitude", "Rewirer", "RigL", "SparseLayer", "Static"]
+__all__ = ["SET", "LayerOptions", "Magnitude", "Rewirer", "RigL", "SparseLayer", "Static"]

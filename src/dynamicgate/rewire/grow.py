@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from dynamicgate.rewire import processes
-from dynamicgate.rewire.density import Density, Distribution
+from dynamicgate.rewire.density import Density
 from dynamicgate.rewire.open_rates import often, touches
-from dynamicgate.rewire.rewirer import Rewirer, SparseLayer, finite
+from dynamicgate.rewire.rewirer import LayerOptions, Rewirer, SparseLayer, finite
 from dynamicgate.rewire.structure import Structure, largest, structure
 from dynamicgate.usage import Usage
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class RandomStart(Rewirer):
@@ -24,21 +28,15 @@ class RandomStart(Rewirer):
         model: nn.Module,
         density: Density,
         *,
-        distribution: Distribution,
-        structure: str,
-        include: Sequence[str],
-        exclude: Sequence[str],
-        rescale: bool,
-        seed: int,
         every: int = 1,
         until: float = 1.0,
+        rescale: bool = False,
+        seed: int = 0,
+        **layers: Unpack[LayerOptions],
     ) -> None:
         """Make the layers of `model` sparse, in place."""
-        super().__init__(
-            model, density, distribution=distribution, structure=structure, include=include, exclude=exclude,
-            every=every, until=until, seed=seed,
-        )  # fmt: skip
-        pattern = _pattern(structure)
+        super().__init__(model, density, every=every, until=until, seed=seed, **layers)
+        pattern = structure(self.structure)
         self._add_layers(pattern, self._random_masks(pattern))
         if rescale:
             with torch.no_grad():
@@ -68,18 +66,12 @@ class Static(RandomStart):
         model: nn.Module,
         density: Density,
         *,
-        distribution: Distribution = "uniform",
-        structure: str = "unstructured",
-        include: Sequence[str] = (),
-        exclude: Sequence[str] = (),
         rescale: bool = False,
         seed: int = 0,
+        **layers: Unpack[LayerOptions],
     ) -> None:
         """Make the layers of `model` sparse, in place."""
-        super().__init__(
-            model, density, distribution=distribution, structure=structure, include=include, exclude=exclude,
-            rescale=rescale, seed=seed,
-        )  # fmt: skip
+        super().__init__(model, density, rescale=rescale, seed=seed, **layers)
 
     def _due(self, progress: float) -> bool:
         return False
@@ -98,24 +90,18 @@ class SET(RandomStart):
         model: nn.Module,
         density: Density,
         *,
-        distribution: Distribution = "uniform",
-        structure: str = "unstructured",
-        include: Sequence[str] = (),
-        exclude: Sequence[str] = (),
         every: int = 100,
         until: float = 0.75,
         fraction: float = 0.3,
         rescale: bool = False,
         seed: int = 0,
+        **layers: Unpack[LayerOptions],
     ) -> None:
         """Make the layers of `model` sparse, in place."""
         if not 0.0 < fraction <= 1.0:
             raise ValueError(f"fraction is a share of the connections: expected 0 < fraction <= 1, received {fraction}")
         self.fraction = fraction
-        super().__init__(
-            model, density, distribution=distribution, structure=structure, include=include, exclude=exclude,
-            rescale=rescale, seed=seed, every=every, until=until,
-        )  # fmt: skip
+        super().__init__(model, density, every=every, until=until, rescale=rescale, seed=seed, **layers)
         for layer in self.layers:
             if layer.count < layer.mask.numel() and not _exchanges(layer, fraction):
                 raise ValueError(
@@ -169,24 +155,20 @@ class RigL(SET):
         model: nn.Module,
         density: Density,
         *,
-        distribution: Distribution = "uniform",
-        structure: str = "unstructured",
-        include: Sequence[str] = (),
-        exclude: Sequence[str] = (),
         every: int = 100,
         until: float = 0.75,
         fraction: float = 0.3,
         gradient_steps: int = 1,
         rescale: bool = False,
         seed: int = 0,
+        **layers: Unpack[LayerOptions],
     ) -> None:
         """Make the layers of `model` sparse, in place."""
         if not 1 <= gradient_steps <= max(1, every):
             raise ValueError(f"gradient_steps are part of a period of {every} steps, received {gradient_steps}")
         super().__init__(
-            model, density, distribution=distribution, structure=structure, include=include, exclude=exclude,
-            every=every, until=until, fraction=fraction, rescale=rescale, seed=seed,
-        )  # fmt: skip
+            model, density, every=every, until=until, fraction=fraction, rescale=rescale, seed=seed, **layers
+        )
         self.gradient_steps = gradient_steps
         self._gradients: dict[str, Tensor] = {}
         self._not_task: dict[str, Tensor] = {}
@@ -265,6 +247,3 @@ def _exchanges(layer: SparseLayer, fraction: float) -> bool:
     cells = layer.structure.holds(layer.mask)
     groups = (layer.structure.rivals(cells[part])[0] for part in layer.structure.groups(layer.mask.shape))
     return any(round(fraction * int(row.sum())) > 0 and not bool(row.all()) for row in groups)
-
-
-_pattern = structure  # the argument of the same name hides it

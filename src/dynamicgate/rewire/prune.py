@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from dynamicgate.rewire import moments
-from dynamicgate.rewire.density import Density, Distribution
-from dynamicgate.rewire.rewirer import Rewirer, SparseLayer
+from dynamicgate.rewire.density import Density
+from dynamicgate.rewire.rewirer import LayerOptions, Rewirer, SparseLayer
 from dynamicgate.rewire.structure import Structure, largest, structure
 from dynamicgate.site import Site, find_sites
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 UNITS = "units"
 
@@ -29,28 +33,24 @@ class Magnitude(Rewirer):
         model: nn.Module,
         density: Density,
         *,
-        distribution: Distribution = "uniform",
-        structure: str = "unstructured",
-        include: Sequence[str] = (),
-        exclude: Sequence[str] = (),
         begin: float = 0.2,
         until: float = 0.75,
         every: int = 100,
+        **layers: Unpack[LayerOptions],
     ) -> None:
         """All connections of `model` exist at first."""
         if not 0.0 <= begin <= until < 1.0:
             raise ValueError(f"expected 0 <= begin <= until < 1, received begin={begin}, until={until}")
-        layers = {"distribution": distribution, "include": include, "exclude": exclude}
-        super().__init__(model, density, structure=structure, every=every, until=until, **layers)  # type: ignore[arg-type]
+        super().__init__(model, density, every=every, until=until, **layers)
         self.begin, self.done = begin, False
         self.sites: dict[str, Site] = {}
-        if structure == UNITS:
+        if self.structure == UNITS:
             self.sites = _sites_behind(model, self._chosen)
             for site in self.sites.values():  # a reader loses the columns of the units that go
                 self._chosen.setdefault(site.consumer, model.get_submodule(site.consumer))  # type: ignore[arg-type]
                 self._densities.setdefault(site.consumer, 1.0)
                 self.left_out.pop(site.consumer, None)
-        pattern = Structure(UNITS) if structure == UNITS else _pattern(structure)
+        pattern = Structure(UNITS) if self.structure == UNITS else structure(self.structure)
         self._add_layers(pattern, self._full_masks())
 
     @property
@@ -154,6 +154,3 @@ def _sites_behind(model: nn.Module, chosen: dict[str, nn.Linear]) -> dict[str, S
             f"whole units can only be pruned where one layer reads them and nothing else does; not behind {missing}"
         )
     return {site.name: site for site in sites.values()}
-
-
-_pattern = structure  # the argument of the same name hides it

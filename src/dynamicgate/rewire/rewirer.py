@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from dynamicgate.masks import put_mask_
+from dynamicgate.masks import UNSTRUCTURED, put_mask_
 from dynamicgate.ops.mask import mask_
 from dynamicgate.rewire import moments, processes
 from dynamicgate.rewire.density import Density, Distribution, choose_layers, densities
@@ -49,6 +49,15 @@ class SparseLayer:
         return int(self.mask.count_nonzero())
 
 
+class LayerOptions(TypedDict, total=False):
+    """Which layers become sparse and how: what all rewirers take, described at `Static`."""
+
+    distribution: Distribution
+    structure: str
+    include: Sequence[str]
+    exclude: Sequence[str]
+
+
 class Rewirer:
     """Decides which connections exist (sec 3.7, Algorithms 2 and 3). Call `step` between backward and the optimizer::
 
@@ -67,21 +76,20 @@ class Rewirer:
         model: nn.Module,
         density: Density,
         *,
+        every: int,
+        until: float,
+        seed: int = 0,
         distribution: Distribution = "uniform",
-        structure: str = "unstructured",
+        structure: str = UNSTRUCTURED,
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
-        every: int = 100,
-        until: float = 0.75,
-        seed: int = 0,
     ) -> None:
         """See the subclasses for what the arguments mean."""
         if every < 1:
             raise ValueError(f"every is a number of optimizer steps, 1 or more, received {every}")
         if not 0.0 < until <= 1.0:
             raise ValueError(f"until is a share of training: expected 0 < until <= 1, received {until}")
-        self.every, self.until, self.seed = every, until, seed
-        self._asked = {"density": density, "distribution": distribution, "structure": structure}
+        self.every, self.until, self.seed, self.structure = every, until, seed, structure
         self.open_rates = OpenRates(model)
         self._chosen, self.left_out = choose_layers(model, density, include, exclude)
         shapes = {name: linear.weight.shape for name, linear in self._chosen.items()}
@@ -105,7 +113,7 @@ class Rewirer:
         """What a run that continues this one must share."""
         layers = {layer.name: layer.density for layer in self.layers}
         kind = {"kind": type(self).__name__, "every": self.every, "until": self.until, "seed": self.seed}
-        return {**kind, "structure": self._asked["structure"], "layers": layers}
+        return {**kind, "structure": self.structure, "layers": layers}
 
     def check_(self, total: int) -> None:
         """An error if a run of `total` optimizer steps would end before the first update."""
