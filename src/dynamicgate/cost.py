@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dynamicgate.gate import Decision, Gate
 from dynamicgate.masks import connections, present
-from dynamicgate.usage import gates_of
+from dynamicgate.usage import gates_of, unwrap
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,17 +153,6 @@ def deployed(ledger: Ledger, used: Mapping[str, Decision]) -> dict[str, Tensor]:
         name: torch.ones_like(used[name].g_BG) if gate.config.evaluate == "soft" else used[name].g_BG
         for name, gate in ledger.gates.items()
     }
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside `DistributedDataParallel` and `torch.compile`."""
-    while True:
-        inner = getattr(model, "_orig_mod", None) or (
-            model.module if isinstance(model, nn.parallel.DistributedDataParallel) else None
-        )
-        if inner is None:
-            return model
-        model = inner
 
 
 def _open_units(gate: Gate | None, decisions: Mapping[str, Tensor], units: int) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dynamicgate.cost import Ledger, deployed, unwrap
+from dynamicgate.cost import Ledger, deployed
 from dynamicgate.data import Arrays
 from dynamicgate.trace import evaluating
-from dynamicgate.usage import usage
+from dynamicgate.usage import unwrap, usage
 
 
 @torch.no_grad()

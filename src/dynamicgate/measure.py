@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.cost import LayerCost, Ledger, deployed, unwrap
+from dynamicgate.cost import LayerCost, Ledger, deployed
 from dynamicgate.data import Arrays
 from dynamicgate.evaluate import confusion_counts, quality_of
 from dynamicgate.gate import Decision, Gate
@@ -24,7 +24,7 @@ from dynamicgate.masks import connections, present
 from dynamicgate.nn.normalize import Normalize
 from dynamicgate.proxies import Openness, product_of_means, proxies, where_products_mislead
 from dynamicgate.trace import evaluating, trace
-from dynamicgate.usage import usage
+from dynamicgate.usage import unwrap, usage
 
 
 @dataclass(frozen=True)

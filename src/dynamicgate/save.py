@@ -14,13 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dynamicgate.convert import gate_, ungate_
-from dynamicgate.cost import unwrap
 from dynamicgate.files import write_atomically
 from dynamicgate.gate import GateConfig
 from dynamicgate.masks import UNSTRUCTURED, put_mask_, structure_of
 from dynamicgate.nn import GatedMLP, Normalize, Switch, SwitchMLP
 from dynamicgate.site import Site
-from dynamicgate.usage import gates_of
+from dynamicgate.usage import gates_of, unwrap
 
 FORMAT = 1
 HEADER = "dynamicgate"

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from dynamicgate.cost import Ledger, unwrap
+from dynamicgate.cost import Ledger
+from dynamicgate.usage import unwrap
 
 
 def trace(model: nn.Module, example: Tensor) -> Ledger:

@@ -55,7 +55,7 @@ def gates_of(model: nn.Module) -> dict[str, Gate]:
     in a Sequential) has them under its new path.
     """
     found = {}
-    for path, module in _unwrapped(model).named_modules():
+    for path, module in unwrap(model).named_modules():
         if isinstance(module, Gate):
             module.site = _moved(module.site, path.removesuffix("gate").removesuffix("."))
             found[module.site.name] = module
@@ -84,11 +84,11 @@ def usage(model: nn.Module) -> Iterator[Usage]:
             gate.watcher = before[name]
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
-    inner = (
-        model.module if isinstance(model, nn.parallel.DistributedDataParallel) else getattr(model, "_orig_mod", None)
-    )
-    return model if inner is None else _unwrapped(inner)
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside `DistributedDataParallel` and `torch.compile`."""
+    parallel = isinstance(model, nn.parallel.DistributedDataParallel)
+    inner = model.module if parallel else getattr(model, "_orig_mod", None)
+    return unwrap(inner) if isinstance(inner, nn.Module) else model
 
 
 def _moved(site: Site, consumer: str) -> Site:

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.cost import Ledger, deployed, unwrap
+from dynamicgate.cost import Ledger, deployed
 from dynamicgate.gate import Gate
 from dynamicgate.trace import evaluating
-from dynamicgate.usage import gates_of, usage
+from dynamicgate.usage import gates_of, unwrap, usage
 
 
 def cut(gate: Gate) -> Tensor:

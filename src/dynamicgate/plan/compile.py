@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from dynamicgate import ops
-from dynamicgate.cost import Ledger, deployed, unwrap
+from dynamicgate.cost import Ledger, deployed
 from dynamicgate.gate import Gate
 from dynamicgate.plan.account import regimes_of, ungated
 from dynamicgate.plan.chain import Chain
@@ -22,7 +22,7 @@ from dynamicgate.plan.fast import Fast, assemble
 from dynamicgate.plan.lower import lower
 from dynamicgate.plan.paths import Path, find_paths, look, trace
 from dynamicgate.plan.plan import Plan
-from dynamicgate.usage import gates_of, usage
+from dynamicgate.usage import gates_of, unwrap, usage
 
 MOST_ROWS = 4096  # of the example that are looked at
 
