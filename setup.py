@@ -40,13 +40,13 @@ setup(
     ext_modules=[
         Extension(
             "dynamicgate.ops._kernels",
-            sources=["csrc/dispatch.cpp", "csrc/mask.cpp", "csrc/pool.cpp", "csrc/register.cpp"],
+            sources=["csrc/" + name for name in ("dispatch.cpp", "mask.cpp", "pool.cpp", "quick.cpp", "register.cpp")],
             depends=[str(p) for p in Path("csrc").glob("*.h")],
             extra_compile_args=FLAGS,
             libraries=[] if platform.system() == "Darwin" else ["dl"],
             language="c++",
             optional=True,  # no compiler: a warning, not a failure
-            py_limited_api=True,  # it does not call Python at all, so one build serves every Python
+            py_limited_api=True,  # it looks up what it needs of Python, so one build serves every Python
         )
     ],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},

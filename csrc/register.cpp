@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "entry.h"
 #include "pool.h"
-#include "program.h"
 
 namespace dynamicgate {
 namespace {
@@ -83,8 +83,7 @@ void run(Value* stack, uint64_t, uint64_t) {
   program_words.expect("program", kInt32, true);
   const Program* program = program_words.data<const Program>();
   const int64_t words = program_words.numel();
-  if (words < static_cast<int64_t>(sizeof(Program) / 4) || program->magic != kMagic || program->words != words ||
-      weights.numel() != program->weights * int64_t{kPanel} || outputs != program->outputs)
+  if (!fits(program, words, weights.numel()) || outputs != program->outputs)
     throw std::invalid_argument("weights and program must come from the same call of pack");
   int64_t dim = 0, *sizes, *strides;
   torch.dim(x.handle, &dim);
@@ -93,11 +92,7 @@ void run(Value* stack, uint64_t, uint64_t) {
   if (dim != 2 || sizes[1] != program->inputs)
     throw std::invalid_argument("x must have " + std::to_string(program->inputs) + " features in each row, received " +
                                 (dim == 2 ? std::to_string(sizes[1]) : std::to_string(dim) + " dimensions"));
-  int64_t given = 0;  // blocks whose openness the caller must give
-  for (int l = 0; l < program->layers; ++l) {
-    const Layer& layer = program->layer()[l];
-    if (layer.blocks && !layer.gate_stages) given = layer.blocks;
-  }
+  const int64_t given = given_blocks(*program);
   if ((given != 0) != (factor.handle != nullptr) || (given && factor.numel() != given * sizes[0]))
     throw std::invalid_argument("a chain with a block and no gate, and no other, needs factor [rows, blocks]");
   if (given) factor.expect("factor", kFloat32, true);
@@ -105,9 +100,6 @@ void run(Value* stack, uint64_t, uint64_t) {
   const int64_t y_sizes[2] = {sizes[0], outputs}, y_strides[2] = {outputs, 1};
   Handle y = nullptr;
   if (torch.empty(2, y_sizes, y_strides, kFloat32, kCpu, 0, &y)) throw std::runtime_error("no memory for the result");
-  uint32_t threads = 1;
-  torch.threads(&threads);
-  const Pool pool = {run_tasks, usable_threads(static_cast<int>(threads))};
   Call call = {};
   call.program = program;
   call.weights = weights.data<const float>();
@@ -117,12 +109,33 @@ void run(Value* stack, uint64_t, uint64_t) {
   void* result = nullptr;
   torch.data(y, &result);
   call.y = static_cast<float*>(result);
-  call.pool = &pool;
-  if (call.rows) chain(call);
+  run_call(call);
   stack[0] = reinterpret_cast<Value>(y);
 }
 
 }  // namespace
+
+bool fits(const Program* program, int64_t words, int64_t floats) {
+  return words >= static_cast<int64_t>(sizeof(Program) / 4) && program->magic == kMagic && program->words == words &&
+         floats == program->weights * int64_t{kPanel};
+}
+
+int64_t given_blocks(const Program& program) {
+  for (int l = 0; l < program.layers; ++l) {
+    const Layer& layer = program.layer()[l];
+    if (layer.blocks && !layer.gate_stages) return layer.blocks;
+  }
+  return 0;
+}
+
+void run_call(Call call) {
+  uint32_t threads = 1;
+  torch.threads(&threads);
+  const Pool pool = {run_tasks, usable_threads(static_cast<int>(threads))};
+  call.pool = &pool;
+  if (call.rows) chain(call);
+}
+
 }  // namespace dynamicgate
 
 #define DG_EXPORT extern "C" __attribute__((visibility("default")))

@@ -89,6 +89,7 @@ void tiles(int rows, const float* const* a, const float* w, const uint16_t* inde
 template <int kRows, int kOutputs>
 DG_APART void dots(const float* const* a, const float* const* w, int64_t depth, float* const* c) {
   constexpr int kPhases = kRows * kOutputs >= 8 ? 1 : 8 / (kRows * kOutputs);
+  constexpr int kAhead = 128;  // floats: a gate is the first to read x, often from far away
   Vec acc[kPhases][kRows][kOutputs] = {};
   int64_t k = 0;
   for (; k + kPhases * kLanes <= depth; k += kPhases * kLanes)
@@ -97,6 +98,7 @@ DG_APART void dots(const float* const* a, const float* const* w, int64_t depth, 
       for (int n = 0; n < kOutputs; ++n) weight[n] = load(w[n] + k + phase * kLanes);
       for (int m = 0; m < kRows; ++m) {
         const Vec value = load(a[m] + k + phase * kLanes);
+        __builtin_prefetch(a[m] + k + phase * kLanes + kAhead);
         for (int n = 0; n < kOutputs; ++n) acc[phase][m][n] += weight[n] * value;
       }
     }

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor
 
 _LIBRARY = "_kernels*.so"
+
+
+def _file() -> Path | None:
+    return next(iter(sorted(Path(__file__).parent.glob(_LIBRARY))), None)
 
 
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled kernels, or None. Loaded after torch: they look up torch's functions in the running process."""
-    files = sorted(Path(__file__).parent.glob(_LIBRARY))
-    if not files:
+    file = _file()
+    if file is None:
         return None
-    found = ctypes.CDLL(str(files[0]))
+    found = ctypes.CDLL(str(file))
     found.dynamicgate_register.restype = ctypes.c_char_p
     found.dynamicgate_level.restype = ctypes.c_char_p
     found.dynamicgate_mask.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
@@ -35,6 +44,20 @@ def missing() -> str:
         return "they were not built; with a C++ compiler, install the package again"
     problem = found.dynamicgate_register()
     return f"this torch lacks what they need: {problem.decode()}" if problem else ""
+
+
+@cache
+def quick() -> Callable[[Tensor, Tensor, Tensor], Tensor | None] | None:
+    """(x, weights, program) -> result, past torch's dispatcher; None, also as a result, where only the op will do."""
+    table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if missing() or table is None:
+        return None
+    make = ctypes.PyDLL(str(_file())).dynamicgate_quick
+    make.argtypes, make.restype = (ctypes.py_object,), ctypes.py_object
+    try:
+        return cast("Callable[[Tensor, Tensor, Tensor], Tensor | None]", make(table))
+    except ValueError:  # a null pointer: another version of the table, or a Python without the functions
+        return None
 
 
 @cache

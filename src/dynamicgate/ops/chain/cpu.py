@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_compiling
 
 from dynamicgate.ops.chain.pack import Packed
 from dynamicgate.ops.chain.reference import reference
 from dynamicgate.ops.chain.unpack import unpack
-from dynamicgate.ops.kernels import missing
+from dynamicgate.ops.kernels import missing, quick
 
 _library = torch.library.Library("dynamicgate", "FRAGMENT")
 _library.define(
@@ -42,6 +43,24 @@ torch.library.register_fake("dynamicgate::run", _shape, lib=_library)
 if missing():
     _library.impl("run", _in_torch, "CPU")
 _run = torch.ops.dynamicgate.run.default
+try:
+    from torch._C import _get_tracing_state, _is_torch_function_mode_enabled, _len_torch_dispatch_stack
+    from torch._C._autograd import _profiler_enabled
+
+    _quick = quick()
+except ImportError:  # another torch, which cannot be asked whether somebody watches: always take the op
+    _quick = None
+
+
+def _watched(x: Tensor) -> bool:
+    """Whether anybody, from autograd to a profiler, must see the op."""
+    return bool(
+        (is_grad_enabled() and x.requires_grad)
+        or _len_torch_dispatch_stack()
+        or _is_torch_function_mode_enabled()
+        or _profiler_enabled()
+        or _get_tracing_state() is not None
+    )
 
 
 def run(
@@ -52,8 +71,13 @@ def run(
     factor_BG: openness of the layer that has a block and no gate: 0 is closed, anything else opens and multiplies.
     backend: "torch" takes the way of a machine without a compiler, whatever this one has.
     """
-    if x.dim() == 2 and factor_BG is None and backend is None:  # the common case first: at batch 1 every check counts
-        return _run(x, packed[0], packed[1], None, packed[2])
+    if factor_BG is None and backend is None:  # the common case first: at batch 1 every check counts
+        if not is_compiling() and _quick is not None and type(x) is Tensor and not _watched(x):
+            y = _quick(x, packed[0], packed[1])
+            if y is not None:
+                return y
+        if x.dim() == 2:
+            return _run(x, packed[0], packed[1], None, packed[2])
     rows = x.reshape(-1, x.shape[-1])
     factor = None if factor_BG is None else factor_BG.reshape(rows.shape[0], factor_BG.shape[-1]).contiguous()
     call = _in_torch if backend == "torch" else _run

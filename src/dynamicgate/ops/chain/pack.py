@@ -6,7 +6,7 @@ Packing is plain torch and happens once. `unpack` gives layers that compute the 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -69,20 +69,28 @@ def output_span(units: int, block: int, layout: str) -> Span:
 
 
 class _Writer:
-    """Collects floats, each piece on a new cache line, and index words."""
+    """Collects what will be written, each piece on a new cache line, and index words.
+
+    The floats are written at the end, into one tensor: a list of finished pieces would be a second copy of the weights.
+    """
 
     def __init__(self, words_before_index: int) -> None:
-        self.floats: list[Tensor] = []
+        self.pieces: list[tuple[int, int, Callable[[Tensor], object]]] = []
         self.lines = 0
         self.index: list[Tensor] = []
         self.words = words_before_index
 
-    def add(self, values: Tensor) -> int:
-        flat = values.detach().to(torch.float32).reshape(-1)
-        flat = F.pad(flat, (0, -flat.numel() % PANEL))
-        at, self.lines = self.lines, self.lines + flat.numel() // PANEL
-        self.floats.append(flat)
+    def add(self, count: int, fill: Callable[[Tensor], object]) -> int:
+        at, self.lines = self.lines, self.lines - (-count // PANEL)
+        self.pieces.append((at * PANEL, count, fill))
         return at
+
+    def floats(self) -> Tensor:
+        out = torch.empty(self.lines * PANEL, dtype=torch.float32)
+        for at, count, fill in self.pieces:
+            fill(out[at : at + count])
+            out[at + count : at + _padded(count)] = 0.0
+        return out
 
     def add_index(self, starts: Tensor, index: Tensor) -> int:
         pairs = np.ascontiguousarray(F.pad(index, (0, index.numel() % 2)).numpy().astype(np.uint16))
@@ -110,7 +118,7 @@ def pack(layers: Sequence[Layer]) -> Packed:
     inputs = layers[0].weight.shape[1]
     head = [MAGIC, len(layers), inputs, outputs, writer.lines, writer.words, 0, 0]
     program = torch.cat((torch.tensor(head + words, dtype=torch.int32), *writer.index))
-    return Packed(torch.cat(writer.floats), program, outputs)
+    return Packed(writer.floats(), program, outputs)
 
 
 def _gate(writer: _Writer, layer: Layer, before: Span, after: Span) -> list[int]:
@@ -130,7 +138,7 @@ def _gate(writer: _Writer, layer: Layer, before: Span, after: Span) -> list[int]
     cut = torch.as_tensor(gate.cut, dtype=torch.float32).expand(gate.blocks)
     inverse_tau = 0.0 if gate.tau is None else 1.0 / gate.tau
     words += [len(gate.weights), gate.blocks, after.block, after.stride]
-    words += [writer.add(cut), gate.keep, struct.unpack("i", struct.pack("f", inverse_tau))[0]]
+    words += [writer.add(gate.blocks, _written(cut)), gate.keep, struct.unpack("i", struct.pack("f", inverse_tau))[0]]
     return words
 
 
@@ -139,11 +147,7 @@ def _linear(
     skip_zeros: bool,
 ) -> list[int]:  # fmt: skip
     width = _padded(after.width)
-    weight_ND = weight_ND.detach().to(torch.float32)
-    padded_WD = weight_ND.new_zeros(width, weight_ND.shape[1]).index_copy(0, after.positions, weight_ND)
-    bias_W = weight_ND.new_zeros(width)
-    if bias_N is not None:
-        bias_W = bias_W.index_copy(0, after.positions, bias_N.detach().to(torch.float32))
+    weight_ND = weight_ND.detach()
     index = 0
     inputs = weight_ND.shape[1]
     indexed = before.block if layout == "vectors" else before.width if layout == "csr" else inputs if skip_zeros else 0
@@ -152,27 +156,48 @@ def _linear(
             f"indices of {layout} reach {INDEX_LIMIT} inputs, received {indexed}, padding of blocks included"
         )
     if layout == "panels":
-        at = writer.add(panels(padded_WD, before))
+        at = writer.add(width * inputs, lambda out: panels(_spread(weight_ND, 0, after, width), before, out))
     elif layout == "vectors":
-        values, starts, columns = vectors(padded_WD, before)
-        at, index = writer.add(values), writer.add_index(starts, columns)
+        values, starts, columns = vectors(_spread(weight_ND, 0, after, width), before)
+        at, index = writer.add(values.numel(), _written(values)), writer.add_index(starts, columns)
     else:
         inputs = before.width
-        spread_WK = padded_WD.new_zeros(width, inputs).index_copy(1, before.positions, padded_WD)
+
+        def spread() -> Tensor:
+            return _spread(_spread(weight_ND, 0, after, width), 1, before, before.width)
+
         if layout == "rows":
-            at = writer.add(spread_WK)
+            at = writer.add(width * inputs, lambda out: out.view(width, inputs).copy_(spread()))
         else:
-            values, starts, columns = csr(spread_WK)
-            at, index = writer.add(values), writer.add_index(starts, columns)
+            values, starts, columns = csr(spread())
+            at, index = writer.add(values.numel(), _written(values)), writer.add_index(starts, columns)
+    bias_W = torch.zeros(width, dtype=torch.float32)
+    if bias_N is not None:
+        bias_W[after.positions] = bias_N.detach().to(torch.float32)
     kind, phi = LAYOUTS.index(layout), ACTIVATIONS.index(activation)
-    return [kind, inputs, after.units, width, at, writer.add(bias_W), index, phi, int(skip_zeros)]
+    return [kind, inputs, after.units, width, at, writer.add(width, _written(bias_W)), index, phi, int(skip_zeros)]
 
 
-def panels(weight_WD: Tensor, before: Span) -> Tensor:
+def _written(values: Tensor) -> Callable[[Tensor], object]:
+    """Writes values that are already as they will lie."""
+    return lambda out: out.copy_(values)
+
+
+def _spread(weight: Tensor, dim: int, span: Span, width: int) -> Tensor:
+    """The units of `dim` at their positions, zeros between; the weight itself where nothing lies between."""
+    if width == span.units:
+        return weight
+    shape = list(weight.shape)
+    shape[dim] = width
+    return weight.new_zeros(shape).index_copy_(dim, span.positions, weight)
+
+
+def panels(weight_WD: Tensor, before: Span, out: Tensor) -> None:
     """[blocks of inputs][panels][inputs of the block][16]: what an open block needs is contiguous."""
     panels_PSD = weight_WD.unflatten(0, (-1, PANEL))
     pieces = panels_PSD.split(before.block, dim=2)
-    return torch.cat([piece.transpose(1, 2).reshape(-1) for piece in pieces])
+    for piece_PSK, to in zip(pieces, out.split(weight_WD.shape[0] * before.block), strict=True):
+        to.view(len(panels_PSD), -1, PANEL).copy_(piece_PSK.transpose(1, 2))
 
 
 def vectors(weight_WD: Tensor, before: Span) -> tuple[Tensor, Tensor, Tensor]:
