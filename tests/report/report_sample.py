@@ -155,6 +155,26 @@ def make_log(steps: int = 200, seed: int = 0, rewired: int = 0) -> list[dict[str
     return entries
 
 
+def make_timing(run: dict[str, Any], batches: tuple[int, ...] = (1, 16, 256), threads: int = 1) -> dict[str, Any]:
+    """What `dynamicgate bench` writes: a narrow network's own dense time is narrow, and small batches pay a toll."""
+    width = 0.3 if run["model"] == "small" else 1.0
+    rows = []
+    for batch in batches:
+        full = 20.0 + 2.0 * batch
+        ours = full * (run["macs"]["relative"] + 0.2 / batch)
+        rows.append({"batch": batch, "dense": full * width, "compiled": full * width * 0.9, "ours": ours})
+    meta = {"command": "dynamicgate bench", "machine": {"cores": 2, "threads": threads}}
+    return {"meta": meta, "rows": rows, "plan": {"chains": [], "threads": threads}}
+
+
+def write_timings(folder: Path, results: dict[str, Any], models: tuple[str, ...] = ()) -> Path:
+    """The same folder after `dynamicgate bench` on every run, or on those of some models."""
+    for run in results["runs"]:
+        if not models or run["model"] in models:
+            (folder / run["folder"] / "timing.json").write_text(json.dumps(make_timing(run)), encoding="utf-8")
+    return folder
+
+
 def write_sample(folder: Path, results: dict[str, Any]) -> Path:
     """The folder an experiment leaves behind: results.json and a log for every run."""
     folder.mkdir(parents=True, exist_ok=True)

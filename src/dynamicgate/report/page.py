@@ -1,17 +1,18 @@
-"""The page: one self-contained HTML file made from results.json and the training logs."""
+"""The page: one self-contained HTML file made from results.json, the training logs and the timings."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .classes import class_caption, class_figure
+from .clock import Timing, clock_section
 from .curves import Log
 from .heading import heading
 from .headline import headlines
 from .models import is_control, known_models
 from .palette import model_styles, swatch
-from .read import Results, Run, parts, read_logs, read_results, texts
+from .read import Results, Run, parts, read_logs, read_results, read_timings, texts
 from .rewiring import rewiring_figure
 from .summary import caveats, data_names, first_seed, group_runs, summarise
 from .tables import (
@@ -30,13 +31,13 @@ HERE = Path(__file__).parent
 
 
 def write_report(folder: Path) -> Path:
-    """Write ``folder/report.html`` from ``folder/results.json`` and the runs' logs; returns its path.
+    """Write ``folder/report.html`` from ``folder/results.json`` and the runs' logs and timings; returns its path.
 
     The file appears whole or not at all.
     """
     folder = Path(folder)
     results = read_results(folder)
-    page = render_page(results, read_logs(folder, results))
+    page = render_page(results, read_logs(folder, results), read_timings(folder, results))
     path = folder / "report.html"
     unfinished = folder / f".report.html.{os.getpid()}.tmp"
     try:
@@ -47,8 +48,8 @@ def write_report(folder: Path) -> Path:
     return path
 
 
-def render_page(results: Results, logs: list[Log]) -> str:
-    """The HTML of the report; ``logs`` are in the order of the runs."""
+def render_page(results: Results, logs: list[Log], timings: Sequence[Timing]) -> str:
+    """The HTML of the report; ``logs`` and ``timings`` are in the order of the runs."""
     try:
         import jinja2
     except ImportError as error:
@@ -63,11 +64,11 @@ def render_page(results: Results, logs: list[Log]) -> str:
     return environment.get_template("page.html.j2").render(
         style=(HERE / "page.css").read_text(encoding="utf-8"),
         script=(HERE / "sort.js").read_text(encoding="utf-8"),
-        **page_content(results, logs),
+        **page_content(results, logs, timings),
     )
 
 
-def page_content(results: Results, logs: list[Log]) -> dict[str, Any]:
+def page_content(results: Results, logs: list[Log], timings: Sequence[Timing]) -> dict[str, Any]:
     """Everything the template shows."""
     return {
         **heading(results),
@@ -81,6 +82,7 @@ def page_content(results: Results, logs: list[Log]) -> dict[str, Any]:
         "tradeoffs": [
             {"name": data, "svg": svg} for data in data_names(results) if (svg := accuracy_figure(results, data))
         ],
+        "clock": clock_section(results, timings),
         "panels": log_panels(results, logs, training_figure),
         "rewiring": log_panels(results, logs, rewiring_figure),
         "budget_svg": budget_figure(results),

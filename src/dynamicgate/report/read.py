@@ -1,4 +1,4 @@
-"""Reading what the runs left behind: results.json for the whole folder, log.jsonl for each run."""
+"""Reading what the runs left behind: results.json for the whole folder, log.jsonl and timing.json for each run."""
 
 import json
 from pathlib import Path
@@ -76,6 +76,25 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         if isinstance(entry, dict):
             entries.append(entry)
     return entries
+
+
+def read_timings(folder: Path, results: Results) -> list[dict[str, Any]]:
+    """What `dynamicgate bench` wrote beside the model of each run, in the order of the runs; empty where it did not."""
+    return [
+        read_timing(Path(folder) / str(run["folder"]) / "timing.json") if run.get("folder") else {}
+        for run in results["runs"]
+    ]
+
+
+def read_timing(path: Path) -> dict[str, Any]:
+    """The object in the file; a file that is not there, or holds anything else, was no timing."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def part(holder: object, key: str) -> dict[str, Any]:
