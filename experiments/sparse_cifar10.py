@@ -20,7 +20,7 @@ import torch
 
 import dynamicgate as dg
 from dynamicgate.data import load
-from dynamicgate.files import write_text
+from dynamicgate.files import write_results, write_text
 from dynamicgate.provenance import environment
 
 HERE = Path(__file__).resolve().parent
@@ -85,8 +85,7 @@ def collect(out: Path) -> None:
     longest = max(files, key=lambda file: file["run"]["settings"]["epochs"])
     meta = {**longest["meta"], "published": published}
     commands = [{"command": file["meta"]["command"], "commit": file["meta"]["commit"]} for file in files]
-    runs = ",\n".join(json.dumps({**file["run"], **told}) for file, told in zip(files, commands, strict=True))
-    write_text(RESULT, f'{{"meta": {json.dumps(meta, indent=1)},\n"runs": [\n{runs}\n]}}\n')
+    write_results(RESULT, meta, ({**file["run"], **told} for file, told in zip(files, commands, strict=True)))
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ from dynamicgate import schedule
 from dynamicgate.budget import Budget
 from dynamicgate.cost import Ledger
 from dynamicgate.data import Splits, load
-from dynamicgate.files import write_text
+from dynamicgate.files import write_results, write_text
 from dynamicgate.fit import fit
 from dynamicgate.gate import GateConfig
 from dynamicgate.measure import measure
@@ -170,11 +170,6 @@ def _cell(values: list[float | None]) -> str:
     return f"{mean:,.{digits}f}" + (f" ± {spread:,.{digits}f}" if spread > 0.0 else "")
 
 
-def _one_run_a_line(results: dict[str, Any]) -> str:
-    runs = ",\n".join(json.dumps(run) for run in results["runs"])
-    return f'{{"meta": {json.dumps(results["meta"], indent=1)},\n"runs": [\n{runs}\n]}}\n'
-
-
 def main() -> None:
     """Train what is missing, write the results and fill the table of the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -208,7 +203,7 @@ def main() -> None:
         print(table(results))
         if args.quick or args.only:
             return
-        write_text(RESULTS, _one_run_a_line(results))
+        write_results(RESULTS, meta, runs)
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     write_text(PAGE, filled(PAGE.read_text(encoding="utf-8"), results))
 

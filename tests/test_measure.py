@@ -148,8 +148,8 @@ def test_zero_skipping_sees_every_run_of_a_layer_that_runs_twice() -> None:
     assert macs["relative_zero_skip"] == (4 + 16) / 32
 
 
-def test_counting_is_a_sum_of_products_when_gates_are_correlated_across_layers() -> None:
-    """Inputs of one sign open the first hidden layer, of the other sign the second: the layer between never runs."""
+def taking_turns() -> GatedMLP:
+    """Inputs of one sign open the first hidden layer, of the other sign the second."""
     model = GatedMLP((1, 8, 8, 2), GateConfig())
     with torch.no_grad():
         first, second = (dg.gates_of(model)[f"layers.{i}"].net for i in (1, 2))
@@ -159,6 +159,12 @@ def test_counting_is_a_sum_of_products_when_gates_are_correlated_across_layers()
         second.bias.fill_(1.0)  # h1 > 0 closes it, h1 = 0 (first gate closed) opens it
         model.layers[0].weight.fill_(1.0)
         model.layers[0].bias.zero_()
+    return model
+
+
+def test_counting_is_a_sum_of_products_when_gates_are_correlated_across_layers() -> None:
+    """Inputs of one sign open the first hidden layer, of the other sign the second: the layer between never runs."""
+    model = taking_turns()
     x = torch.tensor([[1.0], [-1.0], [2.0], [-2.0]])
     result = measure(model, x)
     assert [gate["open"] for gate in result.gates] == [0.5, 0.5]
@@ -217,15 +223,8 @@ def test_a_product_of_means_that_is_off_by_less_than_a_twentieth_is_not_worth_a_
 
 
 def test_two_gates_that_take_turns_are_noted_without_any_mask() -> None:
-    model = GatedMLP((1, 8, 8, 2), GateConfig())
-    with torch.no_grad():
-        first, second = (dg.gates_of(model)[f"layers.{i}"].net for i in (1, 2))
-        first.weight.fill_(5.0)
-        first.bias.zero_()
-        second.weight.fill_(-5.0)
-        second.bias.fill_(1.0)
-        model.layers[0].weight.fill_(1.0)
-        model.layers[0].bias.zero_()
+    model = taking_turns()
+    first, second = (dg.gates_of(model)[f"layers.{i}"].net for i in (1, 2))
     result = measure(model, torch.tensor([[1.0], [-1.0]]))
     assert result.layers[1]["product"] == 64 * 0.5 * 0.5
     assert result.macs["structure_saved"] == 0.0

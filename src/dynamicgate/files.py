@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
@@ -31,6 +33,12 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 def write_text(path: Path, text: str) -> None:
     """`write_atomically` for text."""
     write_atomically(path, lambda temporary: _write(temporary, text))
+
+
+def write_results(path: Path, meta: Mapping[str, Any], runs: Iterable[Mapping[str, Any]]) -> None:
+    """A results file, one run a line: it stays small, and a diff shows which run changed."""
+    lines = ",\n".join(json.dumps(run) for run in runs)
+    write_text(path, f'{{"meta": {json.dumps(meta, indent=1)},\n"runs": [\n{lines}\n]}}\n')
 
 
 def _write(path: Path, text: str) -> None:

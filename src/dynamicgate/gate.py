@@ -167,6 +167,10 @@ class Gate(nn.Module):
         assert self.config.top_k is not None
         return places_of(rows, count_of(self.config.top_k, self.blocks), self.blocks, self.config.capacity)
 
+    def per_unit(self, value_BG: Tensor) -> Tensor:
+        """The value of its block for every unit."""
+        return value_BG.repeat_interleave(self.config.block, dim=-1)[..., : self.site.width]
+
     def forward(self, x_BD: Tensor) -> Decision:
         """Decide which blocks are open for each row."""
         config = self.config

@@ -148,7 +148,7 @@ class _Tally:
                 if gate.site.source == layer.name:
                     live = nonzero[layer.name]
                     if layer.in_gate is not None and layer.in_gate is not gate:  # it reads h^(l-1) as gated
-                        live = live * _units(layer.in_gate, g[layer.in_gate.site.name])
+                        live = live * layer.in_gate.per_unit(g[layer.in_gate.site.name])
                     skipping = skipping + _gate_zero_skipping(gate, live)
         self.per_sample.append(total.cpu())
         self.zero_skip += float(skipping)
@@ -200,11 +200,11 @@ def _zero_skipping(layer: LayerCost, g: dict[str, Tensor], nonzero_BI: Tensor) -
     """MACs of a layer over the batch if exact zeros among its open inputs are skipped as well."""
     live_BI = nonzero_BI.float()
     if layer.in_gate is not None:
-        live_BI = live_BI * _units(layer.in_gate, g[layer.in_gate.site.name])
+        live_BI = live_BI * layer.in_gate.per_unit(g[layer.in_gate.site.name])
     mask = connections(layer.linear)
     if layer.out_gate is None:
         return (live_BI * _fan_out(layer.linear)).sum(dtype=torch.float64)
-    open_BO = _units(layer.out_gate, g[layer.out_gate.site.name])
+    open_BO = layer.out_gate.per_unit(g[layer.out_gate.site.name])
     if mask is None:
         return (live_BI.sum(-1, dtype=torch.float64) * open_BO.sum(-1, dtype=torch.float64)).sum()
     return ((live_BI @ mask.float().T) * open_BO).sum(dtype=torch.float64)
@@ -225,10 +225,6 @@ def _fan_out(linear: nn.Linear) -> Tensor:
     if mask is None:
         return torch.full((linear.in_features,), linear.out_features, device=linear.weight.device)
     return mask.sum(0)
-
-
-def _units(gate: Gate, g_BG: Tensor) -> Tensor:
-    return g_BG.repeat_interleave(gate.config.block, dim=-1)[..., : gate.site.width]
 
 
 def _batches(data: Any, batch: int) -> Iterable[tuple[Tensor, Tensor | None]]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,13 +12,6 @@ import dynamicgate as dg
 from dynamicgate.cli import main
 
 QUICK = ["--batches", "1,16", "--seconds", "0.02", "--no-torch-compile"]
-
-
-@pytest.fixture(autouse=True)
-def _signals_stay_ours() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -26,13 +25,6 @@ from dynamicgate.data import default_data_dir, load, sources
 from dynamicgate.data.sources import SOURCES, File, Source
 
 QUICK = ["--epochs", "1", "--hidden", "8", "--budget", "0.9"]
-
-
-@pytest.fixture(autouse=True)
-def _signals_stay_ours() -> Iterator[None]:
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture

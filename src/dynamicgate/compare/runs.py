@@ -20,7 +20,7 @@ from dynamicgate.compare.models import MODELS
 from dynamicgate.compare.settings import Settings, dense_macs, settings_hash
 from dynamicgate.cost import Ledger
 from dynamicgate.data import Splits, load
-from dynamicgate.files import write_text
+from dynamicgate.files import write_results, write_text
 from dynamicgate.fit import distributed, fit
 from dynamicgate.measure import measure
 from dynamicgate.provenance import environment
@@ -130,14 +130,8 @@ def compare(
             "data": splits.info(),
         }
         results = {"meta": meta, "runs": runs}
-        write_text(out / "results.json", _one_run_a_line(results))
+        write_results(out / "results.json", meta, runs)
     return results
-
-
-def _one_run_a_line(results: dict[str, Any]) -> str:
-    """JSON that stays small and shows in a diff which run changed."""
-    runs = ",\n".join(json.dumps(run) for run in results["runs"])
-    return f'{{"meta": {json.dumps(results["meta"], indent=1)},\n"runs": [\n{runs}\n]}}\n'
 
 
 def _check_all(settings: Settings, models: Sequence[str], splits: Splits) -> None:

@@ -83,7 +83,7 @@ def lower(path: Path, gates: Mapping[str, Gate], drop: Mapping[str, Tensor] | No
         elif step.kind == "linear":
             linear = step.module
             assert isinstance(linear, nn.Linear)
-            affine = affine.then(_static_factor(gates.get(step.name), linear.in_features), None)
+            affine = affine.then(_static_factor(gates.get(step.name)), None)
             layer = ops.Layer(*affine.fold(linear.weight, linear.bias))
             gate = made_by.get(step.name)
             if gate is not None:
@@ -122,12 +122,11 @@ def _scaled_outputs(stage: Stage, scale_N: Tensor, shift_N: Tensor) -> Stage:
 
 
 @torch.no_grad()
-def _static_factor(gate: Gate | None, features: int) -> Tensor | None:
+def _static_factor(gate: Gate | None) -> Tensor | None:
     """What a static gate multiplies the units by: the same for every input."""
     if gate is None or gate.config.kind != "static":
         return None
-    factor_G = gate(torch.zeros(1, 1)).factor_BG[0].double()
-    return factor_G.repeat_interleave(gate.config.block)[:features]
+    return gate.per_unit(gate(torch.zeros(1, 1)).factor_BG[0].double())
 
 
 @torch.no_grad()

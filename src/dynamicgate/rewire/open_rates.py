@@ -88,16 +88,14 @@ class Ends:
         """The values of the two units of each connection, joined; None where no gate has a say."""
         if self.writes is None and self.reads is None:
             return None
-        rows, columns = self._units(self.writes, values), self._units(self.reads, values)
+        rows, columns = (
+            None if gate is None else gate.per_unit(values[gate.site.name].float())
+            for gate in (self.writes, self.reads)
+        )
         device = next(iter(values.values())).device
         rows_O1 = rows[:, None] if rows is not None else torch.full((shape[0], 1), empty, device=device)
         columns_1I = columns[None, :] if columns is not None else torch.full((1, shape[1]), empty, device=device)
         return join(rows_O1, columns_1I)
-
-    def _units(self, gate: Gate | None, values: dict[str, Tensor]) -> Tensor | None:
-        if gate is None:
-            return None
-        return values[gate.site.name].float().repeat_interleave(gate.config.block)[: gate.site.width]
 
 
 def often(ends: Ends, rates: dict[str, Tensor], shape: torch.Size) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dynamicgate.rewire import moments
 from dynamicgate.rewire.density import Density
-from dynamicgate.rewire.rewirer import LayerOptions, Rewirer, SparseLayer
+from dynamicgate.rewire.rewirer import LayerOptions, Rewirer
 from dynamicgate.rewire.structure import Structure, largest, structure
 from dynamicgate.site import Site, find_sites
 
@@ -52,6 +52,8 @@ class Magnitude(Rewirer):
                 self.left_out.pop(site.consumer, None)
         pattern = Structure(UNITS) if self.structure == UNITS else structure(self.structure)
         self._add_layers(pattern, self._full_masks())
+        written = {name for site in self.sites.values() for name in site.producers}
+        self._writers = [layer for layer in self.layers if layer.name in written and layer.linear.bias is not None]
 
     @property
     def settings(self) -> dict[str, object]:
@@ -103,7 +105,7 @@ class Magnitude(Rewirer):
                 masks[writer.name] &= keep[:, None]
         for layer in self.layers:
             self._replace(layer, masks[layer.name], optimizer)
-        for layer in self._writers():  # a unit that is gone must not speak through its bias
+        for layer in self._writers:  # a unit that is gone must not speak through its bias
             alive = layer.mask.any(1)
             layer.linear.bias.mul_(alive)
             moments.clear_(optimizer, layer.linear.bias, (~alive).nonzero().flatten())
@@ -112,14 +114,9 @@ class Magnitude(Rewirer):
     def step(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         """See `Rewirer.step`."""
         super().step(optimizer, progress)
-        for layer in self._writers():
+        for layer in self._writers:
             if layer.linear.bias.grad is not None:
                 layer.linear.bias.grad.mul_(layer.mask.any(1))
-
-    def _writers(self) -> list[SparseLayer]:
-        """The layers whose outputs are units that may go, as far as they have a bias."""
-        names = {name for site in self.sites.values() for name in site.producers}
-        return [layer for layer in self.layers if layer.name in names and layer.linear.bias is not None]
 
     def _full_masks(self) -> Iterator[Tensor]:
         return (torch.ones_like(linear.weight, dtype=torch.bool) for linear in self._chosen.values())

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -24,14 +23,6 @@ from dynamicgate.compare import Settings
 from dynamicgate.fit import read_log
 
 QUICK = ["--epochs", "3", "--hidden", "24", "--batch", "64"]
-
-
-@pytest.fixture(autouse=True)
-def _signals_stay_ours() -> Iterator[None]:
-    """`main` makes SIGTERM act like Ctrl-C, which is right for a command and wrong for a test runner."""
-    before = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(scope="module")
