@@ -16,7 +16,8 @@ LEVELS = {
     "aarch64": {"neon": []},
     "arm64": {"neon": []},
 }.get(platform.machine(), {"plain": []})
-FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fvisibility=hidden", "-Wall", "-Wextra"]
+# Nobody reads the floating-point exception flags, and to keep them gcc would compute activations one by one (GELU: 15 -> 5 ns).
+FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
 class Kernels(build_ext):

@@ -41,20 +41,38 @@ int64_t work(const Step& s) {
   return inputs * s.panel_count * kPanel * (s.out_open.is_open ? (s.rows + 3) / 4 : s.rows);
 }
 
-void take_out_zeros(const Step& s) {
-  const int inputs = s.linear->inputs;
-  for (int row = 0; row < s.rows; ++row) {
-    const float* x = s.in + row * s.in_stride;
-    float* value = s.nonzero.value + static_cast<int64_t>(row) * inputs;
-    uint16_t* index = s.nonzero.index + static_cast<int64_t>(row) * inputs;
-    int count = 0;
-    for (int k = 0; k < inputs; ++k) {
-      value[count] = x[k];
-      index[count] = static_cast<uint16_t>(k);
-      count += x[k] != 0.0f;
-    }
-    s.nonzero.count[row] = count;
+// Zeros are left out where the plan says so, and of a single row wherever there are many: after a ReLU it is every other
+// input, and with one row nothing but reading weights takes time.
+bool leaves_out_zeros(const Layer& layer, const float* in, const Openness& open, int rows) {
+  if (layer.main.skip_zeros) return true;
+  if (rows > 1 || open.block > UINT16_MAX || (open.is_open && open.block == 1)) return false;
+  int zeros = 0, inputs = 0;
+  for (int b = 0; b < open.blocks; ++b) {
+    if (!open.has(0, b)) continue;
+    const float* x = in + static_cast<int64_t>(b) * open.block_width;
+    const int units = least(open.block, layer.main.inputs - b * open.block);
+    inputs += units;
+    for (int k = 0; k < units; ++k) zeros += x[k] == 0.0f;
   }
+  return zeros > inputs / 3;
+}
+
+void take_out_zeros(const Step& s) {
+  for (int row = 0; row < s.rows; ++row)
+    for (int b = 0; b < s.in_open.blocks; ++b) {
+      if (!s.in_open.has(row, b)) continue;
+      const float* x = s.in + row * s.in_stride + static_cast<int64_t>(b) * s.in_open.block_width;
+      const int64_t to = static_cast<int64_t>(row) * s.linear->inputs + static_cast<int64_t>(b) * s.in_open.block;
+      float* value = s.nonzero.value + to;
+      uint16_t* index = s.nonzero.index + to;
+      int count = 0;
+      for (int k = 0; k < s.units(b); ++k) {
+        value[count] = x[k];
+        index[count] = static_cast<uint16_t>(k);
+        count += x[k] != 0.0f;
+      }
+      s.nonzero.count[row * s.in_open.blocks + b] = count;
+    }
 }
 
 void run_step(Step& s, int* panels, const Pool* pool) {
@@ -69,7 +87,6 @@ void run_step(Step& s, int* panels, const Pool* pool) {
   }
   s.panels = panels;
   if (s.linear->layout == dynamicgate::kCsr) pack_rows(s);
-  if (s.nonzero.value) take_out_zeros(s);
   Parts parts = {&s, 1};
   if (pool && pool->threads > 1) {
     const int64_t useful = least<int64_t>(work(s) / kWorkWorthATask, pool->threads * 2);
@@ -144,6 +161,12 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
   for (int l = 0; l < program.layers; ++l) {
     const Layer& layer = program.layer()[l];
     const bool last = l + 1 == program.layers;
+    const bool skip = !reads_densely(layer) && leaves_out_zeros(layer, in, in_open, rows);
+    if (skip) {  // once, for the gate and the layer
+      Step s = make_step(call, layer.main, in, in_stride, in_open, nullptr, 0, in_open, rows);
+      s.nonzero = buffers.nonzero;
+      take_out_zeros(s);
+    }
     Openness open = everything(layer.main.width);
     if (layer.blocks) {
       open = buffers.open[l % 2];
@@ -155,6 +178,7 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
       for (int g = 0; g < layer.gate_stages; ++g) {
         const Linear& stage = layer.gate[g];
         Step s = make_step(call, stage, z, z_stride, z_open, buffers.logits[g], stage.width, everything(stage.width), rows);
+        if (g == 0) s.skip = skip, s.nonzero = buffers.nonzero;
         run_step(s, buffers.panels, pool);
         z = buffers.logits[g], z_stride = stage.width, z_open = everything(stage.width);
       }
@@ -166,7 +190,7 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
     const bool in_place = last && layer.main.width == layer.main.units;  // no padding: straight into the result
     float* out = in_place ? y : buffers.hidden[l % 2];
     Step s = make_step(call, layer.main, in, in_stride, in_open, out, layer.main.width, open, rows);
-    if (layer.main.skip_zeros) s.nonzero = buffers.nonzero;
+    s.skip = skip, s.nonzero = buffers.nonzero;
     s.packed = buffers.packed;
     run_step(s, buffers.panels, pool);
     if (layer.blocks && (last || reads_densely(program.layer()[l + 1])))

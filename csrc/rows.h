@@ -9,27 +9,30 @@ constexpr int kDotRows = 4, kDotOutputs = 4;
 
 DG_INLINE int unit_block(const Step& s, int unit) { return s.out_open.is_open ? unit / s.out_open.block : 0; }
 
-DG_INLINE void write(const Step& s, int row, int unit, float value) {
-  const float factor =
-      s.out_open.factor ? s.out_open.factor[row * s.out_open.blocks + unit_block(s, unit)] : 1.0f;
-  float* out = s.out + row * s.out_stride + unit;
-  *out = value + s.bias[unit];
-  activate(s.linear->activation, out, 1, factor);
-}
-
 // Units that are open together, in runs of up to four, against the rows that open them, four at a time.
 void run_dots(const Step& s, const int* unit, int units, int block) {
   const float *a[kDotRows], *w[kDotOutputs];
-  float result[kDotRows][kDotOutputs];
+  float result[kDotRows][kDotOutputs] = {}, bias[kDotOutputs] = {};
   float* c[kDotRows] = {result[0], result[1], result[2], result[3]};
-  for (int n = 0; n < units; ++n) w[n] = s.weight + static_cast<int64_t>(unit[n]) * s.linear->inputs;
+  for (int n = 0; n < units; ++n) {
+    w[n] = s.weight + static_cast<int64_t>(unit[n]) * s.linear->inputs;
+    bias[n] = s.bias[unit[n]];
+  }
   const int rows = s.out_open.rows_in(block, s.rows);
   for (int first = 0; first < rows; first += kDotRows) {
     const int height = least(kDotRows, rows - first);
     for (int m = 0; m < height; ++m) a[m] = s.in + s.out_open.row(block, first + m) * s.in_stride;
     dots_of<kDotRows, kDotOutputs>(height, units, a, w, s.linear->inputs, c);
-    for (int m = 0; m < height; ++m)
-      for (int n = 0; n < units; ++n) write(s, s.out_open.row(block, first + m), unit[n], result[m][n]);
+    for (int m = 0; m < height; ++m) {
+      const int row = s.out_open.row(block, first + m);
+      float* out = s.out + row * s.out_stride;
+      for (int n = 0; n < kDotOutputs; ++n) result[m][n] += bias[n];  // all of them: a loop of known length is free
+      if (s.linear->activation != dynamicgate::kIdentity) activate(s.linear->activation, result[m], kDotOutputs, 1.0f);
+      if (s.out_open.factor)
+        for (int n = 0; n < units; ++n)
+          result[m][n] *= s.out_open.factor[row * s.out_open.blocks + unit_block(s, unit[n])];
+      for (int n = 0; n < units; ++n) out[unit[n]] = result[m][n];
+    }
   }
 }
 

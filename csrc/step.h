@@ -25,11 +25,11 @@ struct Openness {
   bool has(int row, int b) const { return !is_open || is_open[row * blocks + b]; }
 };
 
-// Inputs of each row without their exact zeros.
+// Inputs of each row without their exact zeros, block by block.
 struct Nonzero {
   float* value;      // [rows][inputs]
-  uint16_t* index;   // [rows][inputs]
-  int* count;        // [rows]
+  uint16_t* index;   // [rows][inputs]: within the block
+  int* count;        // [rows][blocks of inputs]
 };
 
 struct Step {
@@ -44,7 +44,8 @@ struct Step {
   int64_t out_stride;
   Openness out_open;
   int rows;
-  Nonzero nonzero;       // value null: not taken out
+  Nonzero nonzero;
+  bool skip;             // zeros are left out: `nonzero` has been filled
   float* packed;         // [rows / 16][inputs][16] for csr
   const int* panels;     // panels with anything to do
   int panel_count;
@@ -94,6 +95,24 @@ void accumulate_units(const Step& s, const Panels& group) {
   }
 }
 
+// One row against one panel of vectors: those whose input is zero are left out.
+void skip_vectors(const float* a, const float* w, const uint16_t* index, int count, float* const* c, int64_t column) {
+  constexpr int kAtOnce = 256;
+  float value[kAtOnce];
+  uint16_t at[kAtOnce];
+  const float* values = value;
+  for (int first = 0; first < count; first += kAtOnce, w += kAtOnce * kPanel) {
+    int found = 0;
+    for (int k = 0; k < least(kAtOnce, count - first); ++k) {
+      value[found] = a[index[first + k]];
+      at[found] = static_cast<uint16_t>(k);
+      found += value[found] != 0.0f;
+    }
+    for (int k = 0; k < found; ++k) __builtin_prefetch(w + at[k] * kPanel);  // no hardware guesses them
+    tile<1, kIndexedWeight>(&values, w, at, found, c, column, w, 0);
+  }
+}
+
 void accumulate(const Step& s, int in_block, const Panels& group) {
   const float* a[kChunkRows];
   float* c[kChunkRows];
@@ -106,22 +125,29 @@ void accumulate(const Step& s, int in_block, const Panels& group) {
     const uint16_t* index = reinterpret_cast<const uint16_t*>(
         s.words + s.linear->index + s.in_open.blocks * all_panels + 1);
     for (int p = 0; p < group.count; ++p) {
-      const int panel = group.panel[p];
-      tiles<kIndexedInput>(rows, a, s.weight + static_cast<int64_t>(start[panel]) * kPanel, index + start[panel],
-                           start[panel + 1] - start[panel], c, panel * kPanel,
-                           static_cast<int64_t>(start[panel + 1] - start[panel]) * kPanel);
+      const int panel = group.panel[p], depth = start[panel + 1] - start[panel];
+      const float* weight = s.weight + static_cast<int64_t>(start[panel]) * kPanel;
+      if (s.skip)
+        skip_vectors(a[0], weight, index + start[panel], depth, c, panel * kPanel);
+      else
+        tiles<kIndexedInput>(rows, a, weight, index + start[panel], depth, c, panel * kPanel,
+                             static_cast<int64_t>(depth) * kPanel);
     }
     return;
   }
   const float* weight = s.weight + static_cast<int64_t>(in_block) * s.in_open.block * s.linear->width;
   const int64_t panel_floats = static_cast<int64_t>(units) * kPanel;
-  if (s.nonzero.value) {
+  if (s.skip) {
     for (int m = 0; m < rows; ++m) {
       const int64_t row = (c[m] - s.out) / s.out_stride;
-      const float* values = s.nonzero.value + row * units;
-      for (int p = 0; p < group.count; ++p)
-        tile<1, kIndexedWeight>(&values, weight + group.panel[p] * panel_floats, s.nonzero.index + row * units,
-                                s.nonzero.count[row], c + m, group.panel[p] * kPanel);
+      const int64_t from = row * s.linear->inputs + static_cast<int64_t>(in_block) * s.in_open.block;
+      const float* values = s.nonzero.value + from;
+      for (int p = 0; p < group.count; ++p) {
+        const float* panel = weight + group.panel[p] * panel_floats;
+        const float* soon = p + 1 < group.count ? panel + panel_floats : panel;
+        tile<1, kIndexedWeight>(&values, panel, s.nonzero.index + from, s.nonzero.count[row * s.in_open.blocks + in_block],
+                                c + m, group.panel[p] * kPanel, soon, 0);
+      }
     }
     return;
   }

@@ -14,6 +14,7 @@
 #endif
 #define DG_INLINE inline __attribute__((always_inline))
 #define DG_UNROLL _Pragma("GCC unroll 16")
+#define DG_ROLLED _Pragma("GCC unroll 1")
 #define DG_APART __attribute__((noinline))  // micro-kernels: the compiler keeps their accumulators in registers
 
 // Everything here and in the files that include it lives in an anonymous namespace and uses no template of the standard
@@ -43,9 +44,11 @@ typedef float VecInMemory __attribute__((vector_size(DG_VECTOR_BYTES), aligned(4
 DG_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecInMemory*>(p); }
 DG_INLINE void store(float* p, Vec v) { *reinterpret_cast<VecInMemory*>(p) = v; }
 DG_INLINE float sum(Vec v) {
-  float total = 0;
-  for (int i = 0; i < kLanes; ++i) total += v[i];
-  return total;
+  float part[kLanes];  // in pairs: a chain of additions would wait for each of them
+  DG_UNROLL for (int i = 0; i < kLanes; ++i) part[i] = v[i];
+  DG_UNROLL for (int half = kLanes / 2; half > 0; half /= 2)
+    DG_UNROLL for (int i = 0; i < half; ++i) part[i] += part[i + half];
+  return part[0];
 }
 template <class T>
 constexpr T least(T a, T b) {

@@ -50,7 +50,7 @@ struct Buffers {
 
 Buffers allot(const Call& call, int rows, Allotter& memory) {
   const Program& program = *call.program;
-  int64_t width = 0, logits = 0, blocks = 0, panels = 0, packed = 0, nonzero = 0;
+  int64_t width = 0, logits = 0, blocks = 1, panels = 0, packed = 0, nonzero = 0;
   for (int l = 0; l < program.layers; ++l) {
     const Layer& layer = program.layer()[l];
     width = most<int64_t>(width, layer.main.width);
@@ -58,7 +58,7 @@ Buffers allot(const Call& call, int rows, Allotter& memory) {
     for (int g = 0; g < layer.gate_stages; ++g) logits = most<int64_t>(logits, layer.gate[g].width);
     panels = most(width, logits) / kPanel;
     if (layer.main.layout == dynamicgate::kCsr) packed = most<int64_t>(packed, layer.main.inputs);
-    if (layer.main.skip_zeros) nonzero = most<int64_t>(nonzero, layer.main.inputs);
+    nonzero = most<int64_t>(nonzero, layer.main.inputs * (layer.main.skip_zeros ? rows : 1));
   }
   Buffers b = {};
   for (int i = 0; i < 2; ++i) {
@@ -71,11 +71,9 @@ Buffers allot(const Call& call, int rows, Allotter& memory) {
   }
   if (call.x_column_stride != 1) b.x = memory.take<float>(static_cast<int64_t>(rows) * program.inputs);
   if (packed) b.packed = memory.take<float>((rows + kPanel - 1) / kPanel * kPanel * packed);
-  if (nonzero) {
-    b.nonzero.value = memory.take<float>(rows * nonzero);
-    b.nonzero.index = memory.take<uint16_t>(rows * nonzero);
-    b.nonzero.count = memory.take<int>(rows);
-  }
+  b.nonzero.value = memory.take<float>(nonzero + 1);  // one more: a zero at the end is written before it is dropped
+  b.nonzero.index = memory.take<uint16_t>(nonzero + 1);
+  b.nonzero.count = memory.take<int>(most<int64_t>(rows, blocks));
   b.panels = memory.take<int>(panels);
   return b;
 }

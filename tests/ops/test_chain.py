@@ -74,6 +74,28 @@ def test_an_input_that_is_not_contiguous_is_right(stride: str, threads: int) -> 
         run_and_check(layers, rows, stride=stride)
 
 
+@pytest.mark.parametrize("layout", ["panels", "vectors"])
+@pytest.mark.parametrize("zeros", [0.2, 0.5, 0.97, 1.0])
+def test_zeros_of_a_single_row_are_left_out_rightly(layout: str, zeros: float, threads: int) -> None:
+    sketches = [
+        Sketch(300, layout, 32),
+        Sketch(150, layout, 48),
+        Sketch(70, layout, activation="gelu"),
+        Sketch(5, layout),
+    ]
+    layers = build(1000, sketches, seed=2)
+    for seed in range(5):
+        x = torch.randn(1, 1000, generator=torch.Generator().manual_seed(seed))
+        x[0, : int(1000 * zeros)] = 0.0
+        x = x[:, torch.randperm(1000, generator=torch.Generator().manual_seed(seed))]
+        assert_close(ops.run(x, ops.pack(layers)), x, layers, None)
+
+
+def test_a_gate_may_be_wider_inside_than_its_input() -> None:
+    layers = build(3, [Sketch(64, block=32, rank=50, hidden="relu"), Sketch(2)], seed=5)
+    run_and_check(layers, 1)
+
+
 def test_leading_dimensions_are_rows() -> None:
     layers = build(6, [Sketch(32, block=16, given=True), Sketch(4)], seed=1)
     x, factor = inputs_for(layers, 12, seed=1)
