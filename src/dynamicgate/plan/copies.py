@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-OUTPUTS_AT_A_TIME = 1024
+WEIGHTS_AT_A_TIME = 1 << 21  # that are widened: 16 MB
 
 
 def sharing(model: nn.Module) -> nn.Module:
@@ -39,7 +39,8 @@ def in_double(model: nn.Module) -> nn.Module:
 def _linear_in_double(linear: nn.Linear) -> Any:
     def forward(x: Tensor) -> Tensor:
         wide = x.double()
-        y = torch.cat([F.linear(wide, part.double()) for part in linear.weight.split(OUTPUTS_AT_A_TIME)], dim=-1)
+        outputs = max(1, WEIGHTS_AT_A_TIME // linear.in_features)
+        y = torch.cat([F.linear(wide, part.double()) for part in linear.weight.split(outputs)], dim=-1)
         return y if linear.bias is None else y + linear.bias.double()
 
     return forward
