@@ -81,9 +81,9 @@ def child(path: Path, what: str) -> None:
     """Measure one of the two in this process, which has seen nothing else."""
     held, found = measured(path, what)
     gc.collect()
+    plan = {"plan": str(held.plan)} if isinstance(held, dg.Fast) else {}
     found["held_after"] = (resident() - found.pop("before")) / found.pop("weights")
-    assert held is not None
-    print(json.dumps(found))
+    print(json.dumps(found | plan))
 
 
 def main() -> None:
@@ -99,6 +99,7 @@ def main() -> None:
                 [sys.executable, __file__, str(path), what], env=env, check=True, capture_output=True, text=True
             )
             found[what] = json.loads(run.stdout.splitlines()[-1])
+            found |= {"plan": found[what].pop("plan")} if "plan" in found[what] else {}
             print(f"{what}: {found[what]['seconds']:.1f} s, peak {found[what]['peak']:.2f} x the weights, "
                   f"then {found[what]['held_after']:.2f} x", flush=True)  # fmt: skip
     write_text(Path(__file__).parent / "results" / "compile_cost.json", json.dumps(found, indent=1))

@@ -4,7 +4,7 @@ For each size, open share or density, and batch size: `dynamicgate.compile` chec
 float64 (a wrong plan has no time), then all rivals run in turn in one process and the medians are compared. Gates are
 random and independent for every row, the worst case for batches; their cost is in the times.
 
-    python benchmarks/cpu.py                 # hours of a quiet machine; writes results/cpu.json and results/cpu.svg
+    python benchmarks/cpu.py                 # hours of a quiet machine; writes results/cpu.json and docs/figures/cpu.svg
     python benchmarks/cpu.py --quick         # minutes, a corner of the grid
 
 Rivals: eager torch, the same under torch.compile with frozen weights, our dense panels, int8 (dynamic, oneDNN); and,
@@ -305,9 +305,11 @@ def main() -> None:
         found["rows"] += measured["rows"]
     found["least_over_best_dense"] = min(row["over_best_dense"] for row in found["rows"])
     write_text(folder / "cpu.json", json.dumps(found, indent=1))
-    write_text(folder / "cpu.svg", plot(found["rows"]))
+    figures = folder if args.out or args.quick else HERE.parent / "docs" / "figures"
+    figures.mkdir(exist_ok=True)
+    write_text(figures / "cpu.svg", plot(found["rows"]))
     print(f"never slower: least ratio to the best dense candidate {found['least_over_best_dense']:.3f}")
-    print(f"wrote {folder / 'cpu.json'} and {folder / 'cpu.svg'}")
+    print(f"wrote {folder / 'cpu.json'} and {figures / 'cpu.svg'}")
     return None
 
 

@@ -20,7 +20,7 @@ struct Linear {
   int32_t bias;        // likewise; always present, zero where the layer has none
   int32_t index;       // where the index lists start, in words of the program
   int32_t activation;
-  int32_t skip_zeros;
+  int32_t skip_zeros;  // vectors are then kept by input: starts for each input, and the panel of each vector
 };
 
 struct Layer {

@@ -164,6 +164,37 @@ void accumulate(const Step& s, int in_block, const Panels& group) {
   }
 }
 
+// Vectors kept by input: an input that is not zero adds its vectors to the open panels of its row, and nothing else is read.
+void accumulate_inputs(const Step& s, int first, int last) {
+  const int32_t* start = s.words + s.linear->index;
+  const uint16_t* panel_of = reinterpret_cast<const uint16_t*>(start + s.linear->inputs + 1);
+  const int panels_of_block = s.out_open.block_width / kPanel;
+  for (int row = 0; row < s.rows; ++row) {
+    const int64_t from = static_cast<int64_t>(row) * s.linear->inputs;
+    const float* value = s.nonzero.value + from;
+    const uint16_t* input = s.nonzero.index + from;
+    const int count = s.nonzero.count[row];
+    float* out = s.out + row * s.out_stride;
+    for (int i = 0; i < count; ++i) {
+      if (i + 2 < count)
+        for (int v = start[input[i + 2]]; v < start[input[i + 2] + 1]; ++v)
+          __builtin_prefetch(s.weight + static_cast<int64_t>(v) * kPanel);
+      int block = 0, until = s.out_open.is_open ? panels_of_block : last + 1;
+      bool open = s.out_open.has(row, 0);
+      for (int v = start[input[i]]; v < start[input[i] + 1]; ++v) {
+        const int panel = panel_of[v];
+        if (panel < first || panel > last) continue;
+        while (panel >= until) open = s.out_open.has(row, ++block), until += panels_of_block;
+        if (!open) continue;
+        const float* weight = s.weight + static_cast<int64_t>(v) * kPanel;
+        float* c = out + panel * kPanel;
+        for (int lane = 0; lane < kPanel; lane += kLanes)
+          store(c + lane, load(c + lane) + load(weight + lane) * value[i]);
+      }
+    }
+  }
+}
+
 void start(const Step& s, const Panels& group) {
   for (int i = 0, n = s.out_open.rows_in(group.block, s.rows); i < n; ++i) {
     float* c = s.out + s.out_open.row(group.block, i) * s.out_stride;
@@ -183,6 +214,7 @@ void finish(const Step& s, const Panels& group) {
 
 // The panels and vectors layouts, for the panels begin..end-1 of the step's list.
 void run_panels(const Step& s, int begin, int end) {
+  if (begin == end) return;
   const auto each_group = [&](auto&& visit) {
     for (int p = begin, next; p < end; p = next) {
       const int block = s.panel_block(s.panels[p]);
@@ -190,10 +222,13 @@ void run_panels(const Step& s, int begin, int end) {
       visit(Panels{s.panels + p, next - p, block});
     }
   };
-  if (!s.in_open.is_open)
+  const bool by_input = s.linear->layout == dynamicgate::kVectors && s.linear->skip_zeros;
+  if (!s.in_open.is_open && !by_input)
     return each_group([&](const Panels& g) { start(s, g), accumulate(s, 0, g), finish(s, g); });
   each_group([&](const Panels& g) { start(s, g); });
-  if (s.in_open.block == 1 && s.linear->layout == dynamicgate::kPanels)
+  if (by_input)
+    accumulate_inputs(s, s.panels[begin], s.panels[end - 1]);
+  else if (s.in_open.block == 1 && s.linear->layout == dynamicgate::kPanels)
     each_group([&](const Panels& g) { accumulate_units(s, g); });
   else
     for (int i = 0; i < s.in_open.blocks; ++i)

@@ -55,7 +55,7 @@ def build(inputs: int, sketches: list[Sketch], seed: int) -> list[ops.Layer]:
                 tuple(randn(*shape) for shape in shapes), tuple(randn(shape[0]) for shape in shapes),
                 hidden=s.hidden, cut=cuts[s.cut], keep=keep, tau=s.tau,
             )  # fmt: skip
-        skip = s.skip_zeros and s.layout == "panels" and not (layers and layers[-1].block)
+        skip = s.skip_zeros and s.layout in ("panels", "vectors") and not (layers and layers[-1].block)
         bias = randn(s.outputs) if seed % 3 else None
         layers.append(ops.Layer(weight, bias, s.activation, s.block, gate, s.layout, skip))
         inputs = s.outputs

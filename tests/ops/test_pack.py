@@ -15,14 +15,15 @@ from ops.chains import Sketch, build
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("block", [0, 1, 16, 20])
-def test_what_is_packed_can_be_unpacked(layout: str, block: int) -> None:
-    first = Sketch(50, layout, block, rank=3, hidden="relu", tau=0.5, keep=1, activation="silu")
+@pytest.mark.parametrize("skip", [False, True])
+def test_what_is_packed_can_be_unpacked(layout: str, block: int, skip: bool) -> None:
+    first = Sketch(50, layout, block, rank=3, hidden="relu", tau=0.5, keep=1, activation="silu", skip_zeros=skip)
     layers = build(31, [first, Sketch(45, layout, 16, cut="each"), Sketch(3, layout)], seed=1)
     found = unpack(*ops.pack(layers)[:2])
     for before, after in zip(layers, found, strict=True):
         assert torch.equal(before.weight, after.weight)
         assert torch.equal(before.bias, after.bias)
-        assert (before.activation, before.block, before.layout) == (after.activation, after.block, after.layout)
+        assert replace(before, weight=0, bias=0, gate=None) == replace(after, weight=0, bias=0, gate=None)
         if before.gate is not None:
             assert all(torch.equal(a, b) for a, b in zip(before.gate.weights, after.gate.weights, strict=True))
             assert all(torch.equal(a, b) for a, b in zip(before.gate.biases, after.gate.biases, strict=True))

@@ -88,7 +88,7 @@ def _words(layer: ops.Layer, layout: str, skips: bool) -> list[str]:
         fan_in = layer.weight.count_nonzero(1)
         words["csr"] = "constant fan-in" if bool((fan_in == fan_in[0]).all()) else "CSR"
     if not layer.block:
-        return ["zero-skip" if skips else words.get(layout, OWN)]
+        return [words.get(layout, "zero-skip" if skips else OWN), *(["zero-skip"] if skips and layout in words else [])]
     kind = "unit-gated" if layer.block == 1 else f"block-gated ({layer.block})"
     return [kind + (f" x {words[layout]}" if layout in words else ""), *(["zero-skip"] if skips else [])]
 

@@ -140,7 +140,7 @@ def options(lowered: Lowered, zeros: float) -> list[list[Option]]:
             of_layer = [*sparse, *of_layer]
         after_relu = before is not None and before.activation == "relu" and not before.block
         if (zeros >= ZEROS_WORTH_SKIPPING if before is None else after_relu) and layer.weight.shape[1] <= 1 << 16:
-            of_layer.append(("panels", True))
+            of_layer += [(layout, True) for layout, _ in of_layer if layout in ("panels", "vectors")]
         found.append(of_layer)
         before = layer
     return found

@@ -45,7 +45,7 @@ class Layer:
     gate: decides from the input of this layer; without one, `block` > 0 means that the caller gives `factor_BG`.
     layout: "panels" for dense weights, "rows" for unit gates, "vectors" for weights in which 16 adjacent outputs share
         their inputs, "csr" for weights that are zero anywhere. All give the same result for the same weights.
-    skip_zeros: leave out inputs that are exactly zero; "panels" only, and the layer before must not be gated.
+    skip_zeros: leave out inputs that are exactly zero; "panels" or "vectors", and the layer before must not be gated.
     """
 
     weight: Tensor
@@ -84,9 +84,9 @@ def check(layers: list[Layer]) -> None:
         _one_of(f"{where}: layout", layer.layout, LAYOUTS)
         if layer.block < 0 or (layer.gate is not None and not layer.block):
             raise ValueError(f"{where}: a gate needs block >= 1, received {layer.block}")
-        if layer.skip_zeros and (layer.layout != "panels" or (i and layers[i - 1].block)):
+        if layer.skip_zeros and (layer.layout not in ("panels", "vectors") or (i and layers[i - 1].block)):
             raise ValueError(
-                f"{where}: skip_zeros needs panels and an input that is not gated, received {layer.layout}"
+                f"{where}: skip_zeros needs panels or vectors and an input that is not gated, received {layer.layout}"
             )
         if layer.gate is not None:
             _check_gate(where, layer.gate, inputs, layer.blocks)

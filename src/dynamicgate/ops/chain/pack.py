@@ -158,7 +158,8 @@ def _linear(
     if layout == "panels":
         at = writer.add(width * inputs, lambda out: panels(_spread(weight_ND, 0, after, width), before, out))
     elif layout == "vectors":
-        values, starts, columns = vectors(_spread(weight_ND, 0, after, width), before)
+        spread_WD = _spread(weight_ND, 0, after, width)
+        values, starts, columns = vectors_by_input(spread_WD) if skip_zeros else vectors(spread_WD, before)
         at, index = writer.add(values.numel(), _written(values)), writer.add_index(starts, columns)
     else:
         inputs = before.width
@@ -211,6 +212,14 @@ def vectors(weight_WD: Tensor, before: Span) -> tuple[Tensor, Tensor, Tensor]:
             columns.append(column)
             starts.append(starts[-1] + column.numel())
     return torch.cat(kept), torch.tensor(starts), torch.cat(columns)
+
+
+def vectors_by_input(weight_WD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same vectors, but those of one input together, and the panel of each: what a single input needs."""
+    panels_DPS = weight_WD.unflatten(0, (-1, PANEL)).permute(2, 0, 1)
+    column, panel = panels_DPS.any(dim=2).nonzero(as_tuple=True)
+    starts = F.pad(torch.bincount(column, minlength=weight_WD.shape[1]).cumsum(0), (1, 0))
+    return panels_DPS[column, panel].flatten(), starts, panel
 
 
 def csr(weight_WK: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -83,7 +83,9 @@ def _read(weights: Tensor, program: Tensor, linear: _Linear, before: Span, after
         return torch.cat(rows, dim=1)[after.positions], bias
     if layout == "rows":
         return floats[: linear.width * linear.inputs].view(linear.width, -1)[after.positions][:, before.positions], bias
-    groups = linear.width if layout == "csr" else before.blocks * linear.width // PANEL
+    panels = linear.width // PANEL
+    by_input = layout == "vectors" and linear.skip_zeros
+    groups = linear.width if layout == "csr" else linear.inputs if by_input else before.blocks * panels
     starts = program[linear.lists :][: groups + 1].long()
     pairs = program[linear.lists + groups + 1 :].numpy().view(np.uint16)[: int(starts[-1])]
     column = torch.from_numpy(pairs.astype(np.int64))
@@ -92,9 +94,7 @@ def _read(weights: Tensor, program: Tensor, linear: _Linear, before: Span, after
     if layout == "csr":
         dense[group, column] = floats[: column.numel()]
         return dense[after.positions][:, before.positions], bias
-    panels = linear.width // PANEL
+    panel, source = (column, group) if by_input else (group % panels, group // panels * before.block + column)
     dense_PDS = floats.new_zeros(panels, linear.inputs, PANEL)
-    dense_PDS[group % panels, group // panels * before.block + column] = floats[: column.numel() * PANEL].view(
-        -1, PANEL
-    )
+    dense_PDS[panel, source] = floats[: column.numel() * PANEL].view(-1, PANEL)
     return dense_PDS.transpose(1, 2).flatten(0, 1)[after.positions], bias
