@@ -65,22 +65,12 @@ void take_out_zeros(const Step& s) {
       const int64_t to = static_cast<int64_t>(row) * s.linear->inputs + static_cast<int64_t>(b) * s.in_open.block;
       float* value = s.nonzero.value + to;
       uint16_t* index = s.nonzero.index + to;
-      int count = 0, k = 0;
-      const auto keep = [&] {
+      int count = 0;
+      for (int k = 0; k < s.units(b); ++k) {
         value[count] = x[k];
         index[count] = static_cast<uint16_t>(k);
         count += x[k] != 0.0f;
-        ++k;
-      };
-      while (k + 8 <= s.units(b)) {
-        uint64_t pairs[4];
-        memcpy(pairs, x + k, sizeof pairs);
-        if (!(pairs[0] | pairs[1] | pairs[2] | pairs[3]))
-          k += 8;  // expression data is nothing else for long stretches
-        else
-          DG_UNROLL for (int i = 0; i < 8; ++i) keep();
       }
-      while (k < s.units(b)) keep();
       s.nonzero.count[row * s.in_open.blocks + b] = count;
     }
 }
