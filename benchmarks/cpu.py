@@ -4,7 +4,7 @@ For each size, open share or density, and batch size: `dynamicgate.compile` chec
 float64 (a wrong plan has no time), then all rivals run in turn in one process and the medians are compared. Gates are
 random and independent for every row, the worst case for batches; their cost is in the times.
 
-    python benchmarks/cpu.py                 # half an hour of a quiet machine; writes results/cpu.json and docs/figures/cpu.svg
+    python benchmarks/cpu.py                 # half an hour of a quiet machine; results/cpu.json, docs/figures/cpu.svg
     python benchmarks/cpu.py --quick         # minutes, a corner of the grid
 
 Rivals: eager torch, the same under torch.compile with frozen weights, our dense panels, int8 (dynamic, oneDNN); and,

@@ -8,7 +8,7 @@ saved is split: first the connections that do not exist, then, of those that do,
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -69,11 +69,13 @@ class Measurement:
         return "\n".join(lines)
 
 
-def measure(model: nn.Module, data: Any, *, batch: int = 1024) -> Measurement:
+def measure(
+    model: nn.Module, data: Any, *, batch: int = 1024, watch: Callable[[Tensor, Tensor], None] | None = None
+) -> Measurement:
     """Run `model` in evaluation mode over `data` and account for every multiply-accumulate.
 
     data: an `(x, y)` pair of tensors, anything with `.x` and `.y`, or an iterable of `(x, y)` batches. Without labels
-    (`y` None) the quality is left out.
+    (`y` None) the quality is left out. `watch` is called with each batch's outputs and the MACs of each of its samples.
     """
     device = next(model.parameters()).device
     tally: _Tally | None = None
@@ -82,7 +84,10 @@ def measure(model: nn.Module, data: Any, *, batch: int = 1024) -> Measurement:
             x = x.to(device)
             if tally is None:
                 tally = _Tally(trace(model, x[:8]))
-            tally.add(*_observe(model, tally.ledger, x), y)
+            out, used, nonzero = _observe(model, tally.ledger, x)
+            tally.add(out, used, nonzero, y)
+            if watch is not None:
+                watch(out, tally.per_sample[-1])
     if tally is None:
         raise ValueError("nothing to measure: the data set is empty")
     return tally.result(sum(p.numel() for p in model.parameters()))

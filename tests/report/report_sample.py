@@ -1,7 +1,10 @@
 """Small, realistic results to report on; every random number is seeded."""
 
+import base64
 import json
 import random
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +149,9 @@ def make_log(steps: int = 200, seed: int = 0, rewired: int = 0) -> list[dict[str
                 "lr": 0.001,
                 "relative": opened + 0.05,
                 "reference": 0.3 + 0.7 * max(0.0, 1 - 3 * progress),
-                "lambda": 0.5,
+                "lambda": 2.0 * progress * (1 - progress),
                 "sites": {"layers.1": {"p": opened + 0.02, "g": opened, "tau": 1.0, "theta": 0.5, "cut": 0.5}},
-                "valid": None,
+                "valid": {"accuracy": 0.9 * progress} if step % 20 == 19 else None,
                 **({"rewiring": make_rewiring(progress, rewired)} if rewired else {}),
             }
         )
@@ -167,6 +170,46 @@ def make_timing(run: dict[str, Any], batches: tuple[int, ...] = (1, 16, 256), th
     return {"meta": meta, "rows": rows, "plan": {"chains": [], "threads": threads}}
 
 
+def make_picture(shade: int) -> str:
+    """A PNG of two by two grey pixels in base64."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    lines = zlib.compress(bytes([0, shade, 255, 0, 0, shade]))
+    parts = (b"IHDR", struct.pack(">IIBBBBB", 2, 2, 8, 0, 0, 0, 0)), (b"IDAT", lines), (b"IEND", b"")
+    return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)).decode()
+
+
+def make_sample(run: dict[str, Any], row: int, share: float, predicted: int = 3, **look: Any) -> dict[str, Any]:
+    """A test sample of class 3 that cost this share of the dense MACs."""
+    cost = {"macs": share * (run["macs"].get("dense") or 0.0), "hardness": 0.25}
+    return {"row": row, **cost, "label": 3, "predicted": predicted, **(look or {"picture": make_picture(row)})}
+
+
+def make_evidence(run: dict[str, Any]) -> dict[str, Any]:
+    """What measuring leaves beside a run: gates that look at the input spend more on some samples."""
+    dense, relative = (run["macs"].get(key) or 0.0 for key in ("dense", "relative"))
+    varies = any(gate["varying"] for gate in run.get("gates") or [])
+    low, high = (relative - 0.1, relative + 0.1) if varies else (relative, relative)
+    kinds = ("easiest", "hardest", "cheapest", "dearest") if varies else ("easiest", "hardest")
+    return {
+        "count": 360,
+        "classes": [],
+        "macs": {"low": low * dense, "high": high * dense, "counts": [10, 80, 180, 80, 10] if varies else [360]},
+        "macs_by_class": [relative * dense] * 10,
+        "macs_if_right": relative * dense,
+        "macs_if_wrong": (relative + 0.02 * varies) * dense,
+        "correlation": 0.125 if varies else None,
+        **{
+            kind: [
+                make_sample(run, row, relative, predicted=3 if row else 8) for row in range(3 * place, 3 * place + 3)
+            ]
+            for place, kind in enumerate(kinds)
+        },
+    }
+
+
 def write_timings(folder: Path, results: dict[str, Any], models: tuple[str, ...] = ()) -> Path:
     """The same folder after `dynamicgate bench` on every run, or on those of some models."""
     for run in results["runs"]:
@@ -176,7 +219,7 @@ def write_timings(folder: Path, results: dict[str, Any], models: tuple[str, ...]
 
 
 def write_sample(folder: Path, results: dict[str, Any]) -> Path:
-    """The folder an experiment leaves behind: results.json and a log for every run."""
+    """The folder an experiment leaves behind: results.json, and a log and evidence for every run."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
     for index, run in enumerate(results["runs"]):
@@ -187,5 +230,6 @@ def write_sample(folder: Path, results: dict[str, Any]) -> Path:
         entries = make_log(seed=index, rewired=2 if run["model"] in REWIRED else 0)
         if not run.get("gates"):
             entries = [{**entry, "sites": {}, "relative": None, "reference": None} for entry in entries]
+        (place / "evidence.json").write_text(json.dumps(make_evidence(run)), encoding="utf-8")
         (place / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
     return folder

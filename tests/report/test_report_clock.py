@@ -7,7 +7,7 @@ from report_sample import ALL_MODELS, make_results, make_timing, write_sample, w
 
 from dynamicgate.report import write_report
 from dynamicgate.report.clock import clock_figure, clock_points, clock_section, clock_table, log_ticks, timed_runs
-from dynamicgate.report.read import read_timing, read_timings
+from dynamicgate.report.read import read_beside, read_object
 
 MARK = r'class="mark c\d+ mean(?: control)?"'
 
@@ -127,16 +127,16 @@ def test_runs_with_other_threads_are_told_apart_in_the_table():
 def test_timings_are_found_in_the_folders_of_their_runs(tmp_path):
     results = make_results(("dense", "gate"), 1)
     folder = write_timings(write_sample(tmp_path, results), results, ("gate",))
-    assert [bool(timing) for timing in read_timings(folder, results)] == [False, True]
+    assert [bool(timing) for timing in read_beside(folder, results, "timing.json")] == [False, True]
     del results["runs"][1]["folder"]
-    assert read_timings(folder, results) == [{}, {}]
+    assert read_beside(folder, results, "timing.json") == [{}, {}]
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2]", '{"rows": [', '{"rows": 3}', '{"rows": [{"batch": 1}, 4]}'])
 def test_what_is_no_timing_is_left_out(tmp_path, content):
     (tmp_path / "timing.json").write_text(content)
     results = make_results(("gate",), 1)
-    assert clock_section(results, [read_timing(tmp_path / "timing.json")]) is None
+    assert clock_section(results, [read_object(tmp_path / "timing.json")]) is None
 
 
 def test_times_that_are_no_numbers_make_no_points():

@@ -33,6 +33,24 @@ def test_each_of_the_usual_models_has_a_colour_of_its_own_that_the_style_sheet_k
         assert len(re.findall(rf"--{name}: #[0-9a-f]{{6}};", sheet)) == 2  # on light and on dark paper
 
 
+def test_words_and_models_stand_out_from_light_and_from_dark_paper():
+    sheet = (Path(dynamicgate.report.__file__).parent / "page.css").read_text(encoding="utf-8")
+    light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", half)) for half in sheet.split("@media screen", 1))
+    for paper in (light, dark):
+        read = [name for name in paper if name in ("ink", "soft", "wrong") or re.fullmatch(r"c\d+", name)]
+        assert len(read) == COLOURS + 3
+        assert {name for name in read if contrast(paper[name], paper["paper"]) < 4.5} == set()  # WCAG 2, level AA
+
+
+def contrast(one, two):
+    lights = []
+    for colour in (one, two):
+        channels = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
+        linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in channels]
+        lights.append(0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05)
+    return max(lights) / min(lights)
+
+
 @pytest.mark.parametrize(
     ("low", "high", "expected"),
     [
@@ -70,11 +88,16 @@ def test_names_of_points_in_one_place_do_not_cover_each_other():
     names = ["gate", "static", "small", "dense"]
     boxes = [
         label_box(place, 8.6 * len(name))
-        for place, name in zip(place_labels(points, names, (50.0, 0.0, 700.0, 300.0)), names, strict=True)
+        for place, name in zip(place_labels(points, names, (50.0, 0.0, 700.0, 300.0)).values(), names, strict=True)
     ]
     for index, one in enumerate(boxes):
         for two in boxes[index + 1 :]:
             assert one[2] <= two[0] or two[2] <= one[0] or one[3] <= two[1] or two[3] <= one[1]
+
+
+def test_an_optional_name_without_room_is_left_out():
+    points = [(300.0, 100.0)] * 3
+    assert place_labels(points, ["gate", "1", "16"], (50.0, 0.0, 700.0, 300.0), optional=[1, 2]).keys() == {0, 1}
 
 
 def test_a_name_at_the_right_edge_goes_left():
@@ -104,7 +127,7 @@ def test_the_means_of_controls_are_hollow_and_say_that_they_are_controls():
 
 def test_the_names_of_eleven_models_at_one_cost_all_find_room():
     points = [(260.0 + 2 * (index % 3), 200.0 - 11 * index) for index in range(len(ALL_MODELS))]
-    places = place_labels(points, ALL_MODELS, (58.0, 24.0, 758.0, 372.0))
+    places = place_labels(points, ALL_MODELS, (58.0, 24.0, 758.0, 372.0)).values()
     boxes = [label_box(place, 8.6 * len(name)) for place, name in zip(places, ALL_MODELS, strict=True)]
     for side in ("start", "end"):
         heights = [height for _, height, anchor in places if anchor == side]
@@ -145,7 +168,7 @@ def test_a_curve_without_progress_uses_the_steps():
 def test_a_training_panel_has_a_line_per_site_and_seed_and_the_target():
     runs = [make_run("gate", seed) for seed in range(3)]
     svg = training_figure("gate", 0, runs, [make_log(50, seed) for seed in range(3)])
-    assert svg.count('class="curve open c0"') == 3
+    assert len(re.findall(r"<title>layers\.1, seed \d: 0\.\d+ in the end</title>", svg)) == 3
     assert svg.count('class="curve relative"') == svg.count('class="curve target"') == 3
     assert training_figure("gate", 0, runs, [[], [], []]) == ""
 

@@ -7,13 +7,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from report_sample import ALL_MODELS, make_results, split, write_sample
+from report_sample import ALL_MODELS, make_evidence, make_results, make_sample, split, write_sample
 
 import dynamicgate.report
 from dynamicgate.report import write_report
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
 OPTIONAL = ("proxies", "layers", "budget", "folder", "samples", "gates", "notes")
+SCRIPTS = 2  # sorting, hovering
 HOSTILE = "</script><script>alert('x')</script><b>\"&"
 
 
@@ -52,8 +53,10 @@ def test_the_page_is_well_formed_and_has_every_section(tmp_path):
         "Quality and cost",
         "Accuracy against executed MACs",
         "Budget asked, cost reached",
-        "Open rates over training",
-        "Which blocks open for which class",
+        "Gates over training",
+        "Which units open for which class",
+        "What single samples cost",
+        "Easy and hard inputs",
         "Does it depend on the input?",
         "Layer by layer",
         "The paper's proxies",
@@ -115,7 +118,11 @@ def test_models_that_nobody_knows_are_not_explained(tmp_path):
 def test_the_page_loads_nothing_from_elsewhere(tmp_path):
     page = page_of(tmp_path, make_results())
     assert not re.search(r"""(src|href|url\(|@import)\s*=?\s*["']?\s*(https?:)?//""", page)
-    assert not {"link", "img", "iframe", "object", "embed"} & set(Outline(page).tags)
+    outline = Outline(page)
+    assert not {"link", "iframe", "object", "embed"} & set(outline.tags)
+    pictures = [value for key, value in outline.attributes if key == "src"]
+    assert len(pictures) == outline.tags.count("img") > 0
+    assert all(value.startswith("data:image/png;base64,") for value in pictures)
     assert "default-src 'none'" in page
 
 
@@ -132,7 +139,7 @@ def test_hostile_names_are_shown_and_never_run(tmp_path):
     assert HOSTILE not in page
     assert '<b>"' not in page
     outline = Outline(page)
-    assert outline.tags.count("script") == 1
+    assert outline.tags.count("script") == SCRIPTS
     assert ("gate" + HOSTILE) in "".join(outline.text)
 
 
@@ -141,7 +148,36 @@ def test_hostile_names_in_a_log_are_escaped_too(tmp_path):
     rewiring = {HOSTILE: {"explored": 0.5, "churn": 0.1}}
     entries = [{"step": step, "sites": {HOSTILE: {"g": 0.5}}, "rewiring": rewiring} for step in range(3)]
     (folder / "runs/gate-s0-1a2b3c4d/log.jsonl").write_text("\n".join(map(json.dumps, entries)))
-    assert Outline(write_report(folder).read_text(encoding="utf-8")).tags.count("script") == 1
+    assert Outline(write_report(folder).read_text(encoding="utf-8")).tags.count("script") == SCRIPTS
+
+
+def test_hostile_names_in_the_evidence_are_escaped_too(tmp_path):
+    results = make_results(("gate",), 1)
+    folder = write_sample(tmp_path, results)
+    (run,) = results["runs"]
+    hostile = make_sample(run, 0, 0.3, features=[[HOSTILE, 0.5, 1.0]]) | {"row": HOSTILE, "picture": HOSTILE}
+    evidence = make_evidence(run) | {"classes": [HOSTILE] * 10, "easiest": [hostile]}
+    (folder / run["folder"] / "evidence.json").write_text(json.dumps(evidence))
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert HOSTILE not in page
+    assert Outline(page).tags.count("script") == SCRIPTS
+
+
+@pytest.mark.parametrize("evidence", ["", "[]", "{}", '{"macs": 3, "easiest": [4], "classes": {}}'])
+def test_a_page_without_evidence_does_not_speak_of_samples(tmp_path, evidence):
+    folder = write_sample(tmp_path, make_results(seeds=1))
+    for path in folder.glob("runs/*/evidence.json"):
+        path.write_text(evidence)
+    text = " ".join(Outline(write_report(folder).read_text(encoding="utf-8")).text)
+    assert "What single samples cost" not in text
+    assert "Easy and hard inputs" not in text
+
+
+def test_many_verdicts_are_told_together_first(tmp_path):
+    text = re.sub(r"\s+", " ", " ".join(Outline(page_of(tmp_path, make_results(ALL_MODELS, 3))).text))
+    assert "One by one" in text
+    few = " ".join(Outline(page_of(tmp_path, make_results(seeds=3))).text)
+    assert "One by one" not in few
 
 
 @pytest.mark.parametrize("absent", OPTIONAL)
@@ -185,7 +221,8 @@ def test_several_data_sets_share_one_page(tmp_path):
 def test_every_figure_has_a_name_and_every_run_a_tooltip(tmp_path):
     results = make_results()
     page = page_of(tmp_path, results)
-    assert page.count('role="img"') == len(re.findall(r'role="img" aria-label="[^"]+"', page)) >= 6
+    named = re.findall(r'role="img" aria-label="[^"]+"', page)
+    assert page.count("<svg") - page.count('class="swatch"') == len(named) >= 7
     for run in results["runs"]:
         assert f"<title>{run['model']}, seed {run['seed']}: " in page
 

@@ -1,14 +1,14 @@
 import json
 
 import pytest
-from report_sample import make_log, make_results, make_run
+from report_sample import make_log, make_results, make_run, write_sample
 
 from dynamicgate.report import render_table, summarise, write_report
-from dynamicgate.report.read import REQUIRED, read_log
+from dynamicgate.report.read import REQUIRED, read_beside, read_log, read_results
 
 
 def test_a_missing_results_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"looked for .*results\.json; expected .*runs"):
+    with pytest.raises(ValueError, match=r"looked for .*results\.json and for results files below it; expected .*runs"):
         write_report(tmp_path)
 
 
@@ -63,3 +63,35 @@ def test_a_log_that_is_not_there_is_empty(tmp_path):
 def test_lines_that_are_no_objects_are_skipped(tmp_path):
     (tmp_path / "log.jsonl").write_text('3\nnull\n{"step": 1}\n\n')
     assert read_log(tmp_path / "log.jsonl") == [{"step": 1}]
+
+
+def test_a_folder_of_results_folders_is_one_report_and_keeps_them_apart(tmp_path):
+    for name in ("one", "two"):
+        write_sample(tmp_path / name, make_results(("dense", "gate"), 1))
+    results = read_results(tmp_path)
+    assert [(run["data"], run["model"]) for run in results["runs"]] == [
+        (name, model) for name in ("one", "two") for model in ("dense", "gate")
+    ]
+    assert all(read_beside(tmp_path, results, "evidence.json")), "folders are found from where the report is made"
+    assert write_report(tmp_path) == tmp_path / "report.html"
+
+
+def test_files_with_one_run_each_belong_to_their_folder(tmp_path):
+    for model in ("dense", "gate"):
+        for kind in ("ours", "published"):
+            path = tmp_path / "mnist" / kind / f"{model}-s0.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            meta = {"commit": "abc", "created": f"{model} {kind}"}
+            path.write_text(json.dumps({"meta": meta, "runs": [make_run(model, 0)]}))
+    results = read_results(tmp_path)
+    assert {run["data"] for run in results["runs"]} == {"mnist/ours", "mnist/published"}
+    assert results["meta"] == {"commit": "abc"}, "what the files agree on"
+    assert {run["data"] for run in read_results(tmp_path / "mnist" / "ours")["runs"]} == {"digits"}
+
+
+def test_files_with_many_runs_are_experiments_of_their_own(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(make_results(("dense", "gate"), 1)))
+    for name, content in (("number", '{"runs": 3}'), ("timing", '{"runs": [{"model": "dense", "seconds": 3}]}')):
+        (tmp_path / f"{name}.json").write_text(content)
+    assert {run["data"] for run in read_results(tmp_path)["runs"]} == {"first", "second"}

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from tyro.conf import Positional
 
-from dynamicgate.report import render_table, write_report
+from dynamicgate.report import read_results, render_table, write_report
 
 
 @dataclass(frozen=True)
 class Report:
-    """Make report.html again from a folder with results.json.
+    """Make report.html from a folder with results.json, or from all results files below a folder.
 
     For example:
 
       dynamicgate report runs/digits
+      dynamicgate report experiments/results --out all.html
     """
 
     folder: Positional[Path]
-    """A folder that `dynamicgate compare` wrote."""
+    """A folder that `dynamicgate compare` wrote, or one that holds several."""
+    out: Path | None = None
+    """Where to write the page; by default report.html in the folder."""
 
     def run(self) -> int:
         """Write the page and print the table."""
-        path = write_report(self.folder)
-        print(render_table(json.loads((self.folder / "results.json").read_text(encoding="utf-8"))))
+        path = write_report(self.folder, self.out)
+        print(render_table(read_results(self.folder)))
         print(f"\nreport: {path}")
         return 0

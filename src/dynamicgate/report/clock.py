@@ -160,17 +160,16 @@ def point_labels(points: list[Point], places: list[tuple[float, float]], styles:
         f"{shorten(point.model, 24)}, {point.batch}" if is_named else str(point.batch)
         for point, is_named in zip(points, named_here, strict=True)
     ]
+    optional = [index for index, is_named in enumerate(named_here) if not is_named]
     drawn = []
-    anchors = place_labels(places, names, within)
-    for point, is_named, name, place, anchor in zip(points, named_here, names, places, anchors, strict=True):
-        colour, side = colour_class(styles[point.model]), 1.0 if anchor[2] == "start" else -1.0
-        is_beside = abs(anchor[1] - place[1]) <= LINE / 2
-        if not is_beside and not is_named:
-            continue
-        if not is_beside:
+    for index, anchor in place_labels(places, names, within, optional).items():
+        place, side = places[index], 1.0 if anchor[2] == "start" else -1.0
+        colour = colour_class(styles[points[index].model])
+        if abs(anchor[1] - place[1]) > LINE / 2:
             ends = (place[0] + side * MARKER, place[1], anchor[0] - side * 3, anchor[1])
             drawn.append(line(*ends, class_=f"leader {colour}"))
-        drawn.append(words(anchor[0], anchor[1] + 4.5, name, text_anchor=anchor[2], class_=f"label small {colour}"))
+        label = {"text_anchor": anchor[2], "class_": f"label small {colour}"}
+        drawn.append(words(anchor[0], anchor[1] + 4.5, names[index], **label))
     return "".join(drawn)
 
 

@@ -6,6 +6,8 @@ from .read import Results, part
 from .summary import data_names, number
 from .wording import counted, date
 
+MOST_NAMES = 3
+
 
 def heading(results: Results) -> dict[str, Any]:
     """The title and where the numbers come from; what is unknown is left out."""
@@ -44,6 +46,8 @@ def heading(results: Results) -> dict[str, Any]:
         ("made", date(meta["created"]) if meta.get("created") else ""),
     ]
     names = data_names(results)
+    if len(names) > MOST_NAMES:
+        names = [*names[:MOST_NAMES], f"and {len(names) - MOST_NAMES} more"]
     return {
         "title": ", ".join(names) + (f" at a budget of {budget:.2f}" if budget is not None else ""),
         "facts": [(name, value) for name, value in facts if value],

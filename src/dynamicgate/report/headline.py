@@ -10,14 +10,17 @@ from .wording import counted, percent, plus_minus, signed_points
 
 EQUAL_COST = 0.05
 BUDGET_PROMISE = 0.01
+MOST_VERDICTS = 6
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """An outcome in a few words, and what it rests on."""
+    """An outcome in a few words, and what it rests on. A comparison also has its kind and whom it is against."""
 
     outcome: str
     detail: str
+    kind: str = ""
+    against: str = ""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,19 @@ class Headline:
     model: str
     claim: str
     verdicts: list[Verdict]
+
+    @property
+    def brief(self) -> list[Verdict]:
+        """The verdicts, comparisons with the same outcome taken together where there are many."""
+        if len(self.verdicts) <= MOST_VERDICTS:
+            return self.verdicts
+        kinds: dict[str, list[Verdict]] = {}
+        for verdict in self.verdicts:
+            kinds.setdefault(verdict.kind or verdict.outcome, []).append(verdict)
+        return [
+            Verdict(kind, ", ".join(verdict.against for verdict in alike) + " points") if alike[0].kind else alike[0]
+            for kind, alike in kinds.items()
+        ]
 
 
 def headlines(results: Results) -> list[Headline]:
@@ -91,11 +107,14 @@ def accuracy_verdict(subject: Row, control: Row) -> Verdict | None:
     standing = (
         f"{percent(theirs)} % at {plus_minus(control['relative'], 3)} of dense MACs{cost_clause(subject, control)}"
     )
+    against = f"{control['model']} {signed_points(difference)}"
     if min(ours["n"], theirs["n"]) < 2:
         outcome = "Above" if difference > 0 else "Below" if difference < 0 else "Level with"
         return Verdict(
             f"{outcome} {control['model']}",
             f"{signed_points(difference)} points from a single seed, against {standing}",
+            outcome,
+            against,
         )
     error = math.sqrt(ours["std"] ** 2 / ours["n"] + theirs["std"] ** 2 / theirs["n"])
     close = abs(difference) <= 2 * error
@@ -103,6 +122,8 @@ def accuracy_verdict(subject: Row, control: Row) -> Verdict | None:
     return Verdict(
         f"{outcome} {control['model']}",
         f"{signed_points(difference)} points (standard error {error * 100:.2f}) against {standing}",
+        outcome,
+        against,
     )
 
 

@@ -1,39 +1,44 @@
 """Names beside the points of a plot, placed so that they cover neither each other nor the points."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+Anchor = tuple[float, float, str]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 LETTER = 8.6  # a bold letter of 14 pixels is seldom wider, measured on DejaVu Sans, a wide face
 LINE = 16.0
 BESIDE = 14.0
 MARKER = 8.0
+STEPS = (0, 1, -1, 2, -2, 3, -3, 4, -4, 6, -6, 8, -8, 10, -10)  # half lines up or down, the nearest first
 
 
 def place_labels(
-    points: Sequence[tuple[float, float]], names: Sequence[str], within: Box
-) -> list[tuple[float, float, str]]:
+    points: Sequence[tuple[float, float]], names: Sequence[str], within: Box, optional: Collection[int] = ()
+) -> dict[int, Anchor]:
     """For each point where its name is anchored and how (``start`` or ``end``): right of it where there is room,
     else left, else a little higher or lower. Where nothing is free the name stays right of its point. Names are placed
-    from top to bottom, so that those of a crowd stand in the order of their points."""
+    from top to bottom, so that those of a crowd stand in the order of their points. Optional ones come last, and are
+    left out where there is no room beside their point."""
     taken: list[Box] = [(x - MARKER, y - MARKER, x + MARKER, y + MARKER) for x, y in points]
-    placed: dict[int, tuple[float, float, str]] = {}
-    for index in sorted(range(len(points)), key=lambda index: points[index][1]):
+    placed: dict[int, Anchor] = {}
+    for index in sorted(range(len(points)), key=lambda index: (index in optional, points[index][1])):
         x, y = points[index]
         width = LETTER * len(names[index])
         choices = [
             (x + side * BESIDE, y + step * LINE / 2, "start" if side > 0 else "end")
-            for step in (0, 1, -1, 2, -2, 3, -3, 4, -4, 6, -6, 8, -8, 10, -10)
+            for step in ((0,) if index in optional else STEPS)
             for side in (1, -1)
         ]
         free = [choice for choice in choices if fits(label_box(choice, width), taken, within)]
+        if not free and index in optional:
+            continue
         chosen = free[0] if free else choices[0]
         taken.append(label_box(chosen, width))
         placed[index] = chosen
-    return [placed[index] for index in range(len(points))]
+    return dict(sorted(placed.items()))
 
 
-def label_box(anchor: tuple[float, float, str], width: float) -> Box:
+def label_box(anchor: Anchor, width: float) -> Box:
     """The room a name takes when it is anchored there."""
     x, y, kind = anchor
     left = x if kind == "start" else x - width

@@ -1,45 +1,39 @@
-"""The page: one self-contained HTML file made from results.json, the training logs and the timings."""
+"""The page: one self-contained HTML file made from results.json and what each run left: log, evidence, timing."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .classes import class_caption, class_figure
 from .clock import Timing, clock_section
+from .costs import Evidence
 from .curves import Log
 from .heading import heading
 from .headline import headlines
 from .models import is_control, known_models
 from .palette import model_styles, swatch
-from .read import Results, Run, parts, read_logs, read_results, read_timings, texts
+from .panels import class_maps, cost_panels, input_panels, layer_tables, log_panels
+from .read import Results, read_beside, read_logs, read_results
 from .rewiring import rewiring_figure
-from .summary import caveats, data_names, first_seed, group_runs, summarise
-from .tables import (
-    budget_table,
-    dependence_table,
-    has_several_data,
-    layer_table,
-    proxy_table,
-    split_columns,
-    summary_table,
-)
+from .summary import caveats, data_names, group_runs, summarise
+from .tables import budget_table, dependence_table, has_several_data, proxy_table, split_columns, summary_table
 from .tradeoff import accuracy_figure, budget_figure
-from .training import training_figure
+from .training import steady, training_figure
 
 HERE = Path(__file__).parent
 
 
-def write_report(folder: Path) -> Path:
-    """Write ``folder/report.html`` from ``folder/results.json`` and the runs' logs and timings; returns its path.
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Write ``folder/report.html``, or ``out``, from the results in a folder and what the runs left in theirs.
 
-    The file appears whole or not at all.
+    Returns the path of the page, which appears whole or not at all.
     """
     folder = Path(folder)
     results = read_results(folder)
-    page = render_page(results, read_logs(folder, results), read_timings(folder, results))
-    path = folder / "report.html"
-    unfinished = folder / f".report.html.{os.getpid()}.tmp"
+    evidences, timings = (read_beside(folder, results, name) for name in ("evidence.json", "timing.json"))
+    page = render_page(results, read_logs(folder, results), evidences, timings)
+    path = folder / "report.html" if out is None else Path(out)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         unfinished.write_text(page, encoding="utf-8", errors="replace")
         os.replace(unfinished, path)
@@ -48,8 +42,8 @@ def write_report(folder: Path) -> Path:
     return path
 
 
-def render_page(results: Results, logs: list[Log], timings: Sequence[Timing]) -> str:
-    """The HTML of the report; ``logs`` and ``timings`` are in the order of the runs."""
+def render_page(results: Results, logs: list[Log], evidences: Sequence[Evidence], timings: Sequence[Timing]) -> str:
+    """The HTML of the report; logs, evidences and timings are in the order of the runs."""
     try:
         import jinja2
     except ImportError as error:
@@ -63,13 +57,17 @@ def render_page(results: Results, logs: list[Log], timings: Sequence[Timing]) ->
     )
     return environment.get_template("page.html.j2").render(
         style=(HERE / "page.css").read_text(encoding="utf-8"),
-        script=(HERE / "sort.js").read_text(encoding="utf-8"),
-        **page_content(results, logs, timings),
+        scripts=[(HERE / name).read_text(encoding="utf-8") for name in ("sort.js", "hover.js")],
+        **page_content(results, logs, evidences, timings),
     )
 
 
-def page_content(results: Results, logs: list[Log], timings: Sequence[Timing]) -> dict[str, Any]:
+def page_content(
+    results: Results, logs: list[Log], evidences: Sequence[Evidence], timings: Sequence[Timing]
+) -> dict[str, Any]:
     """Everything the template shows."""
+    inputs = input_panels(results, evidences)
+    shown = [sample for panel in inputs for group in panel["groups"] for sample in group["samples"]]
     return {
         **heading(results),
         "headlines": headlines(results),
@@ -83,22 +81,18 @@ def page_content(results: Results, logs: list[Log], timings: Sequence[Timing]) -
             {"name": data, "svg": svg} for data in data_names(results) if (svg := accuracy_figure(results, data))
         ],
         "clock": clock_section(results, timings),
-        "panels": log_panels(results, logs, training_figure),
+        "panels": log_panels(results, logs, training_figure, steady),
         "rewiring": log_panels(results, logs, rewiring_figure),
         "budget_svg": budget_figure(results),
         "budgets": budget_table(results),
-        "maps": class_maps(results),
+        "maps": class_maps(results, evidences),
+        "costs": cost_panels(results, evidences),
+        "inputs": inputs,
+        "inputs_have_features": any(sample["features"] for sample in shown),
         "layers": layer_tables(results),
         "dependence": dependence_table(results),
         "proxies": proxy_table(results),
     }
-
-
-def group_title(results: Results, data: str, model: str) -> dict[str, str]:
-    """What a panel about one model is called, with its marker."""
-    styles = model_styles(run["model"] for run in results["runs"])
-    name = f"{model}, {data}" if has_several_data(results) else model
-    return {"name": name, "mark": swatch(styles[model], is_control(results, data, model))}
 
 
 def model_list(results: Results) -> list[dict[str, Any]]:
@@ -110,51 +104,3 @@ def model_list(results: Results) -> list[dict[str, Any]]:
         for name, what in known_models(results).items()
         for control in [is_control(results, first_data[name], name)]
     ]
-
-
-def log_panels(
-    results: Results, logs: list[Log], figure: Callable[[str, int, list[Run], list[Log]], str]
-) -> list[dict[str, str]]:
-    """One panel per model whose logs have something to draw."""
-    styles = model_styles(run["model"] for run in results["runs"])
-    log_of = {id(run): log for run, log in zip(results["runs"], logs, strict=True)}
-    return [
-        {**group_title(results, data, model), "svg": svg}
-        for (data, model), runs in group_runs(results).items()
-        if (svg := figure(model, styles[model], runs, [log_of[id(run)] for run in runs]))
-    ]
-
-
-def class_maps(results: Results) -> list[dict[str, Any]]:
-    """The heat maps of each gated model, from the run with seed 0 or the first one."""
-    styles = model_styles(run["model"] for run in results["runs"])
-    found: list[dict[str, Any]] = []
-    for (data, model), runs in group_runs(results).items():
-        run = first_seed(runs)
-        gates = [
-            {"caption": class_caption(gate), "svg": svg}
-            for gate in parts(run, "gates")
-            if (svg := class_figure(gate, styles[model]))
-        ]
-        if gates:
-            found.append({**group_title(results, data, model), "seed": run["seed"], "gates": gates})
-    return found
-
-
-def layer_tables(results: Results) -> list[dict[str, Any]]:
-    """The per-layer table of each model that reports its layers, with what its measurement noted."""
-    return [
-        {**group_title(results, data, model), "table": table, **layer_notes(runs)}
-        for (data, model), runs in group_runs(results).items()
-        if (table := layer_table(runs)).rows
-    ]
-
-
-def layer_notes(runs: list[Run]) -> dict[str, Any]:
-    """The notes of one run, those of the others being alike, and how many runs have any."""
-    noted = [run for run in runs if texts(run, "notes")]
-    if not noted:
-        return {"notes": [], "noted": ""}
-    shown = first_seed(noted)
-    several = f"Noted in {len(noted)} of {len(runs)} runs; in that of seed {shown['seed']}:"
-    return {"notes": texts(shown, "notes"), "noted": several if len(runs) > 1 else ""}

@@ -1,4 +1,4 @@
-"""Reading what the runs left behind: results.json for the whole folder, log.jsonl and timing.json for each run."""
+"""Reading what the runs left behind: results.json for the whole folder; log, evidence and timing of each run."""
 
 import json
 from pathlib import Path
@@ -11,16 +11,42 @@ REQUIRED = ("model", "seed", "data", "quality", "macs", "params", "seconds")
 
 
 def read_results(folder: Path) -> Results:
-    """The checked content of ``folder/results.json``."""
+    """The checked content of ``folder/results.json``; without it, of all results files below the folder together."""
     path = Path(folder) / "results.json"
     expected = 'expected a JSON object {"meta": {...}, "runs": [...]}, as the experiment command writes it'
     if not path.is_file():
-        raise ValueError(f"no results to report: looked for {path}; {expected}")
+        gathered = gather_results(Path(folder))
+        if not gathered["runs"]:
+            raise ValueError(f"no results to report: looked for {path} and for results files below it; {expected}")
+        return check_results(gathered, str(folder))
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} is not readable as JSON ({error}); {expected}") from error
     return check_results(results, str(path))
+
+
+def gather_results(folder: Path) -> Results:
+    """The runs of every results file below a folder, and of what the files say where they come from, what all agree on.
+
+    Files with one run each belong to the folder they are in, a file with many is an experiment of its own: either is
+    then the name of their data, so that runs of different experiments are never averaged.
+    """
+    metas, runs = [], []
+    for path in sorted(folder.rglob("*.json")):
+        found = read_object(path)
+        own = parts(found, "runs")
+        if not own or any(key not in run for run in own for key in REQUIRED):  # of another kind: timings, say
+            continue
+        metas.append(part(found, "meta"))
+        place = path.parent if len(own) == 1 or path.name == "results.json" else path.with_suffix("")
+        name = place.relative_to(folder).as_posix()
+        inside = path.parent.relative_to(folder)
+        for run in own:
+            labelled = {**run, "data": run.get("data") if name == "." else name}
+            runs.append({**labelled, "folder": (inside / run["folder"]).as_posix()} if run.get("folder") else labelled)
+    shared = {key: value for key, value in (metas or [{}])[0].items() if all(meta.get(key) == value for meta in metas)}
+    return {"meta": shared, "runs": runs}
 
 
 def check_results(results: object, origin: str = "results") -> Results:
@@ -78,16 +104,18 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def read_timings(folder: Path, results: Results) -> list[dict[str, Any]]:
-    """What `dynamicgate bench` wrote beside the model of each run, in the order of the runs; empty where it did not."""
+def read_beside(folder: Path, results: Results, name: str) -> list[dict[str, Any]]:
+    """The JSON object that each run has in a file of this name, in the order of the runs; empty where it has none.
+
+    ``timing.json`` is what `dynamicgate bench` measured, ``evidence.json`` what measuring saw of single samples.
+    """
     return [
-        read_timing(Path(folder) / str(run["folder"]) / "timing.json") if run.get("folder") else {}
-        for run in results["runs"]
+        read_object(Path(folder) / str(run["folder"]) / name) if run.get("folder") else {} for run in results["runs"]
     ]
 
 
-def read_timing(path: Path) -> dict[str, Any]:
-    """The object in the file; a file that is not there, or holds anything else, was no timing."""
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in the file; empty where there is no file, or it holds anything else."""
     if not path.is_file():
         return {}
     try:

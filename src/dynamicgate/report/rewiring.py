@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from .curves import Line, Log, curve, panel
+from .curves import Line, Log, Strip, curve, last_step, panel
 from .palette import colour_class
 from .read import Run, part
 from .summary import number
@@ -10,7 +10,7 @@ from .summary import number
 
 def rewiring_figure(model: str, style: int, runs: list[Run], logs: list[Log]) -> str:
     """One panel: of each layer and seed the share of weights ever active (solid) and of connections replaced at the
-    last update (dashed); nothing where no log knows of rewiring."""
+    last update (dashed); nothing where no log knows of rewiring, or connections stayed where they were."""
     layers = list(dict.fromkeys(layer for log in logs for entry in log for layer in part(entry, "rewiring")))
     lines: list[Line] = []
     for run, log in zip(runs, logs, strict=True):
@@ -26,7 +26,10 @@ def rewiring_figure(model: str, style: int, runs: list[Run], logs: list[Log]) ->
                 told += f": {ending:.1%} in the end" if ending is not None else ""
                 told += f", density {density:.1%}" if density is not None else ""
                 lines.append(Line(name, told, f"{key} {colour_class(style)}", curve(log, values), style=thinner))
-    return panel(f"Weights explored and connections replaced over training: {model}", lines)
+    if not any(len({value for _, value in item.points}) > 1 for item in lines):
+        return ""
+    label = f"Weights explored and connections replaced over training: {model}"
+    return panel(label, [Strip(lines)], last_step(logs))
 
 
 def last(values: Iterable[float | None]) -> float | None:

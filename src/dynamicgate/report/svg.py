@@ -41,8 +41,10 @@ def polyline(points: Sequence[tuple[float, float]], *children: str, **attributes
     return tag("polyline", *children, points=" ".join(f"{x:.1f},{y:.1f}" for x, y in points), **attributes)
 
 
-def drawing(width: float, height: float, label: str, *children: str, class_: str = "plot") -> str:
-    """The whole figure, named for those who cannot see it."""
+def drawing(
+    width: float, height: float, label: str, *children: str, class_: str = "plot", marks_per_row: int | None = None
+) -> str:
+    """The whole figure, named for those who cannot see it; `marks_per_row` is how far the arrow down goes."""
     return tag(
         "svg",
         *children,
@@ -51,6 +53,7 @@ def drawing(width: float, height: float, label: str, *children: str, class_: str
         role="img",
         aria_label=label,
         style=f"--natural-width:{width:.0f}px",
+        data_row=marks_per_row,
     )
 
 

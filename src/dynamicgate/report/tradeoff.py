@@ -96,7 +96,7 @@ def mean_labels(rows: list[Row], styles: dict[str, int], x: Scale, y: Scale) -> 
     names = [shorten(row["model"], 28) for row in rows]
     places = place_labels(points, names, (x.start, y.end - 10, x.end + 10, y.start))
     drawn = []
-    for row, name, (x_point, y_point), (across, up, anchor) in zip(rows, names, points, places, strict=True):
+    for row, name, (x_point, y_point), (across, up, anchor) in zip(rows, names, points, places.values(), strict=True):
         colour, side = colour_class(styles[row["model"]]), 1.0 if anchor == "start" else -1.0
         if abs(up - y_point) > LINE / 2:
             drawn.append(line(x_point + side * MARKER, y_point, across - side * 3, up, class_=f"leader {colour}"))

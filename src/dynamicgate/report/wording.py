@@ -11,7 +11,8 @@ def plus_minus(value: Spread, digits: int, scale: float = 1.0) -> str:
     """``mean ± std``; the mean alone where there is only one run or all runs agree."""
     if value["mean"] is None:
         return ABSENT
-    mean = f"{round(value['mean'] * scale, digits) + 0.0:,.{digits}f}"  # + 0.0: a rounding error is no minus zero
+    rounded = round(value["mean"] * scale, digits) + 0.0  # + 0.0: a rounding error is no minus zero
+    mean = f"{rounded:,.{digits}f}".replace("-", "−")
     return f"{mean} ± {value['std'] * scale:,.{digits}f}" if value["std"] else mean
 
 
