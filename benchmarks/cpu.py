@@ -280,7 +280,7 @@ def main() -> None:
     parser.add_argument("--open", nargs="+", type=float)
     parser.add_argument("--density", nargs="*", type=float)
     parser.add_argument("--batches", nargs="+", type=int)
-    parser.add_argument("--threads", nargs="+", type=int, default=[])
+    parser.add_argument("--threads", nargs="+", type=int, default=[], help="only these; others stay as they were")
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--no-frozen", dest="frozen", action="store_false", help="leave torch.compile out")
     parser.add_argument("--out", type=Path, help="a folder; benchmarks/results by default, a temporary one if --quick")
@@ -300,15 +300,19 @@ def main() -> None:
     if args.child:
         return child(args)
     folder = args.out or (Path(tempfile.mkdtemp(prefix="cpu-")) if args.quick else HERE / "results")
-    found: dict[str, Any] = {"meta": environment("python benchmarks/cpu.py") | {"backend": ops.backend()}, "limits": {}}
-    found["rows"] = []
+    found: dict[str, Any] = {"meta": environment("python benchmarks/cpu.py") | {"backend": ops.backend()}}
+    found |= {"limits": {}, "rows": []}
+    if args.threads and (folder / "cpu.json").exists():  # only these anew, beside what is there
+        earlier = json.loads((folder / "cpu.json").read_text(encoding="utf-8"))
+        found["rows"] = [row for row in earlier["rows"] if row["threads"] not in args.threads]
+        found["limits"] = earlier["limits"]
     for threads in args.threads or ([1] if args.quick else sorted({1, os.cpu_count() or 1})):
         with tempfile.TemporaryDirectory() as part:
             path = Path(part) / "rows.json"
             env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
             subprocess.run([sys.executable, __file__, *sys.argv[1:], "--child", str(path)], env=env, check=True)
             measured = json.loads(path.read_text(encoding="utf-8"))
-        found["limits"][str(threads)] = measured["limits"]
+        found["limits"][str(threads)] = measured["limits"] | {"commit": found["meta"]["commit"]}
         found["rows"] += measured["rows"]
     found["least_over_best_dense"] = min(row["over_best_dense"] for row in found["rows"])
     write_text(folder / "cpu.json", json.dumps(found, indent=1))
