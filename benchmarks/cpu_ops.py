@@ -3,8 +3,7 @@
 Every row first checks its result against the float64 reference, then times both in one process, in turn, and reports
 the median of the ratios. The gate is inside the time; its cuts are quantiles of its logits, so that the share of open
 blocks is `open` on average; at batch 1 the inputs change from call to call, and with them the open blocks. In its turn
-each runs all inputs several times at batch 1, so that it is timed with the cache it makes for itself, not with its
-rival's.
+each runs all inputs several times, so that it is timed with the cache it makes for itself, not with its rival's.
 
     OMP_NUM_THREADS=1 python benchmarks/cpu_ops.py         # one thread: torch.set_num_threads does not restrain oneDNN
     python benchmarks/cpu_ops.py --only S3 --open 0.1
@@ -82,8 +81,7 @@ def compare(layers: list[ops.Layer], batch: int, seconds: float, zeros: float = 
         if (error > 1e-4).float().mean() > 0.01:
             raise SystemExit(f"wrong result, no number: error {error.max():.3g}")
     once = min(_timed(dense, xs) for _ in range(3))
-    if batch == 1:
-        xs = xs * 4
+    xs = xs * (4 if once * len(xs) < 0.25 else 1)
     rounds = max(11, min(400, int(seconds / max(once, 1e-7) / len(xs))))
     ratios, micros = [], []
     for _ in range(rounds):
