@@ -25,7 +25,6 @@ from dynamicgate.compare.settings import Settings
 from dynamicgate.data import load
 from dynamicgate.files import write_text
 from dynamicgate.fit import fit
-from dynamicgate.nn import GatedMLP
 from dynamicgate.provenance import environment
 
 HERE = Path(__file__).resolve().parent
@@ -43,7 +42,7 @@ def run(variant: str, seed: int, epochs: int) -> dict[str, float]:
     splits = load("digits", seed=seed)
     settings = replace(Settings(seed=seed, epochs=epochs), **changes).resolved(splits)
     torch.manual_seed(seed)
-    model: GatedMLP = gate(settings, splits)[0]
+    model = gate(settings, splits).model
     budget = make_budget(settings.budget)
     with tempfile.TemporaryDirectory() as folder:
         history = fit(

@@ -16,32 +16,25 @@ the second layer only gate and structure save.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dynamicgate.compare import Settings, compare
-from dynamicgate.compare.models import MODELS
-from dynamicgate.compare.settings import dense_macs, settings_hash
+from dynamicgate.compare import Settings, run_one, settings_hash
 from dynamicgate.convert import ungate_
 from dynamicgate.data import Splits, load
 from dynamicgate.data.cells.prepare import import_scanpy
-from dynamicgate.files import write_text
-from dynamicgate.fit import fit
-from dynamicgate.measure import measure
-from dynamicgate.nn.mlp import ACTIVATIONS
+from dynamicgate.files import write_results
 from dynamicgate.plan import compile
 from dynamicgate.plan.race import batches_of, race
 from dynamicgate.provenance import environment
 from dynamicgate.save import load as load_model
-from dynamicgate.save import save
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "runs"
@@ -58,7 +51,6 @@ class Comparison:
     settings: Settings
     models: dict[str, dict[str, Any]]
     seeds: int = 1
-    activation: str = "relu"
     quick: dict[str, Any] = field(default_factory=lambda: {"epochs": 1})
 
 
@@ -76,13 +68,19 @@ COMPARISONS = {
         },
     ),
     "pbmc3k": Comparison(
-        Settings("pbmc3k", hidden=(1000, 500), block=128, structure="16x1", data_options=(("genes", str(ALL_GENES)),)),
+        Settings(
+            "pbmc3k",
+            hidden=(1000, 500),
+            block=128,
+            structure="16x1",
+            activation="gelu",
+            data_options=(("genes", str(ALL_GENES)),),
+        ),
         {
             "dense": {"block": 0, "structure": "unstructured"},
             "gate+rigl, 16x1, budget 0.1": {"model": "gate+rigl", "budget": 0.1},
             "gate+rigl, 16x1, budget 0.03": {"model": "gate+rigl", "budget": 0.03},
         },
-        activation="gelu",
         quick={"epochs": 6},  # of 15 steps each
     ),
 }
@@ -114,35 +112,14 @@ def trained(name: str, label: str, seed: int, out: Path, quick: bool) -> tuple[d
     """The run of one model and its folder; trained, unless an earlier call has done that."""
     asked = COMPARISONS[name]
     settings = replace(asked.settings, **{"model": label, **asked.models[label], "seed": seed})
-    settings = replace(settings, **asked.quick) if quick else settings
-    if asked.activation != "relu":
-        return train_with(asked.activation, settings, rows_of(name, seed), out)
-    (run,) = compare(settings, [settings.model], [seed], out)["runs"]
-    return run, out / run["folder"]
+    return run_of(replace(settings, **asked.quick) if quick else settings, rows_of(name, seed), out)
 
 
-def train_with(activation: str, settings: Settings, splits: Splits, out: Path) -> tuple[dict[str, Any], Path]:
-    """A model of `compare` with another activation, on rows that no loader gives; measured as `compare` does."""
+def run_of(settings: Settings, splits: Splits, out: Path) -> tuple[dict[str, Any], Path]:
+    """The run with these settings on these rows, found by what it was asked to do, and its folder."""
     settings = settings.resolved(splits)
-    folder = out / "runs" / f"{settings.model}-{activation}-s{settings.seed}-{settings_hash(settings, splits)}"
-    finished = folder / "run.json"
-    if finished.exists():
-        return json.loads(finished.read_text(encoding="utf-8")), folder
-    torch.manual_seed(settings.seed)
-    model, budget, rewirer = MODELS[settings.model](settings, splits)
-    model.activation, model.act = activation, ACTIVATIONS[activation]()
-    history = fit(
-        model, splits.train, valid=splits.valid, budget=budget, rewirer=rewirer, epochs=settings.epochs,
-        batch=settings.batch, lr=settings.lr, weight_decay=settings.weight_decay, seed=settings.seed, out=folder,
-        label=f"{settings.model} seed {settings.seed}",
-    )  # fmt: skip
-    found = measure(model, splits.test).to_dict()
-    assert found["macs"]["dense"] == dense_macs((splits.train.features, *settings.hidden, splits.classes))
-    run = {key: found[key] for key in ("quality", "macs", "gates")}
-    run |= {"valid": history.final, "settings": asdict(settings)}
-    save(model, folder / "model.safetensors", notes={"data": splits.name, "settings": asdict(settings)})
-    write_text(finished, json.dumps(run))
-    return run, folder
+    folder = out / "runs" / f"{settings.model}-s{settings.seed}-{settings_hash(settings, splits)}"
+    return run_one(settings, splits, folder), folder
 
 
 def clocked(
@@ -190,12 +167,6 @@ def row(name: str, label: str, seed: int, out: Path, quick: bool) -> dict[str, A
     return found
 
 
-def written(meta: dict[str, Any], rows: list[dict[str, Any]]) -> str:
-    """JSON with one model a line, so that a diff shows which changed."""
-    lines = ",\n".join(json.dumps(found) for found in rows)
-    return f'{{"meta": {json.dumps(meta, indent=1)},\n"rows": [\n{lines}\n]}}\n'
-
-
 def main() -> None:
     """Train what is missing with all threads, then time everything in a process with one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -213,7 +184,7 @@ def main() -> None:
     if args.clock:
         path = out / f"{args.only or 'all'}.json" if args.only or args.quick else HERE / "results" / "latency.json"
         rows = [row(*job) for job in jobs]
-        write_text(path, written(environment("python experiments/latency.py"), rows))
+        write_results(path, environment("python experiments/latency.py"), rows)
         print(f"wrote {path.relative_to(HERE.parent)}")
         return
     for job in jobs:

@@ -83,7 +83,7 @@ def test_the_models_are_what_they_are_called(settings: Settings) -> None:
     assert {name for name, prepared in made.items() if prepared.model.dropout.p == 0.0} == {"dense", "small"}
     kinds = {name: [g.config.kind for g in dg.gates_of(prepared.model).values()] for name, prepared in made.items()}
     assert {name: kind for name, kind in kinds.items() if kind} == {
-        "static": ["static"], "gate": ["dynamic"], "gate+rigl": ["dynamic"], "switch": ["router"],
+        "static": ["static"], "random": ["static"], "gate": ["dynamic"], "gate+rigl": ["dynamic"], "switch": ["router"],
     }  # fmt: skip
     targets = {name: prepared.budget.target for name, prepared in made.items() if prepared.budget}
     assert targets == {"static": 0.5, "gate": 0.5, "gate+rigl": 0.5, "switch": None}
@@ -111,6 +111,31 @@ def test_without_a_density_sparse_models_spend_the_budget(hidden: tuple[int, ...
     routed = {site: torch.eye(8)[:1] for site in dg.gates_of(switch)}
     full = macs((40, *hidden, 6))
     assert float(dg.Ledger(switch).executed(routed)) / full == pytest.approx(0.2, abs=0.05)
+
+
+@pytest.mark.parametrize(("hidden", "block"), [((100,), 1), ((64, 48), 1), ((96, 64), 16), ((50,), 16)])
+def test_a_random_mask_spends_the_budget_on_units_that_nothing_moves(hidden: tuple[int, ...], block: int) -> None:
+    splits = splits_of(40, 6)
+    made = [
+        MODELS["random"](replace(Settings(budget=0.5, hidden=hidden, block=block), model="random", seed=seed), splits)
+        for seed in (0, 0, 1)
+    ]
+    sizes = (40, *hidden, 6)
+    unit = block * max(a + c for a, c in zip(sizes, sizes[2:], strict=False))
+    assert abs(dg.measure(made[0].model, splits.test).macs["relative"] - 0.5) <= unit / macs(sizes)
+    masks = [torch.cat([gate.bias > 0 for gate in dg.gates_of(prepared.model).values()]) for prepared in made]
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0], masks[2]), "another seed, other units"
+    dg.fit(made[0].model, splits.train, epochs=1, batch=8, show=False)
+    after = torch.cat([gate.bias > 0 for gate in dg.gates_of(made[0].model).values()])
+    assert torch.equal(after, masks[0])
+
+
+def test_the_activation_is_the_one_asked_for_and_only_another_one_is_another_run() -> None:
+    splits = splits_of(40, 6)
+    relu, gelu = (Settings(hidden=(8,), model="gate", activation=name).resolved(splits) for name in ("relu", "gelu"))
+    assert MODELS["gate"](gelu, splits).model.activation == "gelu"
+    assert settings_hash(relu, splits) != settings_hash(gelu, splits)
 
 
 def test_the_period_fits_a_short_run() -> None:
@@ -273,7 +298,7 @@ def test_a_run_made_twice_is_the_same_run(settings: Settings, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("models", "change", "sentence"),
     [
-        (["dense", "gatt"], {}, "unknown models gatt; choose from dense, small, dropout, static, gate"),
+        (["dense", "gatt"], {}, "unknown models gatt; choose from dense, small, dropout, static, random, gate"),
         ([], {}, r"unknown models \(none given\)"),
         (["dense", "gate"], {"budget": 0.05}, "a budget of 0.05 cannot be met: the gate networks alone cost"),
         (["dense"], {"budget": 0.0}, "expected 0 < budget <= 1, received 0.0"),

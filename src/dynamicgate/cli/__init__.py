@@ -1,4 +1,4 @@
-"""The command line: train, compare, measure, bench, report, data. One file for each command."""
+"""The command line: train, compare, measure, bench, report, data, paper. One file for each command."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dynamicgate.cli.bench import Bench
 from dynamicgate.cli.compare import Compare
 from dynamicgate.cli.data import Data
 from dynamicgate.cli.measure import Measure
+from dynamicgate.cli.paper import Paper
 from dynamicgate.cli.report import Report
 from dynamicgate.cli.train import Train
 
@@ -27,6 +28,7 @@ Command = (
     | Annotated[Bench, subcommand("bench")]
     | Annotated[Report, subcommand("report")]
     | Annotated[Data, subcommand("data")]
+    | Annotated[Paper, subcommand("paper")]
 )
 
 

@@ -8,18 +8,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tyro.conf import UseAppendAction
 
-from dynamicgate.compare import Settings
-from dynamicgate.gate import Policy
+from dynamicgate.compare import Knobs, Settings
 
 Options = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(Knobs):
     """Options of training."""
 
     data: str = "digits"
@@ -30,58 +29,8 @@ class Training:
     """An option of the loader as KEY=VALUE, e.g. labels=leiden; several with commas, or by repeating this option."""
     target: str | None = None
     """Column that holds the classes, in a .csv, .parquet or .h5ad file; short for --data-option target=COLUMN."""
-    budget: float = 0.3
-    """Executed MACs relative to the dense network: hard gates, gate networks and output layer included."""
     hidden: str = ""
     """Widths of the hidden layers, e.g. 256 or 1024,512. By default 128 for digits and 256 elsewhere."""
-    epochs: int = 0
-    """Passes over the training data; 0 is the default of the data set."""
-    batch: int = 0
-    """Rows per optimizer step, over all processes; 0 is the default of the data set."""
-    lr: float = 0.0
-    """Peak learning rate of AdamW, with warm-up and a cosine to zero; 0 is the default of the data set, 5/3 of that for
-    models with sparse layers."""
-    weight_decay: float = 0.05
-    """Decay of weight matrices."""
-    dropout: float = 0.1
-    """Dropout of all models but dense and small."""
-    block: int = 0
-    """Units that open and close together; 0 is 1 for static and gate, 16 for gate+rigl."""
-    net: Literal["auto", "linear", "low-rank", "two-layer"] = "auto"
-    """Shape of the gate network; auto is low-rank for gate, linear (and sparse) for gate+rigl."""
-    rank: int = 0
-    """Inner width of the gate network; 0 takes what 28 % of the budget pays for."""
-    policy: Policy = "gumbel"
-    """What multiplies units in training: hard, soft, bernoulli, concrete, gumbel (hard with noise, so that closed gates
-    are tried again). At test time gates are hard."""
-    tau: float = 1.0
-    """Temperature of the gates."""
-    theta: float = 0.5
-    """Threshold of the gates."""
-    scale: bool = False
-    """Multiply open units by their gate's probability."""
-    accumulate: int = 1
-    """Work a batch off in this many pieces."""
-    clip: float | None = None
-    """Largest gradient norm."""
-    bf16: bool = False
-    """Train under bfloat16 autocast."""
-    balanced: bool = False
-    """Weight classes by inverse frequency."""
-    patience: int | None = None
-    """Stop after this many epochs without a better validation accuracy, and keep the best."""
-    density: float = 0.0
-    """Share of the connections that exist in the hidden layers of pruned, static-sparse, set, rigl and gate+rigl; 0 is
-    what the budget pays for (in gate+rigl 1.2 times the budget, of which the gates then open about two thirds)."""
-    gate_density: float = 0.0
-    """The same for the gate networks of gate+rigl; 0 is what a fifth of the budget pays for."""
-    structure: str = "unstructured"
-    """Pattern of the masks: unstructured, fan-in (every output has as many inputs), or cells of outputs x inputs that
-    come and go together, like 16x1 or 32x32."""
-    sparse_output: bool = False
-    """Make the output layer as sparse as the others; by default it stays dense."""
-    every: int = 0
-    """Optimizer steps between two rewirings; 0 is 100, or less in a short run."""
 
     def settings(self, **chosen: Any) -> Settings:
         """The same as the library's `Settings`."""

@@ -29,8 +29,8 @@ class Train:
     out: Path
     """Folder for model.safetensors, log.jsonl, checkpoints and run.json."""
     model: str = "gate"
-    """dense, small (a dense net of equal MACs), dropout, static, gate, pruned, static-sparse, set, rigl, gate+rigl or
-    switch."""
+    """dense, small (a dense net of equal MACs), dropout, static, random, gate, pruned, static-sparse, set, rigl,
+    gate+rigl or switch."""
     seed: int = 0
     """Seed of the initial weights, the order of the data and the validation split."""
     device: str = "auto"

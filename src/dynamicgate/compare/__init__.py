@@ -2,6 +2,6 @@
 
 from dynamicgate.compare.models import MODELS
 from dynamicgate.compare.runs import compare, run_one
-from dynamicgate.compare.settings import Settings, settings_hash
+from dynamicgate.compare.settings import Knobs, Settings, settings_hash
 
-__all__ = ["MODELS", "Settings", "compare", "run_one", "settings_hash"]
+__all__ = ["MODELS", "Knobs", "Settings", "compare", "run_one", "settings_hash"]

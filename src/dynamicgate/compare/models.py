@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
+from torch import nn
+
 from dynamicgate.budget import Budget
 from dynamicgate.compare.settings import Settings, dense_macs
 from dynamicgate.convert import gate_
@@ -12,68 +15,80 @@ from dynamicgate.data import Splits
 from dynamicgate.gate import GateConfig
 from dynamicgate.nn import GatedMLP, Normalize
 from dynamicgate.rewire import SET, LayerOptions, Magnitude, Rewirer, RigL, Static
+from dynamicgate.usage import gates_of
 
 EXPERTS = 8
+CERTAIN = 4.0  # logit of a gate that is not learned
 BALANCE = 1e-2  # weight of the load-balance penalty, as Switch Transformers and the paper (sec 5.5) have it
 
 
 class Prepared(NamedTuple):
     """A network, what its gates may use, and which of its connections exist."""
 
-    model: GatedMLP
+    model: nn.Module
     budget: Budget | None = None
     rewirer: Rewirer | None = None
 
 
 def dense(s: Settings, splits: Splits) -> Prepared:
     """The plain network: the quality to reach and the MACs to save."""
-    return Prepared(_mlp(s.hidden, splits))
+    return Prepared(_mlp(s, splits, dropout=0.0))
 
 
 def small(s: Settings, splits: Splits) -> Prepared:
     """A dense network as narrow as the budget: the control that every method must beat."""
-    return Prepared(_mlp(_affordable(s, splits, lambda hidden: 0), splits))
+    return Prepared(_mlp(s, splits, _affordable(s, splits), dropout=0.0))
 
 
 def dropout(s: Settings, splits: Splits) -> Prepared:
     """The dense network with dropout: regularisation without any saving."""
-    return Prepared(_mlp(s.hidden, splits, dropout=s.dropout))
+    return Prepared(_mlp(s, splits))
 
 
 def static(s: Settings, splits: Splits) -> Prepared:
     """One learned logit per unit, the same units for every input, at the same budget."""
     config = GateConfig(kind="static", block=s.block, train=s.policy, tau=s.tau, theta=s.theta, scale=s.scale)
-    return Prepared(_mlp(s.hidden, splits, dropout=s.dropout, gate=config), Budget(target=s.budget))
+    return Prepared(_mlp(s, splits, gate=config), Budget(target=s.budget))
+
+
+def random(s: Settings, splits: Splits) -> Prepared:
+    """Units drawn once, the same for every input, as many as the budget pays for: the control of learned gates."""
+    model = _mlp(s, splits, gate=GateConfig(kind="static", block=s.block))
+    draw = torch.Generator().manual_seed(s.seed)
+    for found, width in zip(gates_of(model).values(), _affordable(s, splits, block=s.block), strict=True):
+        drawn = torch.randperm(found.blocks, generator=draw)[: width // s.block]
+        found.bias.requires_grad_(False).fill_(-CERTAIN).index_fill_(0, drawn, CERTAIN)
+    return Prepared(model)
 
 
 def gate(s: Settings, splits: Splits) -> Prepared:
     """Input-dependent gates, held to the budget: DynamicGate."""
     shape = {"net": s.net, "rank": s.rank, "block": s.block}
     config = GateConfig(**shape, train=s.policy, tau=s.tau, theta=s.theta, scale=s.scale)  # type: ignore[arg-type]
-    return Prepared(_mlp(s.hidden, splits, dropout=s.dropout, gate=config), Budget(target=s.budget))
+    return Prepared(_mlp(s, splits, gate=config), Budget(target=s.budget))
 
 
 def pruned(s: Settings, splits: Splits) -> Prepared:
     """Magnitude pruning during training, down to the density."""
-    model = _mlp(s.hidden, splits, dropout=s.dropout)
+    model = _mlp(s, splits)
     return Prepared(model, rewirer=Magnitude(model, s.density, every=s.every, **_sparse(s)))
 
 
 def static_sparse(s: Settings, splits: Splits) -> Prepared:
     """A random mask that stays as it is: the control that rewiring must beat."""
-    model = _mlp(s.hidden, splits, dropout=s.dropout)
+    model = _mlp(s, splits)
     return Prepared(model, rewirer=Static(model, s.density, seed=s.seed, **_sparse(s)))
 
 
 def set_(s: Settings, splits: Splits) -> Prepared:
     """Weak connections exchanged for random ones."""
-    model = _mlp(s.hidden, splits, dropout=s.dropout)
+    model = _mlp(s, splits)
     return Prepared(model, rewirer=SET(model, s.density, every=s.every, seed=s.seed, **_sparse(s)))
 
 
 def rigl(s: Settings, splits: Splits) -> Prepared:
     """Weak connections exchanged for those with the largest gradients."""
-    model = _mlp(s.hidden, splits, dropout=s.dropout)
+    model = _mlp(s, splits)
     return Prepared(model, rewirer=RigL(model, s.density, every=s.every, seed=s.seed, **_sparse(s)))
 
 
@@ -95,7 +110,7 @@ def switch(s: Settings, splits: Splits) -> Prepared:
         return EXPERTS * sum(readers)
 
     widths = _affordable(s, splits, routers)
-    model = _mlp([EXPERTS * width for width in widths], splits, dropout=s.dropout)
+    model = _mlp(s, splits, [EXPERTS * width for width in widths])
     for index, width in enumerate(widths, start=1):
         gate_(model, GateConfig(kind="router", block=width), where=f"layers.{index}")
     return Prepared(model, Budget(form="balance", weight=BALANCE))
@@ -106,6 +121,7 @@ MODELS: dict[str, Callable[[Settings, Splits], Prepared]] = {
     "small": small,
     "dropout": dropout,
     "static": static,
+    "random": random,
     "gate": gate,
     "pruned": pruned,
     "static-sparse": static_sparse,
@@ -116,14 +132,17 @@ MODELS: dict[str, Callable[[Settings, Splits], Prepared]] = {
 }
 
 
-def _affordable(s: Settings, splits: Splits, besides: Callable[[tuple[int, ...]], int]) -> tuple[int, ...]:
-    """The hidden widths, in the proportions asked for, whose MACs and those `besides` come closest to the budget."""
+def _affordable(
+    s: Settings, splits: Splits, besides: Callable[[tuple[int, ...]], int] | None = None, block: int = 1
+) -> tuple[int, ...]:
+    """The hidden widths, in the proportions asked for and in whole blocks, whose MACs and those `besides` come closest
+    to the budget."""
 
     def macs(hidden: tuple[int, ...]) -> int:
-        return dense_macs((splits.train.features, *hidden, splits.classes)) + besides(hidden)
+        return dense_macs((splits.train.features, *hidden, splits.classes)) + (besides(hidden) if besides else 0)
 
     wanted = s.budget * dense_macs((splits.train.features, *s.hidden, splits.classes))
-    narrower = [tuple(max(1, round(width * k / 4096)) for width in s.hidden) for k in range(1, 4097)]
+    narrower = [tuple(block * max(1, round(width * k / 4096 / block)) for width in s.hidden) for k in range(1, 4097)]
     return min(narrower, key=lambda hidden: abs(macs(hidden) - wanted))
 
 
@@ -132,6 +151,18 @@ def _sparse(s: Settings) -> LayerOptions:
     return {"structure": s.structure, "include": ["layers.*"] if s.sparse_output else ()}
 
 
-def _mlp(hidden: Sequence[int], splits: Splits, *, dropout: float = 0.0, gate: GateConfig | None = None) -> GatedMLP:
-    sizes = (splits.train.features, *hidden, splits.classes)
-    return GatedMLP(sizes, gate, dropout=dropout, normalize=Normalize(splits.mean, splits.std))
+def _mlp(
+    s: Settings,
+    splits: Splits,
+    hidden: Sequence[int] | None = None,
+    *,
+    dropout: float | None = None,
+    gate: GateConfig | None = None,
+) -> GatedMLP:
+    return GatedMLP(
+        (splits.train.features, *(hidden or s.hidden), splits.classes),
+        gate,
+        activation=s.activation,
+        dropout=s.dropout if dropout is None else dropout,
+        normalize=Normalize(splits.mean, splits.std),
+    )

@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dynamicgate.compare.models import MODELS
+from dynamicgate.compare.models import MODELS, Prepared
 from dynamicgate.compare.settings import Settings, dense_macs, settings_hash
 from dynamicgate.cost import Ledger
 from dynamicgate.data import Splits, load
+from dynamicgate.evidence import Evidence
 from dynamicgate.files import write_results, write_text
 from dynamicgate.fit import distributed, fit
 from dynamicgate.measure import measure
@@ -28,16 +29,26 @@ from dynamicgate.save import save
 
 
 def run_one(
-    settings: Settings, splits: Splits, folder: Path, *, device: str = "auto", label: str = ""
+    settings: Settings,
+    splits: Splits,
+    folder: Path,
+    *,
+    prepare: Callable[[Settings, Splits], Prepared] | None = None,
+    device: str = "auto",
+    label: str = "",
+    show: bool = True,
 ) -> dict[str, Any]:
-    """Train one model, measure it on the test data, and leave model, log, checkpoints and run.json in `folder`."""
+    """Train one model, measure it on the test data, and leave model, log, checkpoints and run.json in `folder`.
+
+    `prepare` makes a model that is not in `MODELS`; its name is then yours, and so is telling its runs apart.
+    """
     finished = folder / "run.json"
     if finished.exists():
         return json.loads(finished.read_text(encoding="utf-8"))
-    if settings.model not in MODELS:
+    if prepare is None and settings.model not in MODELS:
         raise ValueError(f"unknown model {settings.model!r}; the models are {', '.join(MODELS)}")
     torch.manual_seed(settings.seed)
-    model, budget, rewirer = MODELS[settings.model](settings, splits)
+    model, budget, rewirer = (prepare or MODELS[settings.model])(settings, splits)
     history = fit(
         model,
         splits.train,
@@ -57,16 +68,11 @@ def run_one(
         device=device,
         out=folder,
         label=label or f"{settings.model} seed {settings.seed}",
+        show=show,
     )
-    found = measure(model, splits.test).to_dict()
-    # Relative to the full dense network, whatever the model's own width: a small net saves by being small.
-    full = dense_macs((splits.train.features, *settings.hidden, splits.classes))
-    own = found["macs"]["dense"]
-    for key in ("relative", "relative_zero_skip", "gate_saved"):
-        found["macs"][key] *= own / full
-    found["macs"]["structure_saved"] = 1.0 - (1.0 - found["macs"]["structure_saved"]) * own / full
-    found["samples"] = {key: value * own / full for key, value in found["samples"].items()}
-    found["macs"]["dense"] = full
+    evidence = Evidence()
+    found = measure(model, splits.test, watch=evidence.add).to_dict()
+    relate_(found, dense_macs((splits.train.features, *settings.hidden, splits.classes)))
     run = {
         "model": settings.model,
         "seed": settings.seed,
@@ -85,8 +91,19 @@ def run_one(
     }
     if distributed.rank() == 0:
         save(model, folder / "model.safetensors", notes={"data": splits.name, "settings": asdict(settings)})
+        write_text(folder / "evidence.json", json.dumps(evidence.to_dict(splits)))
         write_text(finished, json.dumps(run))
     return run
+
+
+def relate_(found: dict[str, Any], full: int) -> None:
+    """Refer a measurement to the full dense network, whatever the model's own width: a small net saves by being so."""
+    own = found["macs"]["dense"]
+    for key in ("relative", "relative_zero_skip", "gate_saved"):
+        found["macs"][key] *= own / full
+    found["macs"]["structure_saved"] = 1.0 - (1.0 - found["macs"]["structure_saved"]) * own / full
+    found["samples"] = {key: value * own / full for key, value in found["samples"].items()}
+    found["macs"]["dense"] = full
 
 
 def compare(

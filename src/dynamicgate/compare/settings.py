@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -37,38 +37,73 @@ PERIOD = 100
 UPDATES = 10  # in a short run, at least
 
 
+@dataclass(frozen=True, kw_only=True)
+class Knobs:
+    """How models are made and trained, as far as a word says it; 0 means: the default for this data set."""
+
+    budget: float = 0.3
+    """Executed MACs relative to the dense network: hard gates, gate networks and output layer included."""
+    epochs: int = 0
+    """Passes over the training data; 0 is the default of the data set."""
+    batch: int = 0
+    """Rows per optimizer step, over all processes; 0 is the default of the data set."""
+    lr: float = 0.0
+    """Peak learning rate of AdamW, with warm-up and a cosine to zero; 0 is the default of the data set, 5/3 of that for
+    models with sparse layers."""
+    weight_decay: float = 0.05
+    """Decay of weight matrices."""
+    dropout: float = 0.1
+    """Dropout of all models but dense and small."""
+    activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
+    """What follows each hidden layer; only relu leaves zeros that can be skipped."""
+    block: int = 0
+    """Units that open and close together; 0 is 1 for static, random and gate, 16 for gate+rigl."""
+    net: Literal["auto", "linear", "low-rank", "two-layer"] = "auto"
+    """Shape of the gate network; auto is low-rank for gate, linear (and sparse) for gate+rigl."""
+    rank: int = 0
+    """Inner width of the gate network; 0 takes what 28 % of the budget pays for."""
+    policy: Policy = "gumbel"
+    """What multiplies units in training: hard, soft, bernoulli, concrete, gumbel (hard with noise, so that closed gates
+    are tried again). At test time gates are hard."""
+    tau: float = 1.0
+    """Temperature of the gates."""
+    theta: float = 0.5
+    """Threshold of the gates."""
+    scale: bool = False
+    """Multiply open units by their gate's probability."""
+    accumulate: int = 1
+    """Work a batch off in this many pieces."""
+    clip: float | None = None
+    """Largest gradient norm."""
+    bf16: bool = False
+    """Train under bfloat16 autocast."""
+    balanced: bool = False
+    """Weight classes by inverse frequency."""
+    patience: int | None = None
+    """Stop after this many epochs without a better validation accuracy, and keep the best."""
+    density: float = 0.0
+    """Share of the connections that exist in the hidden layers of pruned, static-sparse, set, rigl and gate+rigl; 0 is
+    what the budget pays for (in gate+rigl 1.2 times the budget, of which the gates then open about two thirds)."""
+    gate_density: float = 0.0
+    """The same for the gate networks of gate+rigl; 0 is what a fifth of the budget pays for."""
+    structure: str = "unstructured"
+    """Pattern of the masks: unstructured, fan-in (every output has as many inputs), or cells of outputs x inputs that
+    come and go together, like 16x1 or 32x32."""
+    sparse_output: bool = False
+    """Make the output layer as sparse as the others; by default it stays dense."""
+    every: int = 0
+    """Optimizer steps between two rewirings; 0 is 100, or less in a short run."""
+
+
 @dataclass(frozen=True)
-class Settings:
+class Settings(Knobs):
     """What decides the result of one run; zero or empty means: the default for this data set."""
 
     data: str = "digits"
     model: str = "gate"
     seed: int = 0
-    budget: float = 0.3
     hidden: tuple[int, ...] = ()
-    epochs: int = 0
-    batch: int = 0
-    lr: float = 0.0
-    weight_decay: float = 0.05
-    dropout: float = 0.1
-    block: int = 0
-    net: str = "auto"
-    rank: int = 0
-    policy: Policy = "gumbel"
-    tau: float = 1.0
-    theta: float = 0.5
-    scale: bool = False
-    accumulate: int = 1
-    clip: float | None = None
-    bf16: bool = False
-    balanced: bool = False
-    patience: int | None = None
     data_options: tuple[tuple[str, str], ...] = ()
-    density: float = 0.0
-    gate_density: float = 0.0
-    structure: str = "unstructured"
-    sparse_output: bool = False
-    every: int = 0
 
     def resolved(self, splits: Splits) -> Settings:
         """With the defaults of the data set filled in."""
@@ -96,7 +131,7 @@ class Settings:
         return _with_densities(found, splits) if found.model in SPARSE else found
 
 
-LATER = ("data_options", "density", "gate_density", "structure", "sparse_output", "every")
+LATER = ("data_options", "density", "gate_density", "structure", "sparse_output", "every", "activation")
 
 
 def dense_macs(sizes: Sequence[int]) -> int:

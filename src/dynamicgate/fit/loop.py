@@ -85,7 +85,7 @@ class Run:
             order = batches(len(self.y), self.options.batch, seed=self.options.seed, epoch=epoch)
             self.model.train()
             for index in islice(order, done, None):
-                self._optimize(index)
+                self.optimize(index)
                 progress.update(self.step / self.total, self._status())
                 if self.step % self.steps_per_epoch:  # else after the validation that belongs to this step
                     self._pause()
@@ -101,7 +101,7 @@ class Run:
         if asked:
             raise KeyboardInterrupt
 
-    def _optimize(self, index: Tensor) -> None:
+    def optimize(self, index: Tensor) -> None:
         """One optimizer step on one global batch."""
         options, now = self.options, self.step / self.total
         if self.budget is not None:

@@ -8,6 +8,7 @@ WHAT = {
     "small": "a dense network as narrow as the budget",
     "dropout": "the dense network with dropout: regularised, nothing saved",
     "static": "one learned logit per unit: the same units are open for every input",
+    "random": "units drawn once and for all, as many as the budget pays for",
     "pruned": "a network whose smallest weights were removed",
     "static-sparse": "random connections that stay as they are from the start",
     "set": "rewired in training: the smallest weights give way to random connections",
@@ -26,7 +27,7 @@ def subjects(results: Results) -> set[tuple[str, str]]:
     gated = {
         (data, model)
         for (data, model), runs in groups.items()
-        if model != "switch" and not model.startswith("static") and (is_gated(runs) or "gate" in model)
+        if not model.startswith(("static", "random", "switch")) and (is_gated(runs) or "gate" in model)
     }
     return gated or {(data, model) for data, model in groups if model in ADAPTIVE}
 

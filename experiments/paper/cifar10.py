@@ -1,0 +1,156 @@
+"""Section 5.2: CIFAR-10, 3072-1024-512-10."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.convert import gate_
+from dynamicgate.data import Splits
+from dynamicgate.gate import GateConfig
+from dynamicgate.paper import Recipe, Table, step_settings, train_settings
+from dynamicgate.usage import Usage, gates_of
+
+from .common import OURS, WRITTEN, every, step_written, train_written, written
+from .published import (
+    Notebook,
+    before_the_relu_,
+    linear_knob,
+    logit,
+    network,
+    nonzero_share,
+    optimizer_of,
+    prune_together_,
+    set_gates,
+    step_published,
+    train_published,
+    whole_training,
+)
+
+NOTEBOOK = {
+    "hidden": [1024, 512], "epochs": 15, "batch": 128, "optimizer": "adamw", "lr": 1e-3, "weight_decay": 1e-4,
+}  # fmt: skip
+GATE = {
+    "open": 0.65, "theta": 0.5, "tau": [2.0, 1.2], "tau_epochs": 10, "weight": 2e-2, "weight_from": 3,
+    "targets": [0.52, 0.35], "target_weight": 0.8, "clip": 1.0,
+}  # fmt: skip
+FINE_TUNING = {"prune": 0.4, "prune_epochs": 8}
+
+
+def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Notebook:
+    """One of the four models of the published notebook."""
+    model = network(asked, splits, device, dropout=asked.get("dropout", 0.0))
+    if "tau" not in asked:
+        found = Notebook(model, optimizer_of(asked, model), asked["epochs"])
+        found.then = partial(fine_tuning, model, asked) if "prune" in asked else None
+        return found
+    gate_(model, GateConfig(kind="static", train="hard", theta=asked["theta"], tau=asked["tau"][0]))
+    logits = [gate.bias for gate in gates_of(model).values()]
+    for bias in logits:
+        nn.init.constant_(bias, logit(asked["open"]))
+    before_the_relu_(model)
+    schedule = Schedule(asked)
+
+    def before_epoch(epoch: int) -> None:
+        schedule.epoch = epoch + 1
+        set_gates(model, tau=schedule.tau(schedule.epoch))
+
+    def clip() -> None:
+        nn.utils.clip_grad_norm_(logits, asked["clip"])
+
+    return Notebook(model, optimizer_of(asked, model), asked["epochs"], before_epoch, schedule.penalty, clip)
+
+
+class Schedule:
+    """tau and the penalty by epoch, counted from 1."""
+
+    def __init__(self, asked: dict[str, Any]) -> None:
+        """At the first epoch."""
+        self.asked, self.epoch = asked, 1
+        self.tau = linear_knob(asked["tau"], 1, asked["tau_epochs"])
+        self.weight = linear_knob([0.0, asked["weight"]], asked["weight_from"], 15)
+
+    def penalty(self, used: Usage) -> Tensor:
+        """lambda * the sum of mean p, and the squared distance of each mean p from its target."""
+        p = torch.stack(list(used.mean_p().values()))
+        apart = p - torch.tensor(self.asked["targets"], device=p.device)
+        return self.weight(self.epoch) * p.sum() + self.asked["target_weight"] * apart.square().sum()
+
+
+def fine_tuning(model: nn.Module, asked: dict[str, Any]) -> Notebook:
+    """40 % of the weights set to zero, the mask forgotten, and 8 more epochs at half the rate."""
+    prune_together_(model, asked["prune"], keep_mask=False)
+    optimizer = optimizer_of(asked, model, lr=asked["lr"] / 2)
+    return Notebook(model, optimizer, asked["prune_epochs"], claimed=lambda _: nonzero_share(model))
+
+
+PUBLISHED = Recipe(
+    kind="published",
+    data="cifar10",
+    models={
+        "dense": NOTEBOOK,
+        "dropout": {**NOTEBOOK, "dropout": 0.1},
+        "pruned": {**NOTEBOOK, **FINE_TUNING},
+        "dense, 23 epochs": {**NOTEBOOK, "prune": 1e-6, "prune_epochs": 8},
+        "gate": {**NOTEBOOK, **GATE},
+    },
+    train=partial(train_published, make=notebook),
+    step=partial(step_published, make=notebook),
+    seeds=(52, 53, 54, 55, 56),
+    change=whole_training,
+    quick={"epochs": 1, "prune_epochs": 1},
+    quick_rows=600,
+    remarks=(
+        "The gates are static: one logit for each unit.",
+        "A target for mean p of 0.52 just above the threshold of 0.5 makes nearly all units of the first layer open: "
+        "an open rate of 0.94 is not a selection.",
+        "`pruned` forgets its mask before fine-tuning, so weights grow again, and trains 23 epochs, the last 8 at half "
+        "the rate; all others train 15. `dense, 23 epochs` is our control: the same training with nothing removed.",
+        "No validation rows; test accuracy after the last epoch. The published code has one seed, 52.",
+    ),
+)
+AS_WRITTEN = Recipe(
+    kind="written",
+    data="cifar10",
+    models=written(
+        ("dense", "gate", "rigl", "gate+rigl"),
+        weight=2e-2,
+        warmup=0.2,
+        density=0.2,
+        hidden=[1024, 512],
+        epochs=15,
+        batch=128,
+        lr=1e-3,
+        weight_decay=1e-4,
+        dropout=0.0,
+    ),
+    train=train_written,
+    step=step_written,
+    quick_rows=600,
+    remarks=WRITTEN,
+)
+BY_US = Recipe(
+    kind="ours",
+    data="cifar10",
+    models=every(budget=0.34, hidden=[1024, 512], epochs=40, batch=128, lr=1e-3, dropout=0.1),
+    train=train_settings,
+    step=step_settings,
+    quick_rows=600,
+    remarks=OURS,
+)
+TABLE = Table(
+    name="cifar10",
+    section="5.2",
+    title="CIFAR-10, 3072-1024-512-10",
+    whole=50_000,
+    paper={
+        "dense": {"accuracy": 0.4330, "relative": 1.0},
+        "dropout": {"accuracy": 0.4145, "relative": 1.0},
+        "pruned": {"accuracy": 0.4890, "relative": 0.941},
+        "gate": {"accuracy": 0.4329, "relative": 0.843},
+    },
+    recipes=(PUBLISHED, AS_WRITTEN, BY_US),
+)

@@ -1,0 +1,298 @@
+"""The training loop that all published notebooks share, and the accounts of what it leaves.
+
+A plain loop: constant learning rate, weight decay on everything, knobs that move once an epoch, the last weights. What
+`dynamicgate.fit` does better is left out on purpose: recipes "as published" are to repeat what was done.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dynamicgate.compare.runs import relate_
+from dynamicgate.compare.settings import dense_macs
+from dynamicgate.cost import Ledger
+from dynamicgate.data import Arrays, Splits, batches
+from dynamicgate.evaluate import evaluate
+from dynamicgate.evidence import Evidence
+from dynamicgate.files import write_text
+from dynamicgate.fit.distributed import choose_device
+from dynamicgate.gate import Decision
+from dynamicgate.masks import connections, put_mask_
+from dynamicgate.measure import measure
+from dynamicgate.nn import GatedMLP, Normalize
+from dynamicgate.paper import Job, Step
+from dynamicgate.usage import Usage, gates_of, usage
+
+
+def nothing(*_: object) -> None:
+    """What happens where nothing was published to happen."""
+
+
+@dataclass
+class Notebook:
+    """A model with everything that its notebook does to it.
+
+    before_epoch: sets what moves, epochs counted from 0. penalty: added to the loss. after_backward: clips, rewires.
+    claimed: relative MACs by the formula of the notebook. best: whether validation picks the epoch (else the last).
+    then: a second training that goes on from the first, such as fine-tuning.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    epochs: int
+    before_epoch: Callable[[int], None] = nothing
+    penalty: Callable[[Usage], Tensor] | None = None
+    after_backward: Callable[[], None] = nothing
+    after_step: Callable[[], None] = nothing
+    class_weights: Tensor | None = None
+    claimed: Callable[[dict[str, Any]], float] | None = None
+    best: Callable[[dict[str, float]], bool] | None = None
+    then: Callable[[], Notebook] | None = None
+    after: Callable[[], dict[str, Any]] | None = None
+    each_epoch: bool = False
+    """Whether the test accuracy after every epoch is noted, which decides nothing."""
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """One step of the optimizer."""
+        if self.penalty is None:
+            loss = F.cross_entropy(self.model(x), y, self.class_weights)
+        else:
+            with usage(self.model) as used:
+                loss = F.cross_entropy(self.model(x), y, self.class_weights)
+            loss = loss + self.penalty(used)
+        loss.backward()
+        self.after_backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.after_step()
+        for layer in _linears(self.model):  # "mask kept": what was pruned stays at zero
+            mask = connections(layer)
+            if mask is not None:
+                layer.weight.data.mul_(mask)
+
+
+Make = Callable[[dict[str, Any], Splits, torch.device], Notebook]
+
+
+def train_published(job: Job, splits: Splits, make: Make) -> dict[str, Any]:
+    """Run a notebook and account for its model on the test rows."""
+    device = choose_device(job.device)
+    torch.manual_seed(job.seed)
+    start = time.monotonic()
+    notebook: Notebook | None = make(job.settings, splits, device)
+    assert notebook is not None
+    model, steps, final = notebook.model, 0, notebook
+    there, accuracies = replace(splits, train=splits.train.to(device)), list[float]()
+    while notebook is not None:
+        final = notebook
+        steps += _epochs(notebook, job, there, accuracies)
+        notebook = notebook.then() if notebook.then else None
+    model.eval()
+    run = account(job, splits, model, steps, time.monotonic() - start, final)
+    return {**run, "accuracy_by_epoch": accuracies} if accuracies else run
+
+
+def account(
+    job: Job, splits: Splits, model: nn.Module, steps: int, seconds: float, notebook: Notebook
+) -> dict[str, Any]:
+    """A run as `compare.run_one` has it, with `claimed`: relative MACs as the notebook counts them."""
+    evidence = Evidence()
+    found = measure(model, splits.test, watch=evidence.add).to_dict()
+    relate_(found, dense_macs((splits.train.features, *job.settings["hidden"], splits.classes)))
+    run = {
+        "model": job.model,
+        "seed": job.seed,
+        "data": splits.name,
+        **{key: found[key] for key in ("quality", "macs", "proxies", "layers", "params", "samples", "gates", "notes")},
+        "seconds": seconds,
+        "budget": None,
+        "rewiring": None,
+        "valid": evaluate(model, splits.valid, Ledger(model)) if len(splits.valid) else None,
+        "steps": steps,
+        "collapses": [],
+        "settings": job.settings,
+        "claimed": notebook.claimed(found) if notebook.claimed else found["macs"]["relative"],
+        **(notebook.after() if notebook.after else {}),
+    }
+    write_text(job.folder / "evidence.json", json.dumps(evidence.to_dict(splits)))
+    write_text(job.folder / "run.json", json.dumps(run))
+    return run
+
+
+def step_published(job: Job, splits: Splits, make: Make) -> Step:
+    """A function that takes the next step of a notebook's training."""
+    device = choose_device(job.device)
+    torch.manual_seed(job.seed)
+    notebook = make(job.settings, splits, device)
+    train = splits.train.to(device)
+    rows = chain.from_iterable(_rows(job, train, epoch) for epoch in count())
+    notebook.before_epoch(0)
+    notebook.model.train()
+    return lambda: notebook.step(*next(rows))
+
+
+def _epochs(notebook: Notebook, job: Job, splits: Splits, accuracies: list[float]) -> int:
+    steps, kept, ledger = 0, None, Ledger(notebook.model)
+    for epoch in range(notebook.epochs):
+        notebook.before_epoch(epoch)
+        notebook.model.train()
+        for x, y in _rows(job, splits.train, epoch):
+            notebook.step(x, y)
+            steps += 1
+        if notebook.each_epoch:
+            accuracies.append(evaluate(notebook.model, splits.test, ledger)["accuracy"])
+        if notebook.best is not None and notebook.best(evaluate(notebook.model, splits.valid, ledger)):
+            kept = [parameter.detach().clone() for parameter in notebook.model.parameters()]
+    if kept is not None:  # only parameters: tau and theta stay where the last epoch left them, as published
+        with torch.no_grad():
+            for parameter, value in zip(notebook.model.parameters(), kept, strict=True):
+                parameter.copy_(value)
+    return steps
+
+
+def _rows(job: Job, train: Arrays, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    for index in batches(len(train), job.settings["batch"], seed=job.seed, epoch=epoch):
+        index = index.to(train.y.device)
+        yield train.rows(index, training=True), train.y[index]
+
+
+def whole_training(splits: Splits) -> Splits:
+    """With the validation rows back among those of training: the notebook has no validation."""
+    splits = in_memory(splits)
+    a, b = splits.train, splits.valid
+    assert isinstance(a.x, Tensor)
+    assert isinstance(b.x, Tensor)
+    train = replace(a, x=torch.cat([a.x, b.x]), y=torch.cat([a.y, b.y]))
+    return replace(splits, train=train, valid=replace(b, x=b.x[:0], y=b.y[:0]))
+
+
+def in_memory(splits: Splits) -> Splits:
+    """With every row in a tensor, as stored: a GPU then holds them all."""
+
+    def held(part: Arrays) -> Arrays:
+        return part if isinstance(part.x, Tensor) else replace(part, x=part.x[torch.arange(len(part))])
+
+    return replace(splits, train=held(splits.train), valid=held(splits.valid), test=held(splits.test))
+
+
+def network(
+    asked: dict[str, Any], splits: Splits, device: torch.device, dropout: float = 0.0, activation: str = "relu"
+) -> GatedMLP:
+    """The dense network of a notebook."""
+    sizes = (splits.train.features, *asked["hidden"], splits.classes)
+    normalize = Normalize(splits.mean, splits.std)
+    return GatedMLP(sizes, dropout=dropout, normalize=normalize, activation=activation).to(device)
+
+
+def optimizer_of(asked: dict[str, Any], model: nn.Module, lr: float | None = None) -> torch.optim.Optimizer:
+    """Adam or AdamW with one rate and one decay for everything, but for gates where they have a rate of their own."""
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[asked["optimizer"]]
+    gates = [parameter for gate in gates_of(model).values() for parameter in gate.parameters()]
+    mine = {id(parameter) for parameter in gates}
+    groups = [{"params": [p for p in model.parameters() if id(p) not in mine], "lr": lr or asked["lr"]}]
+    if gates:
+        groups.append({"params": gates, "lr": asked.get("gate_lr", lr or asked["lr"])})
+    return kind(groups, weight_decay=asked["weight_decay"], fused=True)
+
+
+def linear_knob(ends: Sequence[float], first: int, last: int) -> Callable[[int], float]:
+    """A value for each epoch: the first end up to epoch `first`, a straight line to the other at `last` and after."""
+    start, stop = ends
+    return lambda epoch: start + (stop - start) * min(1.0, max(0.0, (epoch - first) / (last - first)))
+
+
+def set_gates(model: nn.Module, *, tau: float | None = None, theta: float | None = None) -> None:
+    """Temperature and threshold of all gates."""
+    for gate in gates_of(model).values():
+        if tau is not None:
+            gate.tau.fill_(tau)
+        if theta is not None:
+            gate.theta.fill_(theta)
+
+
+def without_task_gradient_(model: nn.Module) -> None:
+    """The inverted straight-through estimator: units are multiplied by p, and its gradient is cut off."""
+    for gate in gates_of(model).values():
+        gate.register_forward_hook(lambda _gate, _args, d: d._replace(factor_BG=d.p_BG.detach()))
+
+
+def before_the_relu_(model: nn.Module) -> None:
+    """Units are closed before the ReLU: the value is the same, but a closed unit tells its gate nothing."""
+    for gate in gates_of(model).values():
+        gate.register_forward_hook(lambda _gate, _args, d: d._replace(factor_BG=_open_only(d)))
+
+
+def keep_at_least_(model: nn.Module, share: float) -> None:
+    """If fewer than `share` of the units are open, those at or above the k-th largest p open: ties open all."""
+
+    def kept(_gate: nn.Module, _args: object, d: Decision) -> Decision:
+        if float(d.g_BG.mean()) >= share:
+            return d
+        k = int(share * d.p_BG.shape[-1])
+        least = d.p_BG.detach().topk(k, dim=-1).values[..., -1:]
+        g_BG = (d.p_BG.detach() >= least).to(d.g_BG)
+        return d._replace(g_BG=g_BG, routed_BG=g_BG, factor_BG=g_BG + (d.p_BG - d.p_BG.detach()))
+
+    for gate in gates_of(model).values():
+        gate.register_forward_hook(kept)
+
+
+def _open_only(d: Decision) -> Tensor:
+    return d.g_BG * (1.0 + d.p_BG - d.p_BG.detach())
+
+
+def prune_at_start_(layer: nn.Linear, share: float) -> None:
+    """Mask the smallest weights of a layer as they are, which before training is at random."""
+    size = layer.weight.detach().abs()
+    put_mask_(layer, size > size.flatten().kthvalue(round(share * size.numel())).values)
+
+
+def prune_together_(model: nn.Module, share: float, *, keep_mask: bool) -> None:
+    """Zero the smallest weights of all layers, compared with each other; with `keep_mask` they stay zero."""
+    layers = list(_linears(model))
+    sizes = torch.cat([layer.weight.detach().abs().flatten() for layer in layers])
+    cut = sizes.cpu().kthvalue(round(share * len(sizes))).values.to(sizes.device)
+    for layer in layers:
+        mask = layer.weight.detach().abs() > cut
+        put_mask_(layer, mask)
+        if not keep_mask:
+            del layer.mask
+
+
+def nonzero_share(model: nn.Module) -> float:
+    """Share of the weights that are not exactly zero."""
+    weights = [layer.weight.detach() for layer in _linears(model)]
+    return sum(int((w != 0).sum()) for w in weights) / sum(w.numel() for w in weights)
+
+
+def readers_only(model: nn.Module) -> float:
+    """Relative MACs of static gates if a closed unit saves its reader's work and never its writer's."""
+    ledger, g = Ledger(model, readers_only=True), hard_gates(model)
+    return float(ledger.executed({name: g_G.unsqueeze(0) for name, g_G in g.items()})) / ledger.dense
+
+
+def hard_gates(model: nn.Module) -> dict[str, Tensor]:
+    """The decisions of static gates: the same for every input, whatever multiplies the units."""
+    nothing_read = torch.zeros(1, 1)
+    with torch.no_grad():
+        return {name: gate(nothing_read.to(gate.tau.device)).g_BG[0] for name, gate in gates_of(model).items()}
+
+
+def logit(p: float) -> float:
+    """The logit of a probability, without a temperature, as published."""
+    return math.log(p / (1.0 - p))
+
+
+def _linears(model: nn.Module) -> Iterator[nn.Linear]:
+    inside = {id(m) for gate in gates_of(model).values() for m in gate.modules()}
+    return (m for m in model.modules() if isinstance(m, nn.Linear) and id(m) not in inside)
