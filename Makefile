@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet -c constraints.txt
 
-.PHONY: demo test check venv docs bench bench-cpu results clean
+.PHONY: demo test check venv docs bench bench-cpu bench-gpu results paper clean
 
 demo: .venv/.demo   ## train five models on handwritten digits, print the table, write demo-out/report.html
 	$(BIN)/dynamicgate compare --data digits --models dense,small,dropout,static,gate --budget 0.3 --seeds 3 --out demo-out
@@ -28,8 +28,14 @@ bench: venv         ## cost of a gated and of a rewired training step, in benchm
 bench-cpu: venv     ## compiled plans against dense networks, in benchmarks/results/
 	$(BIN)/python benchmarks/cpu.py
 
+bench-gpu: venv     ## gated layers on a CUDA GPU against dense ones, in benchmarks/results/
+	$(BIN)/python benchmarks/gpu.py --part forward,backward,decode,plan
+
 results: venv       ## the table of the README, from experiments/ (MNIST from the folder in DYNAMICGATE_DATA)
 	$(BIN)/python experiments/comparisons.py
+
+paper: venv         ## every table of the paper and docs/paper.md (hours on a CPU; what is done is found again)
+	$(BIN)/dynamicgate paper all
 
 clean:
 	rm -rf .venv demo-out site build .pytest_cache .mypy_cache .ruff_cache src/dynamicgate/ops/*.so

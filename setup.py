@@ -16,7 +16,8 @@ LEVELS = {
     "aarch64": {"neon": []},
     "arm64": {"neon": []},
 }.get(platform.machine(), {"plain": []})
-# Nobody reads the floating-point exception flags, and to keep them gcc would compute activations one by one (GELU: 15 -> 5 ns).
+# Nobody reads the flags of floating-point exceptions; to keep them, gcc would compute activations one by one (GELU:
+# 15 -> 5 ns).
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 

@@ -39,6 +39,21 @@ def test_training_on_the_gpu_meets_the_budget_and_the_measurement_agrees_with_th
     assert there.quality["accuracy"] == pytest.approx(here.quality["accuracy"], abs=5e-3)
 
 
+def test_a_layer_trained_on_the_kernels_is_the_same_on_the_cpu(tmp_path: Path) -> None:
+    x, y = data()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(dg.FFN(64, 512, 32, activation="gelu"), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    dg.gate_(model, dg.GateConfig(block=64), where="0.down")
+    dg.fit(model, (x, y), budget=dg.Budget(target=0.4), epochs=20, device="cuda", show=False, out=tmp_path)
+    assert model[0]._skipping_gate(x.cuda()) is not None
+    there = dg.measure(model, (x, y))
+    assert abs(there.macs["relative"] - 0.4) <= 0.02
+    dg.save(model, tmp_path / "model.safetensors")
+    here = dg.measure(dg.load(tmp_path / "model.safetensors"), (x, y))
+    assert there.macs["relative"] == pytest.approx(here.macs["relative"], abs=2e-3)  # a logit on the cut may flip
+    assert there.quality["accuracy"] == pytest.approx(here.quality["accuracy"], abs=5e-3)
+
+
 def test_an_interrupted_run_on_the_gpu_continues_bit_for_bit(tmp_path: Path) -> None:
     x, y = data(500)
     whole = network()

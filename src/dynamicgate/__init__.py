@@ -17,7 +17,7 @@ from dynamicgate.cost import Ledger
 from dynamicgate.fit import History, fit
 from dynamicgate.gate import Decision, Gate, GateConfig
 from dynamicgate.measure import Measurement, measure
-from dynamicgate.nn import GatedMLP, Normalize, Switch, SwitchMLP
+from dynamicgate.nn import FFN, GatedMLP, Normalize, Switch, SwitchMLP
 from dynamicgate.plan import Fast, Plan, compile
 from dynamicgate.rewire import SET, Magnitude, Rewirer, RigL, Static
 from dynamicgate.routing import Routing, routing
@@ -27,6 +27,7 @@ from dynamicgate.trace import trace
 from dynamicgate.usage import Usage, gates_of, usage
 
 __all__ = [
+    "FFN",
     "SET",
     "Budget",
     "Collapse",

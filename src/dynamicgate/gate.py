@@ -156,9 +156,22 @@ class Gate(nn.Module):
         return sizes
 
     @property
+    def policy(self) -> Policy:
+        """How it decides in the present mode. A noisy draw could not keep the promise of exactly k."""
+        policy = self.config.train if self.training else self.config.evaluate
+        return "hard" if self.config.top_k is not None and policy != "soft" else policy
+
+    @property
     def pending(self) -> Tensor | None:
         """The factor that was decided before the source ran and that the consumer's input is still to be given."""
         return self._factor_BG
+
+    def take(self) -> Tensor:
+        """The pending factor, which is then given."""
+        factor_BG, self._factor_BG = self._factor_BG, None
+        if factor_BG is None:
+            raise RuntimeError(f"{self.site.consumer!r} ran before {self.site.source!r}: its gate has not decided yet")
+        return factor_BG
 
     def places(self, rows: int) -> int | None:
         """How many of `rows` rows each expert of a router takes in one forward pass; None: all that ask."""
@@ -179,9 +192,7 @@ class Gate(nn.Module):
             return self._route(z_BG)
         p_BG = torch.sigmoid(z_BG / self.tau)
         g_BG = self._harden(p_BG)
-        policy = config.train if self.training else config.evaluate
-        if config.top_k is not None and policy != "soft":
-            policy = "hard"  # a noisy draw could not keep the promise of exactly k
+        policy = self.policy
         if policy == "hard":
             hard_BG, soft_BG = g_BG, p_BG
         elif policy == "soft":
@@ -221,10 +232,7 @@ class Gate(nn.Module):
 
     def close_before(self, _consumer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Forward pre-hook of the consumer: h <- g * h."""
-        factor_BG, self._factor_BG = self._factor_BG, None
-        if factor_BG is None:
-            raise RuntimeError(f"{self.site.consumer!r} ran before {self.site.source!r}: its gate has not decided yet")
-        return (close_units(args[0], factor_BG, self.config.block), *args[1:])
+        return (close_units(args[0], self.take(), self.config.block), *args[1:])
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""

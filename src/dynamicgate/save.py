@@ -17,7 +17,7 @@ from dynamicgate.convert import gate_, ungate_
 from dynamicgate.files import write_atomically
 from dynamicgate.gate import GateConfig
 from dynamicgate.masks import UNSTRUCTURED, put_mask_, structure_of
-from dynamicgate.nn import GatedMLP, Normalize, Switch, SwitchMLP
+from dynamicgate.nn import FFN, GatedMLP, Normalize, Switch, SwitchMLP
 from dynamicgate.site import Site
 from dynamicgate.usage import gates_of, unwrap
 
@@ -141,9 +141,10 @@ def _save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str])
 
 _PLAIN = {cls.__name__: cls for cls in (nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Mish, nn.Identity)}
 _DESCRIBED = (
-    GatedMLP, Switch, SwitchMLP, Normalize, nn.Sequential, nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.Dropout, nn.GELU,
-    nn.ELU, nn.Softplus, nn.Flatten, *_PLAIN.values(),
+    FFN, GatedMLP, Switch, SwitchMLP, Normalize, nn.Sequential, nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.Dropout,
+    nn.GELU, nn.ELU, nn.Softplus, nn.Flatten, *_PLAIN.values(),
 )  # fmt: skip
+_FFN_SETTINGS = ("activation", "gradient", "kernels")
 
 
 def describe(module: nn.Module) -> dict[str, Any]:
@@ -157,7 +158,12 @@ def describe(module: nn.Module) -> dict[str, Any]:
             return {"kind": name, **extra, "normalize": describe(module.normalize)}
         case Switch():
             size = [module.features, module.experts, module.width]
-            return {"kind": name, "size": size, "unserved": module.unserved, "activation": module.activation}
+            extra = {"unserved": module.unserved, "activation": module.activation, "kernels": module.kernels}
+            return {"kind": name, "size": size, **extra}
+        case FFN():
+            size = [module.up.in_features, module.up.out_features, module.down.out_features]
+            extra = {"value": module.value is not None, "bias": module.up.bias is not None}
+            return {"kind": name, "size": size, **extra, **{key: getattr(module, key) for key in _FFN_SETTINGS}}
         case SwitchMLP():
             ends = [module.fc1.in_features, module.fc2.out_features]
             parts = {"switch": describe(module.switch), "normalize": describe(module.normalize)}
@@ -201,7 +207,10 @@ def build(structure: dict[str, Any], path: Path) -> nn.Module:
             model.normalize = build(s["normalize"], path)  # type: ignore[assignment]
             return model
         case "Switch":
-            return ungate_(Switch(*s["size"], unserved=s["unserved"], activation=s["activation"]))
+            extra = {"kernels": s.get("kernels", "auto")}  # files of the first version have none
+            return ungate_(Switch(*s["size"], unserved=s["unserved"], activation=s["activation"], **extra))
+        case "FFN":
+            return FFN(*s["size"], **{key: s[key] for key in ("value", "bias", *_FFN_SETTINGS)})
         case "SwitchMLP":
             (inputs, outputs), (features, experts, width) = s["ends"], s["switch"]["size"]
             network = SwitchMLP(inputs, features, experts, width, outputs, top_k=1)

@@ -89,7 +89,7 @@ def test_wrong_inputs_get_a_sentence(model: nn.Module, x: Tensor, words: str) ->
         (torch.zeros(20), (1,), "rows of features"),
         (torch.zeros(0, 20), (1,), "at least one, received"),
         ([1.0], (1,), "received list"),
-        (torch.zeros(2, 20).double(), (1,), "must be float32 on the cpu, received torch.float64"),
+        (torch.zeros(2, 20).double(), (1,), "or float32 on the cpu, received torch.float64"),
         (torch.zeros(2, 20), (), "ascending"),
         (torch.zeros(2, 20), (16, 1), "ascending"),
         (torch.zeros(2, 20), (0, 1), "at least 1"),

@@ -1,4 +1,4 @@
-"""Mixture of experts behind the same gate (sec 5.5): experts are the blocks of one wide MLP, a router opens k of them.
+"""Mixture of experts behind the same gate (sec 5.5): experts are the blocks of one wide FFN, a router opens k of them.
 
 Shapes in names: B rows (any leading dimensions), D features, N = experts * width hidden units.
 """
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from dynamicgate.convert import gate_
 from dynamicgate.dispatch import Overflow
 from dynamicgate.gate import Gate, GateConfig
-from dynamicgate.nn.mlp import ACTIVATIONS
+from dynamicgate.nn.ffn import FFN
 from dynamicgate.nn.normalize import Normalize
 from dynamicgate.site import Site
 
 Unserved = Literal["identity", "bias"]
 
 
-class Switch(nn.Module):
+class Switch(FFN):
     """`experts` MLPs of `width` hidden units, of which a router opens `top_k` for each row (top-1 is the true Switch)::
 
         p = softmax(router(x) / tau)
@@ -29,7 +29,7 @@ class Switch(nn.Module):
 
     They are stored side by side: ``up`` is D -> experts * width, ``down`` is back, and the router is the gate of the
     hidden units in blocks of `width`, ``down.gate``. So the experts share one output bias, and whatever counts, saves
-    or skips blocks serves experts too.
+    or skips blocks serves experts too: on a CUDA GPU only open experts are computed, see `FFN`.
     """
 
     def __init__(
@@ -43,26 +43,22 @@ class Switch(nn.Module):
         overflow: Overflow = "first",
         unserved: Unserved = "identity",
         activation: str = "relu",
+        kernels: Literal["auto", "never"] = "auto",
     ) -> None:
         """`capacity` and `overflow`: which rows an expert takes, see `GateConfig`. `unserved`: a row that found no
         place in any of its experts leaves as it came ("identity"), or as the "bias" alone, which is right in
-        ``x + switch(x)``."""
-        super().__init__()
+        ``x + switch(x)``. `kernels`: see `FFN`."""
         if min(features, experts, width) < 1:
             raise ValueError(
                 f"features, experts and width must be 1 or more, received {features}, {experts} and {width}"
             )
         if not (isinstance(top_k, int) and 1 <= top_k <= experts):
             raise ValueError(f"top_k is a number of experts, expected 1 to {experts}, received {top_k!r}")
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, received {activation!r}")
         if unserved not in ("identity", "bias"):
             raise ValueError(f"unserved must be identity or bias, received {unserved!r}")
+        super().__init__(features, experts * width, activation=activation, kernels=kernels)
         self.features, self.experts, self.width = features, experts, width
-        self.activation, self.unserved = activation, unserved
-        self.up = nn.Linear(features, experts * width)
-        self.act = ACTIVATIONS[activation]()
-        self.down = nn.Linear(experts * width, features)
+        self.unserved = unserved
         self.otherwise = PassThrough()
         bound = 1.0 / math.sqrt(width)  # what nn.Linear takes for one expert: the sum is over k of them, not all
         nn.init.uniform_(self.down.weight, -bound, bound)
@@ -72,11 +68,11 @@ class Switch(nn.Module):
 
     def forward(self, x_BD: Tensor) -> Tensor:
         """The weighted answers of each row's experts."""
-        h_BN = self.act(self.up(x_BD))
+        h_BN = self._write(x_BD)
         if self.unserved == "bias":
-            return self.down(h_BN)
-        nobody_B1 = self._nobody()  # known once `up` has run, forgotten once `down` has
-        return self.otherwise(x_BD, self.down(h_BN), nobody_B1)
+            return self._read(x_BD, h_BN)
+        nobody_B1 = self._nobody()  # known once the router has decided, forgotten once its decision is used
+        return self.otherwise(x_BD, self._read(x_BD, h_BN), nobody_B1)
 
     def _nobody(self) -> Tensor | None:
         """The rows whose experts are all full; None where that cannot be."""
@@ -87,7 +83,8 @@ class Switch(nn.Module):
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""
-        return f"{self.experts} experts, {self.features} -> {self.width} -> {self.features}, unserved={self.unserved}"
+        shape = f"{self.experts} experts, {self.features} -> {self.width} -> {self.features}"
+        return f"{shape}, unserved={self.unserved}, kernels={self.kernels}"
 
 
 class PassThrough(nn.Module):

@@ -80,7 +80,7 @@ def _reference(
         y = _drawn_alike(twin, rows.double())
         tied = torch.zeros(len(rows), dtype=torch.bool)
         for name, gate in gates.items():
-            unsure_BG = _unsure(gate, used[name])
+            unsure_BG = unsure(gate, used[name])
             if name in dropped:
                 unsure_BG = unsure_BG | ((used[name].g_BG != 0) & dropped[name])
             unsure_B = unsure_BG.reshape(len(rows), -1).any(1)
@@ -89,8 +89,9 @@ def _reference(
     return y, tied
 
 
-def _unsure(gate: Gate, decision: Decision) -> Tensor:
-    """Which decisions are too close to call; those of a static gate are the same bit for bit."""
+def unsure(gate: Gate, decision: Decision, margin: float = MARGIN) -> Tensor:
+    """Which decisions are too close to call, if rounding moves a logit by up to `margin` of the largest of its block;
+    those of a static gate are the same bit for bit."""
     config, z_BG = gate.config, decision.z_BG.double()
     unsure_BG = torch.zeros_like(z_BG, dtype=torch.bool)
     if config.kind == "static" or config.evaluate == "soft":
@@ -98,12 +99,12 @@ def _unsure(gate: Gate, decision: Decision) -> Tensor:
     k = count_of(config.always_open if config.top_k is None else config.top_k, gate.blocks)
     if config.top_k is None:
         cut = float(gate.tau) * float(torch.logit(gate.theta.double()))
-        margin_G = MARGIN * z_BG.abs().flatten(0, -2).amax(0).clamp(min=1.0) if z_BG.numel() else 0.0
+        margin_G = margin * z_BG.abs().flatten(0, -2).amax(0).clamp(min=1.0) if z_BG.numel() else 0.0
         unsure_BG = (z_BG - cut).abs() < margin_G
     if 0 < k < gate.blocks:
         best = z_BG.sort(dim=-1, descending=True).values
         p = decision.p_BG.sort(dim=-1, descending=True).values  # saturated in float32, p cannot rank what z can
-        close = best[..., k - 1] - best[..., k] < MARGIN * best[..., k].abs().clamp(min=1.0)
+        close = best[..., k - 1] - best[..., k] < margin * best[..., k].abs().clamp(min=1.0)
         unsure_BG = unsure_BG | (close | (p[..., k - 1] == p[..., k])).unsqueeze(-1)
     return unsure_BG
 

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from dynamicgate import ops
-from dynamicgate.cost import Ledger, deployed
 from dynamicgate.gate import Gate
 from dynamicgate.plan.account import regimes_of, ungated
-from dynamicgate.plan.chain import Chain
 from dynamicgate.plan.check import check
 from dynamicgate.plan.choose import TORCH, Forms, choose
 from dynamicgate.plan.copies import detach_from_, held_bytes, sharing
 from dynamicgate.plan.fast import Fast, assemble
+from dynamicgate.plan.gpu.compile import compile_on_gpu
 from dynamicgate.plan.lower import lower
 from dynamicgate.plan.paths import Path, find_paths, look, trace
 from dynamicgate.plan.plan import Plan
-from dynamicgate.usage import gates_of, unwrap, usage
-
-MOST_ROWS = 4096  # of the example that are looked at
+from dynamicgate.plan.seen import MOST_ROWS, about_closed, executed, inputs_of, never_open
+from dynamicgate.usage import gates_of, unwrap
 
 
 def compile(
@@ -38,7 +35,8 @@ def compile(
     threads: int | None = None,
     seconds: float = 8.0,
 ) -> Fast:
-    """Turn a trained model into one that gives the same outputs faster, on the CPU in float32.
+    """Turn a trained model into one that gives the same outputs faster: on the CPU in float32, or, where `example` is
+    on a CUDA GPU, there in its own precision (see docs/gpu.md; what follows is about the CPU).
 
     Runs of Linear layers with gates, masks, activations and normalisation become chains. For each of them the
     candidates (dense in torch, dense panels, zero-skipping, gated by block or unit, sparse, gated and sparse) are timed
@@ -54,12 +52,16 @@ def compile(
     """
     model = unwrap(model)
     _check_arguments(example, batches)
+    if example.is_cuda:
+        if drop_never_open or memory is not None or threads is not None:
+            raise ValueError("drop_never_open, memory and threads are for plans on the CPU, the example is on a GPU")
+        return compile_on_gpu(model, example, batches=batches, calibration=calibration, seconds=seconds)
     hard = sharing(nn.Sequential(model) if isinstance(model, nn.Linear) else model)
     gates = gates_of(hard)
     example = example[:MOST_ROWS].detach()
     with torch.no_grad(), _threads(threads):
-        macs, open_rates = _executed(hard, gates, example)
-        never = _never_open(hard, gates, example if calibration is None else calibration.detach())
+        macs, open_rates = executed(hard, gates, example)
+        never = never_open(hard, gates, example if calibration is None else calibration.detach())
         graph, paths, notes = _find_chains(hard, gates, example)
         forms = [Forms(lower(path, gates, never if drop_never_open else {})) for path in paths]
         dropped = {site: never[site] for f in forms for site in f.lowered.dropped}
@@ -67,7 +69,7 @@ def compile(
         nodes = [path.nodes for path in paths]
         body = hard if graph is None else assemble(hard, graph, nodes, chains)
         regimes = []
-        for path, chain, f, rows in zip(paths, chains, forms, _inputs_of(body, chains, example), strict=True):
+        for path, chain, f, rows in zip(paths, chains, forms, inputs_of(body, chains, example), strict=True):
             share = seconds / len(paths)
             chosen = choose(f, ungated(path), rows, batches, open_rates=open_rates, seconds=0.7 * share, memory=memory)
             regimes.append(regimes_of(path, f, chosen, rows, batches, macs, 0.3 * share))
@@ -75,7 +77,7 @@ def compile(
         detach_from_(body, model)
         plan = Plan(
             regimes,
-            notes + _about_closed(gates, never, dropped),
+            notes + about_closed(gates, never, dropped),
             backend=ops.backend(),
             threads=torch.get_num_threads(),
             memory=sum(held_bytes(c) for c in chains) / max(1, sum(f.dense_bytes for f in forms)),
@@ -97,64 +99,6 @@ def _find_chains(
     return graph if paths else None, paths, _about_torch(hard, why)
 
 
-def _inputs_of(body: nn.Module, chains: Sequence[Chain], example: Tensor) -> list[Tensor]:
-    """The rows that enter each chain when the model runs on the example."""
-    seen: dict[nn.Module, Tensor] = {}
-
-    def see(module: nn.Module, args: tuple[Any, ...]) -> None:
-        seen[module] = args[0].reshape(-1, args[0].shape[-1])[:MOST_ROWS]
-
-    handles = [chain.register_forward_pre_hook(see) for chain in chains]
-    if chains:
-        body(example)
-    for handle in handles:
-        handle.remove()
-    return [seen[chain] for chain in chains]
-
-
-def _executed(hard: nn.Module, gates: Mapping[str, Gate], example: Tensor) -> tuple[dict[str, float], dict[str, float]]:
-    """Mean MACs of each Linear layer for one row, those of the gate on its outputs included; open rates by site."""
-    context: Any = usage(hard) if gates else nullcontext({})
-    ledger = Ledger(hard)
-    with context as used:
-        try:
-            out = hard(example)
-        except RuntimeError as error:
-            raise ValueError(f"the model cannot read the example {tuple(example.shape)}: {error}") from error
-        if not isinstance(out, Tensor):
-            raise ValueError(f"the model must return one tensor, received {type(out).__name__}")
-        decisions = deployed(ledger, used)
-        found = {layer.name: float(layer.executed(decisions).mean()) for layer in ledger.layers}
-    for gate in gates.values():
-        for name in gate.site.producers[:1]:
-            found[name] += gate.macs
-    return found, {name: float(g.mean()) for name, g in decisions.items()}
-
-
-def _never_open(hard: nn.Module, gates: Mapping[str, Gate], x: Tensor) -> dict[str, Tensor]:
-    """By site, the blocks of dynamic gates that open for no row."""
-    dynamic = {
-        name: gate for name, gate in gates.items() if gate.config.kind == "dynamic" and gate.config.evaluate == "hard"
-    }
-    if not dynamic:
-        return {}
-    opened = {name: torch.zeros(gate.blocks, dtype=torch.bool) for name, gate in dynamic.items()}
-    for part in x.split(MOST_ROWS):
-        with usage(hard) as used:
-            hard(part)
-            for name in dynamic:
-                opened[name] |= (used[name].g_BG != 0).flatten(0, -2).any(0)
-    return {name: ~seen for name, seen in opened.items() if not bool(seen.all())}
-
-
-def _about_closed(gates: Mapping[str, Gate], never: Mapping[str, Tensor], dropped: Mapping[str, Tensor]) -> list[str]:
-    return [
-        f"{name!r}: {int(closed.sum())} of {gates[name].blocks} blocks never open on the calibration data "
-        f"({'removed' if name in dropped else 'kept; drop_never_open=True removes them where it can'})"
-        for name, closed in never.items()
-    ]
-
-
 def _about_torch(hard: nn.Module, why: Mapping[str, str]) -> list[str]:
     linears = {name for name, m in hard.named_modules() if isinstance(m, nn.Linear)}
     reasons: dict[str, list[str]] = {}
@@ -168,8 +112,10 @@ def _check_arguments(example: Tensor, batches: Sequence[int]) -> None:
     if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
         shape = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
         raise ValueError(f"example must be a tensor of rows of features, at least one, received {shape}")
-    if example.dtype is not torch.float32 or example.device.type != "cpu":
-        raise ValueError(f"example must be float32 on the cpu, received {example.dtype} on {example.device}")
+    if not example.is_cuda and (example.dtype is not torch.float32 or example.device.type != "cpu"):
+        raise ValueError(
+            f"example must be on a CUDA GPU, or float32 on the cpu, received {example.dtype} on {example.device}"
+        )
     if not batches or list(batches) != sorted(set(batches)) or min(batches) < 1:
         raise ValueError(f"batches must be ascending numbers of rows, at least 1, received {tuple(batches)}")
 

@@ -28,12 +28,13 @@ class Fast(nn.Module):
     `plan` says how it runs. Batch size and leading dimensions may vary from call to call.
     """
 
-    def __init__(self, body: nn.Module, plan: Plan, nodes: Sequence[Sequence[str]]) -> None:
-        """`body` is a chain, or a traced model in which `nodes` were replaced by chains, or a model as it was."""
+    def __init__(self, body: nn.Module, plan: Plan, nodes: Sequence[Sequence[str]] | None) -> None:
+        """`body` is a chain, or a traced model in which `nodes` were replaced by chains, or a model as it was; without
+        `nodes`, something that no file can hold."""
         super().__init__()
         self.body = body.eval()
         self.plan = plan
-        self.nodes = [list(names) for names in nodes]
+        self.nodes = None if nodes is None else [list(names) for names in nodes]
         # Chains write nothing in a call; a gate that is left in torch keeps its decision until its reader runs.
         self._turns = _OneAtATime() if gates_of(body) else None
         self._run = self.body.forward if isinstance(body, Chain) else self.body
@@ -47,10 +48,15 @@ class Fast(nn.Module):
 
     def extra_repr(self) -> str:
         """Shown by print."""
-        return f"{len(self.nodes)} chains, {self.plan.backend}"
+        return f"{len(self.plan.chains)} chains, {self.plan.backend}"
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file, atomically."""
+        """Write everything to one safetensors file, atomically. A plan on a GPU holds compiled and recorded work, and
+        is made again where it is to run: save the model."""
+        if self.nodes is None:
+            raise ValueError(
+                "a plan on a GPU cannot be saved: save the model with dynamicgate.save, and compile it where it runs"
+            )
         whole = isinstance(self.body, Chain)
         chains = [self.body] if whole else [self.body.get_submodule(f"chain_{i}") for i in range(len(self.nodes))]
         header = {

@@ -31,13 +31,18 @@ class GateInTorch(nn.Module):
             self.register_buffer(f"bias_{i}", bias)
 
     def logits(self, x_BD: Tensor) -> Tensor:
-        """z, one for each block."""
+        """z, one for each block, in float32: a threshold in less would move gates."""
         z = F.linear(x_BD, self.weight_0, self.bias_0)  # type: ignore[arg-type]
-        return z if self.stages == 1 else F.linear(PHI[self.hidden](z), self.weight_1, self.bias_1)  # type: ignore[arg-type]
+        if self.stages == 2:
+            z = F.linear(PHI[self.hidden](z), self.weight_1, self.bias_1)  # type: ignore[arg-type]
+        return z.float()
 
     def forward(self, x_BD: Tensor) -> Tensor:
         """Factors."""
-        z_BG = self.logits(x_BD)
+        return self.factors(self.logits(x_BD))
+
+    def factors(self, z_BG: Tensor) -> Tensor:
+        """What logits decide."""
         factor_BG = (z_BG > self.cut).to(z_BG.dtype)
         if self.keep:
             factor_BG = torch.maximum(factor_BG, top_k_mask(z_BG, self.keep))
@@ -66,7 +71,11 @@ class RouterInTorch(nn.Module):
 
     def forward(self, x_BD: Tensor) -> Tensor:
         """Factors."""
-        return route(self.gate.logits(x_BD) / self.tau, self.k)[2]
+        return self.factors(self.gate.logits(x_BD))
+
+    def factors(self, z_BG: Tensor) -> Tensor:
+        """What logits decide."""
+        return route(z_BG / self.tau, self.k)[2]
 
     def describe(self) -> dict[str, Any]:
         """What is not a tensor."""

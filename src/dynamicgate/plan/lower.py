@@ -87,7 +87,7 @@ def lower(path: Path, gates: Mapping[str, Gate], drop: Mapping[str, Tensor] | No
             layer = ops.Layer(*affine.fold(linear.weight, linear.bias))
             gate = made_by.get(step.name)
             if gate is not None:
-                net = _gate_net(gate, affine)
+                net = gate_net(gate, affine)
                 if gate.config.kind == "router":
                     router = Router(net, net.keep, float(gate.tau))
                 layer = replace(layer, block=gate.config.block, gate=None if router and not stages else net)
@@ -130,14 +130,14 @@ def _static_factor(gate: Gate | None) -> Tensor | None:
 
 
 @torch.no_grad()
-def _gate_net(gate: Gate, affine: Affine) -> ops.GateNet:
+def gate_net(gate: Gate, affine: Affine | None = None) -> ops.GateNet:
     """The gate network on the features of its source; a sigmoid above theta is a logit above tau * logit(theta)."""
     config = gate.config
     linears = [m for m in gate.net.modules() if isinstance(m, nn.Linear)]
     pairs: list[tuple[Tensor, Tensor | None]] = [
         (m.weight.detach(), None if m.bias is None else m.bias.detach()) for m in linears
     ]
-    pairs[0] = affine.fold(*pairs[0])
+    pairs[0] = (affine or Affine()).fold(*pairs[0])
     tau, theta = float(gate.tau), float(gate.theta)
     cut, keep = tau * math.log(theta / (1.0 - theta)), count_of(config.always_open, gate.blocks)
     if config.evaluate == "soft":

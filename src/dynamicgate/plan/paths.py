@@ -103,7 +103,7 @@ def look(model: nn.Module, graph: fx.Graph, example: Tensor) -> None:
 
 def find_paths(model: nn.Module, graph: fx.Graph, gates: Mapping[str, Gate]) -> tuple[list[Path], dict[str, str]]:
     """The chains of a traced model, and why each of the other Linear layers stays in torch."""
-    steps = {step.node: step for step in _steps(model, graph)}
+    steps = {step.node: step for step in steps_of(model, graph)}
     why = dict(_cannot(model, graph))
     starts = {gate.site.producers[0] for gate in gates.values() if gate.config.kind == "router" and gate.site.producers}
     while True:
@@ -167,7 +167,8 @@ def _after(first: Step, steps: Mapping[fx.Node, Step], barred: set[str], taken: 
     return found + pending[:foldable]
 
 
-def _steps(model: nn.Module, graph: fx.Graph) -> Iterator[Step]:
+def steps_of(model: nn.Module, graph: fx.Graph) -> Iterator[Step]:
+    """The nodes whose work is known."""
     modules = dict(model.named_modules())
     for node in graph.nodes:
         name = str(node.target)

@@ -1,0 +1,240 @@
+"""Gated feed-forward layers against dense ones on a CUDA GPU: is the saving on the clock?
+
+    python benchmarks/gpu.py                            # everything, some minutes on an H200
+    python benchmarks/gpu.py --part forward --quick     # the cells that are promised
+
+Every cell first checks 256 of its tokens against the float64 reference. Then dense torch, eager and compiled, ours, and
+gather + `torch._grouped_mm` take turns. Gate network, threshold and index building are inside the time. A speed-up is
+the median, over rounds, of the time of the faster dense layer over ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import gpu_common
+import torch
+import triton
+from gpu_common import SHAPES, Call, Layer, Shape, against_dense, dense, dense_compiled, graphed, layer, race
+from torch import Tensor
+from torch.nn import functional as F
+
+from dynamicgate.files import write_results
+from dynamicgate.ops.ffn import gated_ffn, reference
+from dynamicgate.provenance import environment
+
+RESULT = Path(__file__).parent / "results" / "gpu.json"
+BIG, SMALL, SWIGLU = SHAPES
+GATHERED = "gather + grouped_mm"
+Row = dict[str, Any]
+
+
+class Cell(NamedTuple):
+    """One line of the results."""
+
+    part: str
+    shape: Shape
+    tokens: int
+    block: int
+    share: float
+    patterns: int = 0
+
+
+PROMISED = [
+    Cell("forward", BIG, 16384, 512, 0.25),
+    Cell("forward", BIG, 16384, 512, 0.1),
+    Cell("forward", BIG, 16384, 1024, 0.25),
+    Cell("forward", BIG, 16384, 128, 0.1),
+    Cell("forward", BIG, 4096, 512, 0.25),
+    Cell("forward", BIG, 1024, 512, 0.1),
+    Cell("forward", BIG, 16384, 128, 0.25, patterns=8),
+    Cell("forward", BIG, 16384, 128, 0.1, patterns=8),
+    Cell("backward", BIG, 16384, 512, 0.25),
+]
+
+
+def grid() -> Iterator[Cell]:
+    """Everything that is timed."""
+    yield from PROMISED
+    for shape, tokens, blocks, shares in (
+        (BIG, (16384,), (64, 128, 256, 512, 1024), (0.05, 0.1, 0.25, 0.5, 0.8)),
+        (BIG, (4096, 1024), (128, 512), (0.1, 0.25, 0.5)),
+        (BIG, (256, 64), (512,), (0.1, 0.25)),
+        (SMALL, (16384, 2048), (128, 512), (0.1, 0.25)),
+        (SWIGLU, (16384,), (512, 1024), (0.1, 0.25, 0.5)),
+        (SWIGLU, (2048,), (512,), (0.1, 0.25)),
+    ):
+        yield from (Cell("forward", shape, t, b, s) for t in tokens for b in blocks for s in shares)
+    yield from (Cell("forward", BIG, 16384, b, s, patterns=8) for b in (64, 512) for s in (0.1, 0.25))
+    yield from (Cell("backward", BIG, 16384, b, s) for b in (128, 512, 1024) for s in (0.1, 0.25, 0.5))
+    yield from (Cell("backward", shape, 16384, 512, s) for shape in (SMALL, SWIGLU) for s in (0.1, 0.25))
+
+
+def forward(cell: Cell) -> tuple[Layer, dict[str, Call]]:
+    """Inference, from tokens to outputs."""
+    made = layer(cell.shape, cell.tokens, cell.block, cell.share, cell.patterns)
+    x_TD, up_ND, down_DN, value_ND = made[:4]
+
+    def ours() -> Tensor:
+        return gated_ffn(
+            x_TD, up_ND, down_DN, made.factor(), block=cell.block, activation=made.activation, value_ND=value_ND
+        )
+
+    calls: dict[str, Call] = {
+        "dense": lambda: dense(x_TD, up_ND, down_DN, value_ND),
+        "dense compiled": lambda: dense_compiled(x_TD, up_ND, down_DN, value_ND),
+        "ours": ours,
+    }
+    if cell in PROMISED:
+        calls[GATHERED] = _gathered(made)
+    return made, calls
+
+
+def backward(cell: Cell) -> tuple[Layer, dict[str, Call]]:
+    """Forward and backward, with gradients of tokens, all weights and the gate."""
+    made = layer(cell.shape, cell.tokens, cell.block, cell.share)
+    x_TD, up_ND, down_DN, gate_GD = (t.requires_grad_() for t in (made.x_TD, made.up_ND, made.down_DN, made.gate_GD))
+    value_ND = None if made.value_ND is None else made.value_ND.requires_grad_()
+    dy_TD = torch.randn_like(x_TD)
+
+    def step(forward: Call) -> None:
+        for t in (x_TD, up_ND, down_DN, gate_GD, value_ND):
+            if t is not None:
+                t.grad = None
+        forward().backward(dy_TD)
+
+    def ours(gradient: Literal["sparse", "exact"]) -> Tensor:
+        z_TG = F.linear(x_TD, gate_GD)
+        p_TG, open_TG = torch.sigmoid(z_TG.float()), (z_TG > made.cut_G).float()
+        factor_TG = p_TG * open_TG if gradient == "sparse" else open_TG + p_TG - p_TG.detach()  # scaled, or hard
+        return gated_ffn(
+            x_TD, up_ND, down_DN, factor_TG, block=cell.block, activation=made.activation, value_ND=value_ND,
+            gradient=gradient,
+        )  # fmt: skip
+
+    return made, {
+        "dense": lambda: step(lambda: dense(x_TD, up_ND, down_DN, value_ND)),
+        "dense compiled": lambda: step(lambda: dense_compiled(x_TD, up_ND, down_DN, value_ND)),
+        "ours sparse": lambda: step(lambda: ours("sparse")),
+        "ours exact": lambda: step(lambda: ours("exact")),
+    }
+
+
+def rows_of(cell: Cell) -> Iterator[Row]:
+    """Check and time one cell."""
+    told = {**cell._asdict(), "shape": cell.shape.name}
+    if cell.part == "forward":
+        with torch.no_grad():
+            made, calls = forward(cell)
+            told["error"] = _error(made, calls["ours"]())
+            times = race({name: call if name == GATHERED else graphed(call) for name, call in calls.items()})
+    else:
+        made, calls = backward(cell)
+        for call in calls.values():
+            call()
+        times = race(calls, rounds=5)
+    told["open"] = round(made.factor().mean().item(), 4)
+    for name in times:
+        row = {**told, "as": name, **against_dense(times, name)}
+        if name == "ours exact":  # of all products the up projections and their gradient with respect to h stay dense
+            products, kept = (9, 3) if cell.shape.value else (6, 2)
+            row["bound"] = round(products / (kept + (products - kept) * told["open"]), 3)
+        yield row
+
+
+def _error(made: Layer, y_TD: Tensor) -> float:
+    """Relative error of some tokens against the float64 reference; no number without it."""
+    some = torch.randperm(len(y_TD), device=y_TD.device)[:256]
+    value_ND = None if made.value_ND is None else made.value_ND.double()
+    right = reference(
+        made.x_TD[some].double(), made.up_ND.double(), made.down_DN.double(), made.factor()[some], block=made.block,
+        activation=made.activation, value_ND=value_ND,
+    )  # fmt: skip
+    error = ((y_TD[some] - right).norm() / right.norm()).item()
+    if not error < 1e-2:
+        raise SystemExit(f"wrong result, no number: relative error {error:.3g}")
+    return error
+
+
+def _gathered(made: Layer) -> Callable[[], Tensor]:
+    """What torch offers: rows gathered by block, two grouped products, rows added up. The host waits for the counts."""
+    G, block = len(made.cut_G), made.block
+    up_GDB = made.up_ND.view(G, block, -1).transpose(1, 2)
+    down_GBD = made.down_DN.view(-1, G, block).permute(1, 2, 0).contiguous()
+
+    def call() -> Tensor:
+        block_P, token_P = made.factor().T.nonzero(as_tuple=True)
+        ends_G = torch.bincount(block_P, minlength=G).cumsum(0).int()
+        h_PB = torch.relu(torch._grouped_mm(made.x_TD[token_P], up_GDB, ends_G))
+        return torch.zeros_like(made.x_TD).index_add_(0, token_P, torch._grouped_mm(h_PB, down_GBD, ends_G))
+
+    return call
+
+
+def warm(cells: list[Cell]) -> None:
+    """Compile what the cells need: Triton and torch keep it on disk."""
+    for cell in cells:
+        _, calls = forward(cell) if cell.part == "forward" else backward(cell)
+        with torch.set_grad_enabled(cell.part == "backward"):
+            for call in calls.values():
+                call()
+        torch.cuda.empty_cache()
+
+
+def compile_first(cells: list[Cell], processes: int) -> None:
+    """Compile in several processes: one cell for each kernel, and one for each dense layer, that there will be."""
+    kernels = {(c.part, c.block, c.shape.value, c.tokens >= 8192, c.tokens < 2048): c for c in cells}
+    layers = {(c.part, c.shape, c.tokens): c for c in cells}
+    different = [c._replace(share=0.05) for c in dict.fromkeys((*kernels.values(), *layers.values()))]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        pool.map(warm, [[cell] for cell in different], chunksize=1)
+
+
+def main() -> None:
+    """Time what was asked for, print it, and write it down."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", default="forward,backward", help="some of forward, backward, decode, plan")
+    parser.add_argument("--quick", action="store_true", help="only the cells that are promised")
+    parser.add_argument("--compile-first", type=int, default=0, help="processes that compile all kernels beforehand")
+    parser.add_argument("--most-seconds", type=float, default=1e9, help="stop with the cells that are there then")
+    parser.add_argument("--commit", help="commit of this source tree, where it has no history of its own")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    args = parser.parse_args()
+    parts = args.part.split(",")
+    cells = [c for c in dict.fromkeys(PROMISED if args.quick else grid()) if c.part in parts]
+    if args.compile_first:
+        compile_first(cells, args.compile_first)
+    meta = environment("python benchmarks/gpu.py --part " + args.part)
+    meta["commit"] = args.commit or meta["commit"]
+    meta["versions"]["triton"] = triton.__version__
+    meta |= {"gpu": gpu_common.gpu(), "ceilings": gpu_common.ceilings(), "dtype": "bfloat16", "seed": 0}
+    print(meta["gpu"], meta["ceilings"], flush=True)
+    rows: list[Row] = []
+    started = time.perf_counter()
+    for cell in cells:
+        if time.perf_counter() - started > args.most_seconds:
+            meta["left_out"] = len(cells) - cells.index(cell)
+            break
+        found = list(rows_of(cell))
+        torch.cuda.empty_cache()
+        said = " ".join(f"| {row['as']} {row['speedup']:.2f}x" for row in found)
+        print(cell.part, cell.shape.name, *cell[2:], said, flush=True)
+        rows += found
+    meta["gpu after"] = gpu_common.gpu()
+    if cells:
+        write_results(args.out, meta, rows)
+    for part in parts:
+        if part in ("decode", "plan"):  # each writes its own file
+            more = ["--quick"] * args.quick + (["--commit", args.commit] if args.commit else [])
+            subprocess.run([sys.executable, str(Path(__file__).parent / f"gpu_{part}.py"), *more], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""Between dense products and tiles of pairs, where closed blocks get their gradient too: see backward.py."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from dynamicgate.ops.ffn.backward import through
+from dynamicgate.ops.ffn.tiles import activate, pair_tile
+
+
+@triton.jit
+def exact_hidden(
+    factor, pre, val, hidden, spans, tokens, tiles, N, G,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr, VALUE: tl.constexpr,
+):  # fmt: skip
+    """hidden[pair] = factor * act(pre[t]) [* val[t]] of the pair's block."""
+    columns: tl.constexpr = (BLOCK + COLUMNS - 1) // COLUMNS
+    for item in range(tl.program_id(0), tl.load(tiles) * columns, tl.num_programs(0)):
+        g, pair, t, exists = pair_tile(tiles, tokens, spans, item // columns, ROWS)
+        us = item % columns * COLUMNS + tl.arange(0, COLUMNS)
+        inside = exists[:, None] & (us < tl.minimum(BLOCK, N - g * BLOCK))[None, :]
+        at = t[:, None] * N + g * BLOCK + us[None, :]
+        h = activate(tl.load(pre + at, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
+        if VALUE:
+            h *= tl.load(val + at, mask=inside, other=0.0).to(tl.float32)
+        h *= tl.load(factor + t * G + g)[:, None]
+        tl.store(hidden + pair[:, None] * BLOCK + us[None, :], h.to(hidden.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def exact_pairs(
+    dh, factor, pre, val, dz, dv, spans, tokens, tiles, N, G,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr, VALUE: tl.constexpr,
+):  # fmt: skip
+    """dz[pair] and dv[pair] from a dense dh."""
+    columns: tl.constexpr = (BLOCK + COLUMNS - 1) // COLUMNS
+    for item in range(tl.program_id(0), tl.load(tiles) * columns, tl.num_programs(0)):
+        g, pair, t, exists = pair_tile(tiles, tokens, spans, item // columns, ROWS)
+        us = item % columns * COLUMNS + tl.arange(0, COLUMNS)
+        inside = exists[:, None] & (us < tl.minimum(BLOCK, N - g * BLOCK))[None, :]
+        at = t[:, None] * N + g * BLOCK + us[None, :]
+        dh_tile = tl.load(dh + at, mask=inside, other=0.0).to(tl.float32)
+        f = tl.load(factor + t * G + g)[:, None]
+        _, dz_tile, dv_tile = through(dh_tile, f, pre, pre, val, at, inside, ACTIVATION, True, VALUE)
+        there = pair[:, None] * BLOCK + us[None, :]
+        tl.store(dz + there, dz_tile.to(dz.dtype.element_ty), mask=inside)
+        if VALUE:
+            tl.store(dv + there, dv_tile.to(dv.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def exact_factor(
+    dh, pre, val, dfactor, T, N, G,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr, VALUE: tl.constexpr,
+):  # fmt: skip
+    """dfactor[t, g] = sum over the block of dh * h, for all blocks, open or closed."""
+    t = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    g = tl.program_id(1)
+    total = tl.zeros((ROWS,), tl.float32)
+    for first in range(0, BLOCK, COLUMNS):
+        us = first + tl.arange(0, COLUMNS)
+        at = t[:, None] * N + g * BLOCK + us[None, :]
+        inside = (t < T)[:, None] & (us < tl.minimum(BLOCK, N - g * BLOCK))[None, :]
+        h = activate(tl.load(pre + at, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
+        if VALUE:
+            h *= tl.load(val + at, mask=inside, other=0.0).to(tl.float32)
+        total += tl.sum(tl.load(dh + at, mask=inside, other=0.0).to(tl.float32) * h, 1)
+    tl.store(dfactor + t * G + g, total, mask=t < T)

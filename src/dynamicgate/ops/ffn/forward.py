@@ -1,0 +1,151 @@
+"""Tiles of pairs: up to the hidden units, down to one row of output for each pair, and the sum over a token's pairs.
+
+A fixed number of programs share the tiles, because how many there are is known on the device only. Shapes in names as
+in index.py; R columns of output in one go.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from dynamicgate.ops.ffn.tiles import activate, like_wins, pair_rows, pair_tile, rows_times, weights, whole_rounds
+
+
+@triton.jit
+def up_tile(
+    x, w, w_value, bias, value_bias, factor, hidden, pre, val, spans, tokens, tiles, tile, unit, D, N, G,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr, VALUE: tl.constexpr, VALUE_BIAS: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """hidden = factor * act(x up' + bias) [* (x value' + bias)]: a tile of pairs, COLUMNS units from `unit` on."""
+    g, pair, t, exists = pair_tile(tiles, tokens, spans, tile, ROWS)
+    n = g * BLOCK + unit
+    n_end = tl.minimum(g * BLOCK + BLOCK, N)
+    ns = n + tl.arange(0, COLUMNS)
+    z, v = rows_times(
+        tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32), x, D, t, w, w_value, D, ns, n, ns,
+        n, D, n_end, DEPTH, True, EVEN, TMA, VALUE, PRECISION, STAGES,
+    )  # fmt: skip
+    at = pair[:, None] * BLOCK + unit + tl.arange(0, COLUMNS)[None, :]
+    inside = exists[:, None] & (ns < n_end)[None, :]
+    if BIAS:
+        z += tl.load(bias + ns, mask=ns < n_end, other=0.0)[None, :].to(tl.float32)
+    if KEEP:
+        tl.store(pre + at, z.to(pre.dtype.element_ty), mask=inside)
+    h = activate(z, ACTIVATION)
+    if VALUE:
+        if VALUE_BIAS:
+            v += tl.load(value_bias + ns, mask=ns < n_end, other=0.0)[None, :].to(tl.float32)
+        if KEEP:
+            tl.store(val + at, v.to(val.dtype.element_ty), mask=inside)
+        h *= v
+    h *= tl.load(factor + t * G + g)[:, None]
+    tl.store(hidden + at, h.to(hidden.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def up(
+    x, w, w_half, w_value, w_value_half, bias, value_bias, factor, hidden, pre, val, spans, tokens, tiles, like,
+    D, N, G,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ACTIVATION: tl.constexpr,
+    BIAS: tl.constexpr, VALUE: tl.constexpr, VALUE_BIAS: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr, SHARE: tl.constexpr, PARTIAL: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Hidden values of the open pairs: rows of x times the block's rows of w."""
+    if SHARE:
+        if like_wins(like, tiles, BLOCK, PARTIAL):
+            return
+    columns: tl.constexpr = (BLOCK + COLUMNS - 1) // COLUMNS
+    half: tl.constexpr = COLUMNS // 2
+    programs = tl.num_programs(0)
+    items = tl.load(tiles) * columns
+    whole = whole_rounds(items, programs)
+    for item in range(tl.program_id(0), whole, programs):
+        up_tile(
+            x, w, w_value, bias, value_bias, factor, hidden, pre, val, spans, tokens, tiles, item // columns,
+            item % columns * COLUMNS, D, N, G, BLOCK, ROWS, COLUMNS, DEPTH, ACTIVATION, BIAS, VALUE, VALUE_BIAS, KEEP,
+            EVEN, TMA, PRECISION, STAGES,
+        )  # fmt: skip
+    item = 2 * whole + tl.program_id(0)
+    if item < 2 * items:
+        up_tile(
+            x, w_half, w_value_half, bias, value_bias, factor, hidden, pre, val, spans, tokens, tiles,
+            item // (2 * columns), item % (2 * columns) * half, D, N, G, BLOCK, ROWS, half, DEPTH, ACTIVATION, BIAS,
+            VALUE, VALUE_BIAS, KEEP, EVEN, TMA, PRECISION, STAGES * (ROWS + COLUMNS) // (ROWS + half),
+        )  # fmt: skip
+
+
+@triton.jit
+def down(
+    a, w, a2, w2, partial, tiles, like, N, w_stride, first_column, R, w_columns,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BY_COLUMN: tl.constexpr,
+    TWO: tl.constexpr, EVEN: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, SHARE: tl.constexpr,
+    PARTIAL: tl.constexpr, RUN: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """partial[pair, r] = a[pair] @ w[units of its block, first_column + r], and with TWO + a2 @ w2.
+
+    A program takes RUN neighbouring tiles of columns in one loop, so that the first rows and weights of the next tile
+    are on their way while this one is stored: with few units in a block there is little else to hide behind."""
+    if SHARE:
+        if like_wins(like, tiles, BLOCK, PARTIAL):
+            return
+    columns = tl.cdiv(R, COLUMNS)
+    runs = tl.cdiv(columns, RUN)
+    steps: tl.constexpr = (BLOCK + DEPTH - 1) // DEPTH
+    k = tl.arange(0, DEPTH)
+    for item in range(tl.program_id(0), tl.load(tiles) * runs, tl.num_programs(0)):
+        row = item // runs * ROWS
+        first = item % runs * RUN
+        g = tl.load(tiles + 1 + item // runs)
+        end = tl.minimum(g * BLOCK + BLOCK, N)
+        pair = row + tl.arange(0, ROWS).to(tl.int64)
+        acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for step in tl.range(0, tl.minimum(RUN, columns - first) * steps, num_stages=STAGES):
+            unit = step % steps * DEPTH
+            n = g * BLOCK + unit
+            r = (first + step // steps) * COLUMNS
+            rs = r + tl.arange(0, COLUMNS)
+            c = first_column + r
+            cs = first_column + rs
+            rows = pair_rows(a, pair, row, unit, end - g * BLOCK, k, BLOCK, EVEN, TMA)
+            tile = weights(w, w_stride, n + k, cs, n, c, end, w_columns, BY_COLUMN, EVEN, TMA)
+            acc = tl.dot(rows, tile, acc, input_precision=PRECISION)
+            if TWO:
+                rows2 = pair_rows(a2, pair, row, unit, end - g * BLOCK, k, BLOCK, EVEN, TMA)
+                tile2 = weights(w2, w_stride, n + k, cs, n, c, end, w_columns, BY_COLUMN, EVEN, TMA)
+                acc = tl.dot(rows2, tile2, acc, input_precision=PRECISION)
+            if step % steps == steps - 1:
+                if TMA:
+                    partial.store([row, r], acc.to(partial.dtype))
+                else:
+                    at = partial + pair[:, None] * R + rs[None, :]
+                    tl.store(at, acc.to(partial.dtype.element_ty), mask=(rs < R)[None, :])
+                acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+
+
+@triton.jit
+def reduce(
+    partial, bias, y, opened, pairs, tiles, like, T, G, first_column, R, O,
+    BLOCK: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, BIAS: tl.constexpr, SHARE: tl.constexpr,
+    PARTIAL: tl.constexpr,
+):  # fmt: skip
+    """y[t, first_column + r] = bias + the sum of the token's rows of `partial`, in the order of the blocks."""
+    if SHARE:
+        if like_wins(like, tiles, BLOCK, PARTIAL):
+            return
+    columns = tl.cdiv(R, COLUMNS)
+    for item in range(tl.program_id(0), T * columns, tl.num_programs(0)):
+        t = (item // columns).to(tl.int64)
+        r = item % columns * COLUMNS + tl.arange(0, COLUMNS)
+        many = tl.load(opened + t)
+        acc = tl.zeros((COLUMNS,), tl.float32)
+        for first in range(0, many, AT_ONCE):
+            j = first + tl.arange(0, AT_ONCE)
+            pair = tl.load(pairs + t * G + j, mask=j < many, other=0).to(tl.int64)
+            inside = (j < many)[:, None] & (r < R)[None, :]
+            acc += tl.sum(tl.load(partial + pair[:, None] * R + r[None, :], mask=inside, other=0.0).to(tl.float32), 0)
+        if BIAS:
+            acc += tl.load(bias + first_column + r, mask=r < R, other=0.0).to(tl.float32)
+        tl.store(y + t * O + first_column + r, acc.to(y.dtype.element_ty), mask=r < R)

@@ -1,0 +1,84 @@
+"""Sizes of tiles: a table measured on Hopper, and defaults that any CUDA GPU can run."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+PARTIAL = 140  # a pair's row of output costs as much as so many hidden units of it: see README.md
+
+
+class Tile(NamedTuple):
+    """How one kernel is cut up."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int = 8
+    stages: int = 3
+    programs: int = 1  # for each multiprocessor
+    tma: bool = False  # let the copy engine fetch what it can
+    registers: int | None = None  # at most, for each thread: fewer let more programs run side by side
+    run: int = 32  # steps of `depth` in one loop, over as many tiles of columns as that takes
+
+
+_SMALL = Tile(16, 32, 16, stages=1, tma=True)  # for the interpreter, which pays for every row
+_ANY = Tile(128, 64, 32, warps=4, stages=3, programs=2)
+_MEMORY_BOUND = {
+    "reduce": Tile(1, 1024, 4, warps=4, programs=16),
+    "elementwise": Tile(128, 64, 1, warps=4, programs=8),
+    "rowwise": Tile(1, 512, 8, warps=4),
+}
+
+
+@cache
+def _table(device: torch.device) -> list[dict[str, Any]]:
+    """The rows measured for this kind of GPU; none where nobody has."""
+    major, _ = torch.cuda.get_device_capability(device)
+    path = Path(__file__).parent / "tuned" / f"sm{major}x.json"
+    return json.loads(path.read_text(encoding="utf-8"))["tiles"] if path.exists() else []
+
+
+@cache
+def tile(kernel: str, tokens: int, block: int, dtype: torch.dtype, device: torch.device) -> Tile:
+    """The first row of the table that fits, else the default."""
+    if device.type != "cuda":
+        return _SMALL._replace(columns=64) if kernel == "reduce" else _SMALL
+    for row in _table(device):
+        fits = row["tokens"][0] <= tokens <= row["tokens"][1] and row["block"][0] <= block <= row["block"][1]
+        if fits and row["kernel"] == kernel and row["bytes"] == dtype.itemsize:
+            return Tile(**row["tile"])
+    return _MEMORY_BOUND.get(kernel, _ANY)
+
+
+def rows(device: torch.device) -> int:
+    """Pairs of a block, or like tokens, in a tile."""
+    return 128 if device.type == "cuda" else 16
+
+
+def like_least(device: torch.device) -> tuple[int, int]:
+    """Tokens below which looking for like ones costs more than it gives; and units of a block below which too."""
+    return (8192, 64) if device.type == "cuda" else (32, 16)
+
+
+@cache
+def most_bytes(device: torch.device) -> int:
+    """How much the rows of pairs may take."""
+    return torch.cuda.get_device_properties(device).total_memory // 16 if device.type == "cuda" else 2**16
+
+
+@cache
+def programs(device: torch.device, per_processor: int) -> int:
+    """How many programs share the work."""
+    if device.type != "cuda":
+        return 3
+    return per_processor * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def precision() -> str:
+    """Of float32 products: three products of tf32, as good as float32; one where torch allows that for its own."""
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "tf32x3"

@@ -1,0 +1,48 @@
+"""Work recorded as a CUDA graph: replayed without asking Python again, for one number of tokens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Recorded:
+    """`call` on inputs of one shape. Threads and streams may share it: they take turns with its memory."""
+
+    def __init__(self, call: Callable[[Tensor], Tensor], x_TD: Tensor) -> None:
+        """Runs `call` a few times, so that kernels are compiled and chosen before they are recorded."""
+        self.x_TD = x_TD.clone()
+        self._last = torch.cuda.current_stream(x_TD.device)
+        aside = torch.cuda.Stream(x_TD.device)
+        aside.wait_stream(self._last)
+        with torch.cuda.stream(aside):
+            for _ in range(2):
+                call(self.x_TD)
+        self._last.wait_stream(aside)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.y_TO = call(self.x_TD)
+        self._turn = threading.Lock()
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        """The outputs, in memory of their own."""
+        with self._turn:
+            stream = torch.cuda.current_stream(x_TD.device)
+            if stream != self._last:
+                stream.wait_stream(self._last)
+                self._last = stream
+            self.x_TD.copy_(x_TD)
+            self.graph.replay()
+            return self.y_TO.clone()
+
+    def can_run(self) -> bool:
+        """Not while somebody records or compiles the whole model: they want to see the work itself."""
+        return not torch.compiler.is_compiling() and not torch.cuda.is_current_stream_capturing()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """A copy of a layer has other weights, which no recording knows."""
+        return

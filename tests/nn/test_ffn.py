@@ -1,0 +1,447 @@
+"""The feed-forward layer: with closed blocks left out it is what it is with them multiplied by zero.
+
+On the CPU the op behind it runs the naive reference, so that everything but the kernels is tested here in float64.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dynamicgate as dg
+from dynamicgate.nn import ffn as room
+from fit.easy import blobs
+
+GATES = {
+    "hard": dg.GateConfig(block=32, open=0.6),
+    "low rank": dg.GateConfig(block=32, net="low-rank", rank=3, theta=0.4, tau=0.7),
+    "static": dg.GateConfig(kind="static", block=32),
+    "scaled": dg.GateConfig(block=32, scale=True, open=0.6),
+    "top-k": dg.GateConfig(block=32, top_k=2),
+    "bernoulli": dg.GateConfig(block=32, train="bernoulli", open=0.6),
+    "gumbel": dg.GateConfig(block=32, train="gumbel", open=0.6),
+    "ragged": dg.GateConfig(block=40, open=0.6),
+    "router": dg.GateConfig(kind="router", block=32, top_k=2),
+    "full experts": dg.GateConfig(kind="router", block=32, top_k=2, capacity=0.6),
+}
+SHAPES = {
+    "relu": {"activation": "relu"},
+    "gelu without biases": {"activation": "gelu", "bias": False},
+    "swiglu": {"activation": "silu", "value": True, "outputs": 5},
+}
+
+
+def gated(config: dg.GateConfig, **options: Any) -> dg.FFN:
+    """A layer whose gate is open for some rows and closed for others."""
+    torch.manual_seed(1)
+    layer = dg.FFN(12, 96, **options)
+    dg.gate_(layer, config, where="down")
+    with torch.no_grad():
+        for name, parameter in layer.down.gate.net.named_parameters():
+            parameter.add_(torch.randn_like(parameter) * (0.3 if name.endswith("bias") else 0.8))
+    return layer
+
+
+@pytest.fixture
+def skipping(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
+    """Let the CPU leave out what is closed, through the reference; afterwards the list has an entry for each call."""
+
+    def start() -> list[int]:
+        calls: list[int] = []
+
+        def counted(*args: Any, **options: Any) -> Tensor:
+            calls.append(1)
+            return original(*args, **options)
+
+        original = room.gated_ffn
+        monkeypatch.setattr(room, "SKIPPING", ("cpu",))
+        monkeypatch.setattr(room, "DTYPES", (torch.float64, torch.float32))
+        monkeypatch.setattr(room, "gated_ffn", counted)
+        return calls
+
+    return start
+
+
+class Detached(nn.Module):
+    """A gate network that nothing learns through."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.detach())
+
+
+def outputs_and_gradients(model: nn.Module, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    torch.manual_seed(3)
+    y = model(x)
+    (y * torch.randn_like(y)).sum().backward()
+    found = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
+    return y.detach(), found | {"x": x.grad}
+
+
+def assert_alike(mine: dict[str, Tensor], theirs: dict[str, Tensor], rtol: float = 1e-6) -> None:
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(mine[name], gradient, rtol=rtol, atol=rtol, msg=lambda text, n=name: f"{n}: {text}")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("gate", GATES)
+def test_leaving_out_is_multiplying_by_zero_in_outputs_and_gradients(
+    gate: str, shape: str, skipping: Callable[[], list[int]]
+) -> None:
+    layer = gated(GATES[gate], **SHAPES[shape]).double()
+    x = torch.randn(3, 11, 12, dtype=torch.float64)
+    y, gradients = outputs_and_gradients(layer, x)
+    calls = skipping()
+    skipped, mine = outputs_and_gradients(layer, x)
+    assert calls == [1]
+    torch.testing.assert_close(skipped, y, rtol=1e-12, atol=1e-12)
+    assert_alike(mine, gradients)  # the gate itself computes in float32
+    assert any(bool(mine[name].any()) for name in mine if ".gate." in name)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_sparse_gradient_differs_in_what_flows_through_the_gate_alone(
+    shape: str, skipping: Callable[[], list[int]]
+) -> None:
+    exact, sparse = (gated(GATES["hard"], **SHAPES[shape], gradient=g).double() for g in ("exact", "sparse"))
+    x = torch.randn(20, 12, dtype=torch.float64)
+    skipping()
+    (y, theirs), (same, mine) = (outputs_and_gradients(layer, x) for layer in (exact, sparse))
+    assert torch.equal(y, same)
+    other = {name for name in theirs if not torch.allclose(mine[name], theirs[name], rtol=1e-9, atol=1e-12)}
+    assert other == {"down.gate.net.weight", "down.gate.net.bias", "x"}, "the gate reads x"
+    for layer in (exact, sparse):
+        layer.down.gate.requires_grad_(False)
+        layer.down.gate.net = Detached(layer.down.gate.net)
+    (_, theirs), (_, mine) = (outputs_and_gradients(layer, x) for layer in (exact, sparse))
+    assert_alike(mine, theirs, 1e-12)
+
+
+def test_with_the_sparse_gradient_a_block_that_is_always_closed_hears_nothing(
+    skipping: Callable[[], list[int]],
+) -> None:
+    for gradient, hears in (("exact", True), ("sparse", False)):
+        layer = gated(GATES["hard"], gradient=gradient)
+        with torch.no_grad():
+            layer.down.gate.net.bias[1] = -50.0
+        skipping()
+        _, found = outputs_and_gradients(layer, torch.randn(20, 12))
+        assert bool(found["down.gate.net.bias"][0])
+        # at p = sigmoid(-50) a gradient is there but tiny; the loss does not even ask for it in the sparse case
+        assert bool(found["down.gate.net.bias"][1]) is hears
+
+
+CANNOT: dict[str, tuple[dg.GateConfig, dict[str, Any]]] = {
+    "soft gates": (dg.GateConfig(block=32, train="soft"), {}),
+    "concrete gates": (dg.GateConfig(block=32, train="concrete"), {}),
+    "small blocks": (dg.GateConfig(block=16), {}),
+    "a gate that reads the units it closes": (dg.GateConfig(block=32, reads="same"), {}),
+    "an activation the kernels do not know": (dg.GateConfig(block=32), {"activation": "tanh"}),
+    "kernels that are not wanted": (dg.GateConfig(block=32), {"kernels": "never"}),
+}
+
+
+@pytest.mark.parametrize("why", CANNOT)
+def test_everything_is_computed_with(why: str, skipping: Callable[[], list[int]]) -> None:
+    config, options = CANNOT[why]
+    layer = gated(config, **options)
+    x = torch.randn(9, 12)
+    torch.manual_seed(0)
+    y = layer(x)
+    calls = skipping()
+    torch.manual_seed(0)
+    assert torch.equal(layer(x), y)
+    assert calls == []
+
+
+def test_everything_is_computed_without_a_gate_and_for_whoever_watches_a_layer(
+    skipping: Callable[[], list[int]],
+) -> None:
+    x = torch.randn(9, 12)
+    layer = dg.FFN(12, 96, activation="silu", value=True)
+    dense = layer.down(F.silu(layer.up(x)) * layer.value(x))
+    calls = skipping()
+    assert torch.equal(layer(x), dense)
+    dg.gate_(layer, GATES["hard"], where="down")
+    seen: list[tuple[int, ...]] = []
+    handle = layer.value.register_forward_hook(lambda _m, _a, out: seen.append(tuple(out.shape)))
+    watched = layer(x)
+    assert seen == [(9, 96)]
+    assert calls == []
+    handle.remove()
+    torch.testing.assert_close(layer(x), watched)
+    assert calls == [1]
+    dg.gate_(layer, dg.GateConfig(kind="static"), where="up")
+    layer(x)
+    assert calls == [1], "a gate on the features that it reads has hooks of its own"
+
+
+def test_a_gate_that_was_told_to_read_elsewhere_is_left_to_its_hooks(skipping: Callable[[], list[int]]) -> None:
+    model = nn.Sequential(nn.Linear(12, 12), dg.FFN(12, 96))
+    dg.gate_(model, GATES["hard"], where=[dg.Site("1.down", ("1.up",), "0", 96)])
+    x = torch.randn(9, 12)
+    y = model(x)
+    calls = skipping()
+    assert torch.equal(model(x), y)
+    assert calls == []
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_usage_penalty_and_budget_see_the_gate(mode: str, skipping: Callable[[], list[int]]) -> None:
+    model = nn.Sequential(gated(GATES["hard"], outputs=3)).train(mode == "train")
+    x = torch.randn(40, 12)
+    found = []
+    for _ in range(2):
+        budget = dg.Budget(target=0.5)
+        budget.apply_(model, 0.3)
+        with dg.usage(model) as used:
+            model(x)
+        found.append((used["0.down"], budget.penalty(used, 0.3), budget.relative))
+        calls = skipping()
+    with dg.usage(model) as used:
+        model(x)
+    assert calls == [1]
+    for mine, theirs in zip(used["0.down"], found[0][0], strict=True):
+        assert torch.equal(mine, theirs)
+    assert found[1][1:] == found[0][1:]
+    open_loop = dg.Budget(form="linear", weight=1.0)
+    open_loop.apply_(model, 0.3)
+    open_loop.penalty(used, 0.3).backward()
+    assert model[0].down.gate.net.bias.grad.any()
+
+
+def test_it_costs_what_its_layers_cost(skipping: Callable[[], list[int]]) -> None:
+    model = nn.Sequential(gated(GATES["hard"], **SHAPES["swiglu"]))
+    assert dg.gates_of(model)["0.down"].site == dg.Site("0.down", ("0.up", "0.value"), "0.up", 96)
+    x = torch.randn(50, 12)
+    here = dg.measure(model, x)
+    calls = skipping()
+    there = dg.measure(model, x)
+    assert calls == [], "counting looks at the layers"
+    with dg.usage(model.eval()) as used:
+        model(x)
+    assert calls == [1]
+    opened = float(used["0.down"].g_BG.sum(-1).mean()) * 32
+    assert there.macs == here.macs
+    assert there.macs["executed"] == pytest.approx(opened * (12 + 12 + 5) + 12 * 3)
+    assert dg.Ledger(model).dense == 96 * (12 + 12 + 5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_saved_layer_comes_back_bit_for_bit(shape: str, tmp_path: Path) -> None:
+    model = nn.Sequential(gated(GATES["hard"], **SHAPES[shape], gradient="sparse", kernels="never"), nn.ReLU()).eval()
+    dg.save(model, tmp_path / "model.safetensors")
+    back = dg.load(tmp_path / "model.safetensors")
+    x = torch.randn(20, 12)
+    assert torch.equal(back(x), model(x))
+    assert str(back) == str(model)
+    assert {name.replace(".gate.net", "") for name in back.state_dict()} >= {"0.up.weight", "0.down.weight"}
+
+
+def test_a_gate_renames_no_parameter_and_takes_itself_off_again() -> None:
+    layer = dg.FFN(12, 96, value=True)
+    before = layer.state_dict()
+    dg.gate_(layer, GATES["hard"], where="down")
+    assert {name for name in layer.state_dict() if ".gate." not in name} == set(before)
+    dg.ungate_(layer)
+    assert list(layer.state_dict()) == list(before)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_torch_compile_sees_one_op_and_no_break(shape: str, skipping: Callable[[], list[int]]) -> None:
+    torch.compiler.reset()
+    skipping()
+    layer = gated(GATES["hard"], **SHAPES[shape])
+    x = torch.randn(10, 12)
+    y, gradients = outputs_and_gradients(layer, x)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(module: torch.fx.GraphModule, _inputs: Any) -> Any:
+        graphs.append(module)
+        return module.forward
+
+    compiled = torch.compile(layer, fullgraph=True, backend=keep)
+    out, mine = outputs_and_gradients(compiled, x)  # type: ignore[arg-type]
+    torch.testing.assert_close(out, y)
+    assert_alike({name.removeprefix("_orig_mod."): gradient for name, gradient in mine.items()}, gradients, 1e-5)
+    targets = [str(node.target) for node in graphs[0].graph.nodes]
+    assert sum("dynamicgate.ffn" in target for target in targets) == 1
+    assert len(graphs) == 1
+
+
+def test_a_copy_is_gated_by_its_own_gate(skipping: Callable[[], list[int]]) -> None:
+    layer = gated(GATES["hard"])
+    twin = copy.deepcopy(layer)
+    x = torch.randn(9, 12)
+    before = layer(x)
+    calls = skipping()
+    with torch.no_grad():
+        twin.down.gate.net.bias.fill_(-50.0)
+    torch.testing.assert_close(twin(x), twin.down.bias.expand(9, -1))
+    torch.testing.assert_close(layer(x), before)
+    assert calls == [1, 1]
+
+
+@pytest.mark.parametrize("gradient", ["exact", "sparse"])
+def test_fit_holds_the_budget(gradient: Any, skipping: Callable[[], list[int]]) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(dg.FFN(8, 128, 16, gradient=gradient), nn.ReLU(), nn.Linear(16, 3))
+    dg.gate_(model, dg.GateConfig(block=32), where="0.down")
+    calls = skipping()
+    dg.fit(model, blobs(), budget=dg.Budget(target=0.5), epochs=12, batch=24, lr=1e-2, show=False)
+    assert len(calls) > 50
+    found = dg.measure(model, blobs(seed=1))
+    assert found.quality["accuracy"] > 0.95
+    assert abs(found.macs["relative"] - 0.5) <= 0.05
+
+
+@pytest.mark.parametrize("unserved", ["identity", "bias"])
+@pytest.mark.parametrize(("top_k", "capacity"), [(1, None), (2, None), (1, 0.7), (2, 0.5)])
+def test_experts_that_are_left_out_are_experts_multiplied_by_zero(
+    top_k: int, capacity: float | None, unserved: Any, skipping: Callable[[], list[int]]
+) -> None:
+    switch = dg.Switch(8, 4, 32, top_k, capacity, unserved=unserved, activation="gelu")
+    nn.init.normal_(switch.down.gate.net.weight)
+    switch = switch.double()
+    x = torch.randn(2, 9, 8, dtype=torch.float64)
+    y, gradients = outputs_and_gradients(switch, x)
+    calls = skipping()
+    mine, found = outputs_and_gradients(switch, x)
+    assert calls == [1]
+    torch.testing.assert_close(mine, y, rtol=1e-12, atol=1e-12)
+    assert_alike(found, gradients)
+    switch.kernels = "never"
+    assert torch.equal(outputs_and_gradients(switch, x)[0], y)
+    assert calls == [1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"width": 0}, "features, width and outputs must be 1 or more, received 4, 0 and 4"),
+        ({"activation": "step"}, "activation must be one of relu, gelu, silu, tanh, received 'step'"),
+        ({"gradient": "dense"}, "gradient must be exact or sparse, received 'dense'"),
+        ({"kernels": "always"}, "kernels must be auto or never, received 'always'"),
+    ],
+)
+def test_a_layer_that_makes_no_sense_is_answered_with_a_sentence(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        dg.FFN(**{"features": 4, "width": 8, **arguments})
+
+
+# --- the kernels themselves
+
+
+def test_the_layer_is_the_dense_one_on_interpreted_kernels() -> None:
+    pytest.importorskip("triton")
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    done = subprocess.run(
+        [*command, str(Path(__file__).parent / "interpreted_ffn.py")],
+        cwd=root,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+CLOSE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+
+
+def large(**options: Any) -> dg.FFN:
+    torch.manual_seed(0)
+    layer = dg.FFN(256, 1024, 192, **options)
+    dg.gate_(layer, dg.GateConfig(block=64, open=0.5, net="linear"), where="down")
+    return layer.cuda()
+
+
+def relative(mine: Tensor, theirs: Tensor) -> float:
+    mine, theirs = mine.detach().double(), theirs.detach().double()
+    return float((mine - theirs).norm() / theirs.norm().clamp(min=1e-9))
+
+
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+@pytest.mark.parametrize("shape", ["relu", "swiglu"])
+@pytest.mark.parametrize("rows", [1, 77, 1024])
+class TestOnTheGpu:
+    pytestmark = gpu
+
+    def test_the_kernels_are_the_dense_layer(self, rows: int, shape: str, dtype: torch.dtype) -> None:
+        options = {key: v for key, v in SHAPES[shape].items() if key != "outputs"}
+        layer = large(**options).to(dtype)
+        layer.down.gate.tau.data, layer.down.gate.theta.data = (
+            t.float() for t in (layer.down.gate.tau, layer.down.gate.theta)
+        )
+        x = torch.randn(rows, 256, device="cuda", dtype=dtype)
+        assert layer._skipping_gate(x) is not None
+        mine, found = outputs_and_gradients(layer, x)
+        layer.kernels = "never"
+        y, gradients = outputs_and_gradients(layer, x)
+        assert relative(mine, y) < CLOSE[dtype]
+        for name, gradient in gradients.items():
+            assert relative(found[name], gradient) < 3 * CLOSE[dtype], name
+
+
+class TestTrainingOnTheGpu:
+    pytestmark = gpu
+
+    def test_autocast_runs_the_kernels_in_bfloat16(self) -> None:
+        layer = large(activation="gelu")
+        x = torch.randn(500, 256, device="cuda")
+        with torch.autocast("cuda", torch.bfloat16):
+            assert layer._skipping_gate(x) is not None
+            mine = layer(x)
+            layer.kernels = "never"
+            y = layer(x)
+        assert mine.dtype is torch.bfloat16
+        assert relative(mine, y) < 2e-2
+
+    @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:TensorFloat32:UserWarning")
+    def test_torch_compile_trains_through_the_kernels(self) -> None:
+        torch.compiler.reset()
+        layer = large()
+        x = torch.randn(300, 256, device="cuda")
+        y, gradients = outputs_and_gradients(layer, x)
+        out, mine = outputs_and_gradients(torch.compile(layer, fullgraph=True), x)  # type: ignore[arg-type]
+        assert relative(out, y) < 1e-4
+        for name, gradient in gradients.items():
+            assert relative(mine[name if name == "x" else f"_orig_mod.{name}"], gradient) < 1e-3, name
+
+    def test_fit_holds_the_budget_on_the_kernels(self) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(dg.FFN(8, 256, 16), nn.ReLU(), nn.Linear(16, 3))
+        dg.gate_(model, dg.GateConfig(block=32), where="0.down")
+        dg.fit(model, blobs(), budget=dg.Budget(target=0.5), epochs=12, batch=24, lr=1e-2, device="cuda", show=False)
+        assert abs(dg.measure(model, blobs(seed=1)).macs["relative"] - 0.5) <= 0.05
+
+    def test_experts_on_the_kernels_are_the_dense_experts(self) -> None:
+        switch = dg.Switch(64, 8, 128, 2, 0.8)
+        nn.init.normal_(switch.down.gate.net.weight)
+        switch = switch.cuda()
+        x = torch.randn(600, 64, device="cuda")
+        assert switch._skipping_gate(x) is not None
+        mine, found = outputs_and_gradients(switch, x)
+        switch.kernels = "never"
+        y, gradients = outputs_and_gradients(switch, x)
+        assert relative(mine, y) < 1e-4
+        for name, gradient in gradients.items():
+            assert relative(found[name], gradient) < 1e-3, name

@@ -1,0 +1,46 @@
+"""Kernels that are compiled for a GPU which is not there, instead of being launched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+HOPPER = 90
+POINTERS = {"torch.bfloat16": "*bf16", "torch.float16": "*fp16", "torch.float32": "*fp32", "torch.int32": "*i32"}
+
+
+class Compiled:
+    """In the place of a Triton kernel: `kernel[grid](*arguments)` ends with machine code for Hopper."""
+
+    compiled: ClassVar[set[str]] = set()  # names of all that came through
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        """Of a launch on this grid."""
+        return self.launched
+
+    def launched(self, *arguments: Any, **named: Any) -> None:
+        """As on a Hopper GPU: with its barriers, and chained to the launch before."""
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource, compile
+
+        options = {name: named.pop(name) for name in ("num_warps",) if name in named}
+        parameters = self.kernel.params
+        given = dict(zip((p.name for p in parameters), arguments, strict=False)) | named
+        given |= {name: value for name, value in (("AFTER", True), ("CHAINED", True), ("PHASE", 0)) if name in given}
+        constants = {p.name: given[p.name] for p in parameters if p.is_constexpr or given[p.name] is None}
+        signature = {p.name: "constexpr" if p.name in constants else _kind(given.pop(p.name)) for p in parameters}
+        if given.keys() != constants.keys():
+            raise TypeError(f"{self.kernel.__name__} has no {sorted(given.keys() - constants.keys())}")
+        compile(ASTSource(self.kernel, signature, constants), GPUTarget("cuda", HOPPER, 32), options)
+        self.compiled.add(self.kernel.__name__)
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return POINTERS[str(value.dtype)]
+    return "fp32" if isinstance(value, float) else "i32"
