@@ -1,0 +1,163 @@
+"""Puts what the benchmarks measured into the pages that speak of it, between `<!-- results:NAME -->` markers.
+
+python benchmarks/pages.py       # after a benchmark; a test compares the pages with the results
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dynamicgate.files import write_text
+
+ROOT = Path(__file__).resolve().parents[1]
+COMPILE = "docs/compile.md"
+FFN = "src/dynamicgate/ops/ffn/README.md"
+SIZES = {"S1": "784-256-10", "S2": "2000-1000-500-10", "S3": "1024-4096-1024", "S4": "4096-16384-4096"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Where a table stands, what it is made from, and how."""
+
+    page: str
+    results: str
+    make: Callable[[dict[str, Any]], str]
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    """A table whose first column is text and whose others are numbers."""
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def gated(results: dict[str, Any]) -> str:
+    """Speed-up over eager dense by size, batch and open share, one thread, with the dense rivals."""
+    rows = [row for row in results["rows"] if row["kind"] == "gate" and row["threads"] == 1]
+    shares = sorted({row["share"] for row in rows})
+    found = []
+    for size, batch in dict.fromkeys((row["size"], row["batch"]) for row in rows):
+        mine = {row["share"]: row for row in rows if (row["size"], row["batch"]) == (size, batch)}
+        rivals = [
+            f"{mine[shares[0]]['speedup'][name]:.2f}" if name in mine[shares[0]]["speedup"] else "-"
+            for name in ("own", "frozen", "int8")
+        ]
+        ours = [f"{mine[share]['speedup']['ours']:.1f}" if share in mine else "-" for share in shares]
+        found.append([SIZES[size], f"{batch:,}", *rivals, *ours])
+    return markdown(
+        ["network", "batch", "our dense", "compiled dense", "int8 dense", *[f"open {s:g}" for s in shares]], found
+    )
+
+
+def sparse(results: dict[str, Any]) -> str:
+    """Speed-up over eager dense of networks with masks, one thread."""
+    rows = [row for row in results["rows"] if row["kind"] != "gate" and row["threads"] == 1]
+    columns = list(dict.fromkeys((row["kind"], row["share"]) for row in rows))
+    columns.sort(key=lambda c: (c[0] != "16x1", c[1]))
+    found = []
+    for size, batch in dict.fromkeys((row["size"], row["batch"]) for row in rows):
+        mine = {(r["kind"], r["share"]): r for r in rows if (r["size"], r["batch"]) == (size, batch)}
+        found.append([SIZES[size], f"{batch:,}", *[f"{mine[c]['speedup']['ours']:.1f}" for c in columns]])
+    return markdown(["network", "batch", *[f"{kind} {share:g}" for kind, share in columns]], found)
+
+
+def never_slower(results: dict[str, Any]) -> str:
+    """The worst cell of the grid, by number of threads."""
+    found = []
+    for threads in sorted({row["threads"] for row in results["rows"]}):
+        rows = [row for row in results["rows"] if row["threads"] == threads]
+        worst = min(rows, key=lambda row: row["over_best_dense"])
+        where = f"{SIZES[worst['size']]}, {worst['kind']} {worst['share']:g}, batch {worst['batch']}"
+        found.append([f"{threads}", f"{len(rows)}", f"{worst['over_best_dense']:.3f}", where])
+    return markdown(["threads", "cells", "least ratio", "where"], found)
+
+
+def ops(results: dict[str, Any]) -> str:
+    """What the kernels reach, without a plan around them."""
+    found = [
+        [row["name"], f"{row['batch']:,}", f"{row['speedup']:.1f}", f"{row['q1']:.1f} to {row['q3']:.1f}"]
+        for row in results["rows"]
+    ]
+    return markdown(["chain", "batch", "times as fast", "quartiles"], found)
+
+
+def compile_cost(results: dict[str, Any]) -> str:
+    """Seconds and memory of packing and of compiling."""
+    found = [
+        [
+            what,
+            *[f"{results[what][key]:.{digits}f}" for key, digits in (("seconds", 0), ("peak", 2), ("held_after", 2))],
+        ]
+        for what in ("pack", "compile")
+    ]
+    return markdown(["step", "seconds", "peak, x weights", "held after, x weights"], found)
+
+
+def sample_plan(results: dict[str, Any]) -> str:
+    """A plan as it prints."""
+    return f"```text\n{results['plan']}\n```"
+
+
+def latency(results: dict[str, Any]) -> str:
+    """Counted work beside the clock, for trained models."""
+    found = []
+    for row in results["runs"]:
+        times = [f"{row['batches'][b]['ratio']:.3f} ({1 / row['batches'][b]['ratio']:.1f}x)" for b in ("1", "256")]
+        macs = [f"{row[key]:.3f}" for key in ("relative", "relative_zero_skip")]
+        found.append([f"{row['data']}: {row['model']}", f"{100 * row['accuracy']:.2f}", *macs, *times])
+    return markdown(
+        ["model", "accuracy", "MACs", "MACs without zeros", "latency, batch 1", "latency, batch 256"], found
+    )
+
+
+def gpu_speedups(results: dict[str, Any], part: str) -> str:
+    """Of gated layers over the faster dense one, by layer, tokens, block and open share."""
+    rows = [row for row in results["runs"] if row["part"] == part and row["as"].startswith("ours")]
+    rows.sort(key=lambda r: (r["shape"] != "4096/16384", r["shape"], -r["tokens"], r["block"], r["patterns"]))
+    shares = sorted({row["share"] for row in rows})
+    found: dict[tuple[str, int, int], dict[float, str]] = {}
+    for row in rows:
+        gates = f", {row['patterns']} patterns" if row["patterns"] else ", exact" * (row["as"] == "ours exact")
+        cells = found.setdefault((row["shape"] + gates, row["tokens"], row["block"]), {})
+        cells[row["share"]] = f"{row['speedup']:.2f}" if row["speedup"] < 9.95 else f"{row['speedup']:.1f}"
+    lines = [[n, f"{t:,}", f"{b:,}", *[cells.get(s, "") for s in shares]] for (n, t, b), cells in found.items()]
+    return markdown(["layer", "tokens", "block", *[f"open {share:g}" for share in shares]], lines)
+
+
+TABLES = {
+    "gated": Table(COMPILE, "benchmarks/results/cpu.json", gated),
+    "sparse": Table(COMPILE, "benchmarks/results/cpu.json", sparse),
+    "never-slower": Table(COMPILE, "benchmarks/results/cpu.json", never_slower),
+    "compile-cost": Table(COMPILE, "benchmarks/results/compile_cost.json", compile_cost),
+    "plan": Table(COMPILE, "benchmarks/results/compile_cost.json", sample_plan),
+    "latency": Table(COMPILE, "experiments/results/latency.json", latency),
+    "ops": Table("src/dynamicgate/ops/chain/README.md", "benchmarks/results/cpu_ops.json", ops),
+    "gpu-forward": Table(FFN, "benchmarks/results/gpu.json", partial(gpu_speedups, part="forward")),
+    "gpu-backward": Table(FFN, "benchmarks/results/gpu.json", partial(gpu_speedups, part="backward")),
+}
+
+
+def filled(page: str, name: str, table: str) -> str:
+    """The page with the table between its markers."""
+    pattern = rf"(<!-- results:{name} -->\n).*?(\n<!-- /results:{name} -->)"
+    page, count = re.subn(pattern, lambda found: found[1] + table + found[2], page, flags=re.DOTALL)
+    if count != 1:
+        raise ValueError(f"expected the markers of {name!r} once in the page, found them {count} times")
+    return page
+
+
+def main() -> None:
+    """Fill every page."""
+    for name, table in TABLES.items():
+        page = ROOT / table.page
+        results = json.loads((ROOT / table.results).read_text(encoding="utf-8"))
+        write_text(page, filled(page.read_text(encoding="utf-8"), name, table.make(results)))
+
+
+if __name__ == "__main__":
+    main()
