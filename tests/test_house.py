@@ -13,7 +13,8 @@ SOURCES = sorted((ROOT / "src").rglob("*.py"))
 
 
 COMPARISONS = runpy.run_path(str(ROOT / "experiments" / "comparisons.py"))
-RESULTS = sorted((ROOT / "experiments" / "results").glob("*.json"))
+PAGES = runpy.run_path(str(ROOT / "benchmarks" / "pages.py"))
+RESULTS = sorted((ROOT / "experiments" / "results").rglob("*.json"))
 
 
 @pytest.mark.parametrize("name", COMPARISONS["COMPARISONS"])
@@ -32,6 +33,14 @@ def test_the_table_of_switch_is_made_from_the_committed_results() -> None:
     assert experiment["table"](results) in page
 
 
+@pytest.mark.parametrize("name", PAGES["TABLES"])
+def test_the_tables_of_the_benchmarks_are_made_from_the_committed_results(name: str) -> None:
+    table = PAGES["TABLES"][name]
+    page = (ROOT / table.page).read_text(encoding="utf-8")
+    results = json.loads((ROOT / table.results).read_text(encoding="utf-8"))
+    assert PAGES["filled"](page, name, table.make(results)) == page
+
+
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_committed_results_say_where_they_come_from(path: Path) -> None:
     meta = json.loads(path.read_text(encoding="utf-8"))["meta"]
@@ -39,7 +48,9 @@ def test_committed_results_say_where_they_come_from(path: Path) -> None:
     assert not meta["commit"].endswith("-dirty")
     assert meta["versions"]["torch"]
     assert meta["machine"]["threads"] >= 1
-    assert meta["command"].startswith(("dynamicgate compare", "python experiments/"))
+    made_by = ("dynamicgate compare", "dynamicgate paper", "python -m dynamicgate.paper", "python experiments/")
+    assert meta["command"].startswith(made_by)
+    assert not meta.get("quick", False)
 
 
 def test_no_source_file_is_a_room_for_everything() -> None:
