@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from dynamicgate.paper import Claim, Evidence, Verdict
+from dynamicgate.paper.claims import MissingRunError
 from dynamicgate.paper.page import signed
 from dynamicgate.report.wording import counted
 
@@ -123,6 +124,8 @@ def falls(model: str, key: str, what: str) -> Decide:
 
     def decide(e: Evidence) -> Verdict:
         runs = e.of("moe", "published", model)
+        if min(len(run[key]) for run in runs) < 3:
+            raise MissingRunError(f"{key} after the second epoch")  # a quick run has one epoch
         first, last = (sum(run[key][at] for run in runs) / len(runs) for at in (1, -1))
         return judged(last < first, f"{what}: {first:.4g} in the second epoch, {last:.4g} in the last")
 

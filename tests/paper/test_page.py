@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dynamicgate.paper import Evidence, Job, jobs_of, load_tables
+from dynamicgate.paper import Claim, Evidence, Job, jobs_of, load_tables
 from dynamicgate.paper.page import decided, page
 from dynamicgate.paper.recipe import load_module
 from dynamicgate.paper.results import RESULTS, read_results, result_path
@@ -70,6 +70,15 @@ def test_every_claim_is_decided_once_its_runs_are_there_and_not_before(claim: An
     assert verdict.number
     before = decided(claim, Evidence({}, {}))
     assert before is None or before == verdict, "only what no run can change is decided without runs"
+
+
+def test_what_falls_after_the_second_epoch_waits_for_a_third() -> None:
+    run = {"aux_by_epoch": [1.0]}
+    decide = load_module(FOLDER, "claims").falls("switch top-2", "aux_by_epoch", "penalty")
+    claim = Claim("5.5", "the penalty falls", decide)
+    assert decided(claim, Evidence({("moe", "published", "switch top-2"): [run]}, {})) is None
+    run["aux_by_epoch"] += [0.8, 0.5]
+    assert decided(claim, Evidence({("moe", "published", "switch top-2"): [run]}, {})).outcome == "holds"
 
 
 def test_there_are_at_least_25_claims_and_the_page_has_every_table(everything: Path) -> None:
