@@ -6,7 +6,6 @@ python benchmarks/pages.py       # after a benchmark; a test compares the pages 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamicgate.files import write_text
+from dynamicgate.report.markdown import filled, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPILE = "docs/compile.md"
@@ -30,12 +30,6 @@ class Table:
     make: Callable[[dict[str, Any]], str]
 
 
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    """A table whose first column is text and whose others are numbers."""
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def gated(results: dict[str, Any]) -> str:
     """Speed-up over eager dense by size, batch and open share, one thread, with the dense rivals."""
     rows = [row for row in results["rows"] if row["kind"] == "gate" and row["threads"] == 1]
@@ -50,7 +44,9 @@ def gated(results: dict[str, Any]) -> str:
         ours = [f"{mine[share]['speedup']['ours']:.1f}" if share in mine else "-" for share in shares]
         found.append([SIZES[size], f"{batch:,}", *rivals, *ours])
     return markdown(
-        ["network", "batch", "our dense", "compiled dense", "int8 dense", *[f"open {s:g}" for s in shares]], found
+        ["network", "batch", "our dense", "compiled dense", "int8 dense", *[f"open {s:g}" for s in shares]],
+        found,
+        numbers=True,
     )
 
 
@@ -63,7 +59,7 @@ def sparse(results: dict[str, Any]) -> str:
     for size, batch in dict.fromkeys((row["size"], row["batch"]) for row in rows):
         mine = {(r["kind"], r["share"]): r for r in rows if (r["size"], r["batch"]) == (size, batch)}
         found.append([SIZES[size], f"{batch:,}", *[f"{mine[c]['speedup']['ours']:.1f}" for c in columns]])
-    return markdown(["network", "batch", *[f"{kind} {share:g}" for kind, share in columns]], found)
+    return markdown(["network", "batch", *[f"{kind} {share:g}" for kind, share in columns]], found, numbers=True)
 
 
 def never_slower(results: dict[str, Any]) -> str:
@@ -74,7 +70,7 @@ def never_slower(results: dict[str, Any]) -> str:
         worst = min(rows, key=lambda row: row["over_best_dense"])
         where = f"{SIZES[worst['size']]}, {worst['kind']} {worst['share']:g}, batch {worst['batch']}"
         found.append([f"{threads}", f"{len(rows)}", f"{worst['over_best_dense']:.3f}", where])
-    return markdown(["threads", "cells", "least ratio", "where"], found)
+    return markdown(["threads", "cells", "least ratio", "where"], found, numbers=True)
 
 
 def ops(results: dict[str, Any]) -> str:
@@ -83,7 +79,7 @@ def ops(results: dict[str, Any]) -> str:
         [row["name"], f"{row['batch']:,}", f"{row['speedup']:.1f}", f"{row['q1']:.1f} to {row['q3']:.1f}"]
         for row in results["rows"]
     ]
-    return markdown(["chain", "batch", "times as fast", "quartiles"], found)
+    return markdown(["chain", "batch", "times as fast", "quartiles"], found, numbers=True)
 
 
 def compile_cost(results: dict[str, Any]) -> str:
@@ -95,7 +91,7 @@ def compile_cost(results: dict[str, Any]) -> str:
         ]
         for what in ("pack", "compile")
     ]
-    return markdown(["step", "seconds", "peak, x weights", "held after, x weights"], found)
+    return markdown(["step", "seconds", "peak, x weights", "held after, x weights"], found, numbers=True)
 
 
 def sample_plan(results: dict[str, Any]) -> str:
@@ -111,7 +107,9 @@ def latency(results: dict[str, Any]) -> str:
         macs = [f"{row[key]:.3f}" for key in ("relative", "relative_zero_skip")]
         found.append([f"{row['data']}: {row['model']}", f"{100 * row['accuracy']:.2f}", *macs, *times])
     return markdown(
-        ["model", "accuracy", "MACs", "MACs without zeros", "latency, batch 1", "latency, batch 256"], found
+        ["model", "accuracy", "MACs", "MACs without zeros", "latency, batch 1", "latency, batch 256"],
+        found,
+        numbers=True,
     )
 
 
@@ -126,7 +124,7 @@ def gpu_speedups(results: dict[str, Any], part: str) -> str:
         cells = found.setdefault((row["shape"] + gates, row["tokens"], row["block"]), {})
         cells[row["share"]] = f"{row['speedup']:.2f}" if row["speedup"] < 9.95 else f"{row['speedup']:.1f}"
     lines = [[n, f"{t:,}", f"{b:,}", *[cells.get(s, "") for s in shares]] for (n, t, b), cells in found.items()]
-    return markdown(["layer", "tokens", "block", *[f"open {share:g}" for share in shares]], lines)
+    return markdown(["layer", "tokens", "block", *[f"open {share:g}" for share in shares]], lines, numbers=True)
 
 
 TABLES = {
@@ -140,15 +138,6 @@ TABLES = {
     "gpu-forward": Table(FFN, "benchmarks/results/gpu.json", partial(gpu_speedups, part="forward")),
     "gpu-backward": Table(FFN, "benchmarks/results/gpu.json", partial(gpu_speedups, part="backward")),
 }
-
-
-def filled(page: str, name: str, table: str) -> str:
-    """The page with the table between its markers."""
-    pattern = rf"(<!-- results:{name} -->\n).*?(\n<!-- /results:{name} -->)"
-    page, count = re.subn(pattern, lambda found: found[1] + table + found[2], page, flags=re.DOTALL)
-    if count != 1:
-        raise ValueError(f"expected the markers of {name!r} once in the page, found them {count} times")
-    return page
 
 
 def main() -> None:

@@ -162,7 +162,9 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
     const Layer& layer = program.layer()[l];
     const bool last = l + 1 == program.layers;
     const bool skip = !reads_densely(layer) && leaves_out_zeros(layer, in, in_open, rows);
-    if (skip) {  // once, for the gate and the layer
+    const bool listed = layer.main.layout == dynamicgate::kPanels || layer.main.skip_zeros ||
+                        (layer.gate_stages && layer.gate[0].layout == dynamicgate::kPanels);
+    if (skip && listed) {  // once, for the gate and the layer; vectors look for zeros themselves
       Step s = make_step(call, layer.main, in, in_stride, in_open, nullptr, 0, in_open, rows);
       s.nonzero = buffers.nonzero;
       take_out_zeros(s);

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from typing import Any
 
 from dynamicgate.compare import Settings, compare
 from dynamicgate.files import write_text
-from dynamicgate.report import summarise
+from dynamicgate.report import markdown, summarise
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -99,8 +98,7 @@ def table(results: dict[str, Any]) -> str:
 
 def filled(page: str, name: str, results: dict[str, Any]) -> str:
     """A page with the table of one comparison put between its markers."""
-    pattern = rf"(<!-- results:{name} -->\n).*?(\n<!-- /results:{name} -->)"
-    return re.sub(pattern, lambda found: found[1] + table(results) + found[2], page, flags=re.DOTALL)
+    return markdown.filled(page, name, table(results))
 
 
 def main() -> None:

@@ -36,6 +36,7 @@ from dynamicgate.gate import GateConfig
 from dynamicgate.measure import measure
 from dynamicgate.nn import GatedMLP, Normalize, SwitchMLP
 from dynamicgate.provenance import environment
+from dynamicgate.report import markdown
 from dynamicgate.routing import routing
 from dynamicgate.save import load as load_model
 from dynamicgate.save import save
@@ -155,8 +156,7 @@ def table(results: dict[str, Any]) -> str:
 
 def filled(page: str, results: dict[str, Any]) -> str:
     """The page with the table put between its markers."""
-    pattern = r"(<!-- results:switch -->\n).*?(\n<!-- /results:switch -->)"
-    return re.sub(pattern, lambda found: found[1] + table(results) + found[2], page, flags=re.DOTALL)
+    return markdown.filled(page, "switch", table(results))
 
 
 def _cell(values: list[float | None]) -> str:

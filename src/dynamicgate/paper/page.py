@@ -9,6 +9,7 @@ from dynamicgate.paper.claims import Claim, Evidence, MissingRunError, Verdict
 from dynamicgate.paper.recipe import KINDS, Kind, Recipe, Table, jobs_of, load_module, load_tables
 from dynamicgate.paper.results import read_results
 from dynamicgate.paper.statistics import Interval, Paired
+from dynamicgate.report.markdown import markdown
 
 ABSENT = "–"
 INTRO = """\
@@ -206,8 +207,3 @@ def share(value: float | None) -> str:
 def ratio(value: float | None) -> str:
     """A ratio with three decimals."""
     return ABSENT if value is None else f"{value:.3f}"
-
-
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
-    return "\n".join(f"| {' | '.join(row)} |" for row in [columns, ["---"] * len(columns), *rows])

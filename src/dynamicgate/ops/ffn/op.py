@@ -174,24 +174,9 @@ def _but_down_bias(wanted: list[bool]) -> list[bool]:
 
 
 def _backward_shapes(
-    dy: Tensor,
-    x: Tensor,
-    up: Tensor,
-    down: Tensor,
-    factor: Tensor,
-    up_bias: Tensor | None,
-    value: Tensor | None,
-    value_bias: Tensor | None,
-    hidden: Tensor,
-    pre: Tensor,
-    val: Tensor,
-    index: Tensor,
-    block: int,
-    activation: str,
-    gradient: str,
-    wanted: list[bool],
+    _dy: Tensor, x: Tensor, up: Tensor, down: Tensor, factor: Tensor, *rest: Any
 ) -> tuple[Tensor, ...]:
-    return _gradients_of(x, up, down, factor, wanted)
+    return _gradients_of(x, up, down, factor, wanted=rest[-1])
 
 
 def _gradients_of(x: Tensor, up: Tensor, down: Tensor, factor: Tensor, wanted: list[bool]) -> tuple[Tensor, ...]:
