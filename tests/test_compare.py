@@ -39,7 +39,7 @@ def npz(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def settings(npz: str) -> Settings:
-    return Settings(data=npz, epochs=3, batch=40, hidden=(20,), budget=0.5, block=2)
+    return Settings(data=npz, epochs=5, batch=40, hidden=(20,), budget=0.5, block=2)
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +209,7 @@ def test_the_numbers_of_a_run_fit_together(finished: tuple[Path, dict[str, Any]]
             assert found["relative"] == 1.0
         else:
             assert abs(found["relative"] - 0.5) < 0.1  # a block of 2 of 20 units is a tenth
-        assert run["steps"] == 3 * math.ceil(163 / 40)
+        assert run["steps"] == 5 * math.ceil(163 / 40)
 
 
 def test_each_run_leaves_its_model_and_its_log(finished: tuple[Path, dict[str, Any]]) -> None:

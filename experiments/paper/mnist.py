@@ -137,7 +137,7 @@ AS_WRITTEN = Recipe(
 BY_US = Recipe(
     kind="ours",
     data="mnist",
-    models=every(budget=0.24, hidden=[256], epochs=30, batch=128, dropout=0.2),
+    models=every(budget=0.24, hidden=[256], epochs=30, batch=256, dropout=0.2),
     train=train_settings,
     step=step_settings,
     quick={"epochs": 2},

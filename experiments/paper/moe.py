@@ -147,7 +147,7 @@ PUBLISHED = Recipe(
         "No validation rows; the last epoch. The published code has one seed, 42.",
     ),
 )
-SHARED: dict[str, Any] = {"budget": 0.25, "hidden": [512], "epochs": 20, "batch": 128, "dropout": 0.1}
+SHARED: dict[str, Any] = {"budget": 0.25, "hidden": [512], "epochs": 20, "batch": 256, "dropout": 0.1}
 BY_US = Recipe(
     kind="ours",
     data="mnist",

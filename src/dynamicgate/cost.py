@@ -8,7 +8,7 @@ probabilities in expectation, so that a penalty can be a differentiable cost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -109,6 +109,9 @@ class Ledger:
         ]
         by_name = {layer.name: layer for layer in self.layers}
         self._gate_rows = {name: by_name[gate.site.source].rows for name, gate in gates.items()}
+        nets = [m for gate in gates.values() for m in gate.net.modules() if isinstance(m, nn.Linear)]
+        self._linears = [*nets, *(layer.linear for layer in self.layers)]
+        self._counted: dict[str, tuple[Any, float]] = {}
 
     @cached_property
     def dense(self) -> float:
@@ -118,7 +121,22 @@ class Ledger:
     @property
     def gate(self) -> float:
         """MACs per sample of all gate networks, counted in full: they run on every input."""
-        return float(sum(gate.macs * self._gate_rows[name] for name, gate in self.gates.items()))
+        return self._once(
+            "gate", lambda: float(sum(gate.macs * self._gate_rows[name] for name, gate in self.gates.items()))
+        )
+
+    @property
+    def all_open(self) -> float:
+        """`relative` with every gate open: what the connections that exist now allow at most."""
+        return self._once("all_open", lambda: self.relative_at(1.0))
+
+    def _once(self, name: str, count: Callable[[], float]) -> float:
+        """Counted anew only when a mask has changed: every training step asks, and on a GPU an answer is a wait."""
+        masks = [connections(linear) for linear in self._linears]
+        now = [None if mask is None else (id(mask), mask._version) for mask in masks]
+        if name not in self._counted or self._counted[name][0] != now:
+            self._counted[name] = (now, count())
+        return self._counted[name][1]
 
     def executed(self, decisions: Mapping[str, Tensor]) -> Tensor:
         """Mean MACs per sample under `decisions`, gate networks and everything else included."""

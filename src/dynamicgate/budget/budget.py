@@ -133,8 +133,8 @@ class Budget:
         else:
             relative = self.ledger.relative({site: straight_through_usage(used[site]) for site in used}) * across.share
             self._controller.step(
-                across.reduce(relative), progress, target=self.target, warmup=self.warmup, ramp=self.ramp,
-                gain=self.gain, integral=self.integral, steer=self.steer,
+                across.reduce(relative), progress, all_open=self.ledger.all_open, target=self.target,
+                warmup=self.warmup, ramp=self.ramp, gain=self.gain, integral=self.integral, steer=self.steer,
             )  # fmt: skip
             self.lambda_ = self._controller.lambda_ * self._rescue.relief
             loss = self.lambda_ * relative

@@ -30,21 +30,27 @@ class Controller:
     at: float = -1.0
 
     def step(
-        self, relative: float, progress: float, *, target: float, warmup: float, ramp: float,
+        self, relative: float, progress: float, *, all_open: float, target: float, warmup: float, ramp: float,
         gain: float, integral: float, steer: float,
     ) -> None:  # fmt: skip
-        """Take in what was executed at this moment and set lambda and the nudge for it; once per moment."""
+        """Take in what was executed at this moment and set lambda and the nudge for it; once per moment.
+
+        The reference starts from what is executed with the gates as they began and the connections as they are, and
+        never asks for more than they give: gates neither pay for connections that are still to go nor are pushed open
+        beyond their end.
+        """
         if progress == self.at:
             return  # another piece of the same batch
         if not math.isfinite(relative):
             raise ValueError("the executed MACs are not finite: has the loss become NaN?")
         self.at, self.relative = progress, relative
         if progress < warmup or self.start is None:
-            self.start = self.reference = relative  # it may be cheaper than fully open from the beginning
+            self.start, self.reference = relative / all_open, relative  # gates may be partly closed from the beginning
         if progress < warmup:
             self.lambda_ = self.nudge = 0.0
             return
-        self.reference = cosine(self.start, target, begin=warmup, end=warmup + ramp)(progress)
+        falling = cosine(self.start * all_open, target, begin=warmup, end=warmup + ramp)
+        self.reference = min(all_open, falling(progress))
         error = relative - self.reference
         self.memory = _clamp(self.memory + integral * error, LAMBDA_LIMIT)
         self.lambda_ = _clamp(gain * error + self.memory, LAMBDA_LIMIT)

@@ -83,22 +83,24 @@ def static_sparse(s: Settings, splits: Splits) -> Prepared:
 def set_(s: Settings, splits: Splits) -> Prepared:
     """Weak connections exchanged for random ones."""
     model = _mlp(s, splits)
-    return Prepared(model, rewirer=SET(model, s.density, every=s.every, seed=s.seed, **_sparse(s)))
+    return Prepared(model, rewirer=SET(model, s.density, start=s.start, every=s.every, seed=s.seed, **_sparse(s)))
 
 
 def rigl(s: Settings, splits: Splits) -> Prepared:
     """Weak connections exchanged for those with the largest gradients."""
     model = _mlp(s, splits)
-    return Prepared(model, rewirer=RigL(model, s.density, every=s.every, seed=s.seed, **_sparse(s)))
+    return Prepared(model, rewirer=RigL(model, s.density, start=s.start, every=s.every, seed=s.seed, **_sparse(s)))
 
 
 def gate_rigl(s: Settings, splits: Splits) -> Prepared:
     """Gates and rewiring in one layer, gate networks sparse like the layers they gate, held to the budget together."""
     model, budget, _ = gate(s, splits)
     last = len(s.hidden)
-    densities = {f"layers.{index}": s.density for index in range(last + s.sparse_output)}
+    layers = [f"layers.{index}" for index in range(last + s.sparse_output)]
+    densities = dict.fromkeys(layers, s.density)
     densities |= {f"layers.{index}.gate.net*": s.gate_density for index in range(1, last + 1)}
-    rewirer = RigL(model, densities, structure=s.structure, every=s.every, seed=s.seed)
+    start = dict.fromkeys(layers, s.start)
+    rewirer = RigL(model, densities, start=start, structure=s.structure, every=s.every, seed=s.seed)
     return Prepared(model, budget, rewirer)
 
 

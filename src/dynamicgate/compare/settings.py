@@ -32,6 +32,7 @@ FUSED = "gate+rigl"
 FUSED_BLOCK = 16
 FUSED_DENSITY = 1.2  # times the budget: about two thirds of the units are then open
 FUSED_GATE_SHARE = 0.2  # of the budget
+FUSED_START = 1.0  # dense at first: what is worth keeping is then known, and not only guessed from a gradient
 SPARSE_LR = 5 / 3  # times the usual rate: few connections bear larger steps
 PERIOD = 100
 UPDATES = 10  # in a short run, at least
@@ -84,6 +85,9 @@ class Knobs:
     density: float = 0.0
     """Share of the connections that exist in the hidden layers of pruned, static-sparse, set, rigl and gate+rigl; 0 is
     what the budget pays for (in gate+rigl 1.2 times the budget, of which the gates then open about two thirds)."""
+    start: float = 0.0
+    """Share of the connections that exist at first in the hidden layers of set, rigl and gate+rigl; 0 is all of them in
+    gate+rigl, the density in the others."""
     gate_density: float = 0.0
     """The same for the gate networks of gate+rigl; 0 is what a fifth of the budget pays for."""
     structure: str = "unstructured"
@@ -131,7 +135,7 @@ class Settings(Knobs):
         return _with_densities(found, splits) if found.model in SPARSE else found
 
 
-LATER = ("data_options", "density", "gate_density", "structure", "sparse_output", "every", "activation")
+LATER = ("data_options", "density", "start", "gate_density", "structure", "sparse_output", "every", "activation")
 
 
 def dense_macs(sizes: Sequence[int]) -> int:
@@ -168,7 +172,8 @@ def _with_densities(s: Settings, splits: Splits) -> Settings:
             raise ValueError(f"a budget of {s.budget} does not even pay for the dense output layer: ask for more")
     steps = s.epochs * math.ceil(len(splits.train) / s.batch)
     every = s.every or max(1, min(PERIOD, int(0.75 * steps / UPDATES)))
-    return replace(s, density=density, gate_density=gate_density, every=every)
+    start = s.start or (FUSED_START if s.model == FUSED else 0.0)
+    return replace(s, density=density, start=start, gate_density=gate_density, every=every)
 
 
 def _affordable_rank(settings: Settings, splits: Splits) -> int:

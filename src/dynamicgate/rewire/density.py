@@ -70,6 +70,26 @@ def densities(shapes: Mapping[str, torch.Size], density: Density, distribution: 
     return _erk(shapes, density)
 
 
+def starts(final: Mapping[str, float], start: Density) -> dict[str, float]:
+    """The density each layer begins with: at least its `final` one."""
+    rules = start if isinstance(start, Mapping) else {"*": start}
+    for value in rules.values():
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"start is a share of the connections: expected 0 <= start <= 1, received {value}")
+    return {
+        name: max([value, *(v for pattern, v in rules.items() if fnmatch(name, pattern))])
+        for name, value in final.items()
+    }
+
+
+def falling(start: float, final: float, begin: float, until: float, progress: float) -> float:
+    """A density on its way from `start` to `final`, along a cubic that is steep at first (Zhu and Gupta)."""
+    if progress >= until:
+        return final
+    left = (until - max(progress, begin)) / (until - begin or 1.0)
+    return final + (start - final) * left**3
+
+
 def _erk(shapes: Mapping[str, torch.Size], density: float) -> dict[str, float]:
     """Density of a layer in proportion to (inputs + outputs) / (inputs x outputs), `density` over all layers together.
     A layer that would need more than all of its connections is dense, and the others share what is left."""

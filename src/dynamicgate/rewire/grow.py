@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.rewire import processes
-from dynamicgate.rewire.density import Density
+from dynamicgate.rewire.density import Density, falling, starts
 from dynamicgate.rewire.open_rates import often, touches
 from dynamicgate.rewire.rewirer import LayerOptions, Rewirer, SparseLayer, finite
 from dynamicgate.rewire.structure import Structure, largest, structure
@@ -30,12 +30,14 @@ class RandomStart(Rewirer):
         *,
         every: int = 1,
         until: float = 1.0,
+        start: Density = 0.0,
         rescale: bool = False,
         seed: int = 0,
         **layers: Unpack[LayerOptions],
     ) -> None:
         """Make the layers of `model` sparse, in place."""
         super().__init__(model, density, every=every, until=until, seed=seed, **layers)
+        self.start = starts(self._densities, start)
         pattern = structure(self.structure)
         self._add_layers(pattern, self._random_masks(pattern))
         if rescale:
@@ -47,7 +49,7 @@ class RandomStart(Rewirer):
         # Drawn on the CPU whatever the device: the same seed is the same mask, on every machine and process.
         generator = torch.Generator().manual_seed(self.seed)
         for name, linear in self._chosen.items():
-            yield pattern.random(linear.weight.shape, self._densities[name], generator)
+            yield pattern.random(linear.weight.shape, self.start[name], generator)
 
 
 class Static(RandomStart):
@@ -82,6 +84,8 @@ class SET(RandomStart):
 
     fraction: share of the connections exchanged at the first update; falls to zero along a cosine.
     every: optimizer steps between updates. until: share of training after which the mask stays.
+    start: share of the connections that exist at first, given like `density` and never less; what is too many has gone
+        by `until`, along a cubic that is steep at first. From 1 on the network learns dense what is worth keeping.
     The other arguments are those of `Static`.
     """
 
@@ -93,6 +97,7 @@ class SET(RandomStart):
         every: int = 100,
         until: float = 0.75,
         fraction: float = 0.3,
+        start: Density = 0.0,
         rescale: bool = False,
         seed: int = 0,
         **layers: Unpack[LayerOptions],
@@ -101,7 +106,8 @@ class SET(RandomStart):
         if not 0.0 < fraction <= 1.0:
             raise ValueError(f"fraction is a share of the connections: expected 0 < fraction <= 1, received {fraction}")
         self.fraction = fraction
-        super().__init__(model, density, every=every, until=until, rescale=rescale, seed=seed, **layers)
+        super().__init__(model, density, every=every, until=until, start=start, rescale=rescale, seed=seed, **layers)
+        self.done = self.start == self._densities  # else connections that are too many are still to go
         for layer in self.layers:
             if layer.count < layer.mask.numel() and not _exchanges(layer, fraction):
                 raise ValueError(
@@ -112,20 +118,35 @@ class SET(RandomStart):
     @property
     def settings(self) -> dict[str, object]:
         """What a run that continues this one must share."""
-        return {**super().settings, "fraction": self.fraction}
+        return {**super().settings, "fraction": self.fraction, "start": self.start}
+
+    def _due(self, progress: float) -> bool:
+        ends = progress >= self.until and not self.done  # wherever the periods end, what is too many goes now
+        return ends or super()._due(progress)
 
     def _rewire(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         rates = self._rates()
         revived = self.open_rates.note_silence(rates)
-        fraction = self.fraction * 0.5 * (1.0 + math.cos(math.pi * progress / self.until))
+        fraction = self.fraction * 0.5 * (1.0 + math.cos(math.pi * min(1.0, progress / self.until)))
         for position, layer in enumerate(self.layers):
             keep, grow = layer.weight.abs().float(), self._growth(layer, position, rates)
             silent = touches(layer.ends, self.open_rates.silent, layer.mask.shape)
             if silent is not None:  # nothing would be lost with them, nothing gained by more of them (sec 2.1)
                 keep, grow = keep.masked_fill(silent, -1.0), grow.masked_fill(silent, -1.0)
-            mask = exchange(layer.structure, layer.mask, keep, grow, fraction)
+            share = None if self.done else falling(self.start[layer.name], layer.density, 0.0, self.until, progress)
+            mask = exchange(layer.structure, layer.mask, keep, grow, fraction, share)
             # A unit that opens again after a silent period goes on without the momentum of the time before it.
             self._replace(layer, mask, optimizer, reset=touches(layer.ends, revived, layer.mask.shape))
+        self.done = self.done or progress >= self.until
+
+    def state_dict(self) -> dict[str, object]:
+        """See `Rewirer.state_dict`."""
+        return super().state_dict() | {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """See `Rewirer.load_state_dict`."""
+        super().load_state_dict(state)
+        self.done = bool(state.get("done", True))
 
     def _rates(self) -> dict[str, Tensor]:
         if any(layer.ends.writes or layer.ends.reads for layer in self.layers) and not float(self.open_rates.rows):
@@ -159,6 +180,7 @@ class RigL(SET):
         until: float = 0.75,
         fraction: float = 0.3,
         gradient_steps: int = 1,
+        start: Density = 0.0,
         rescale: bool = False,
         seed: int = 0,
         **layers: Unpack[LayerOptions],
@@ -167,8 +189,9 @@ class RigL(SET):
         if not 1 <= gradient_steps <= max(1, every):
             raise ValueError(f"gradient_steps are part of a period of {every} steps, received {gradient_steps}")
         super().__init__(
-            model, density, every=every, until=until, fraction=fraction, rescale=rescale, seed=seed, **layers
-        )
+            model, density, every=every, until=until, fraction=fraction, start=start, rescale=rescale, seed=seed,
+            **layers,
+        )  # fmt: skip
         self.gradient_steps = gradient_steps
         self._gradients: dict[str, Tensor] = {}
         self._not_task: dict[str, Tensor] = {}
@@ -227,17 +250,21 @@ class RigL(SET):
         }
 
 
-def exchange(pattern: Structure, mask_OI: Tensor, keep_OI: Tensor, grow_OI: Tensor, fraction: float) -> Tensor:
-    """The mask with a `fraction` of its cells, those least worth keeping, exchanged for absent ones most wanted."""
+def exchange(
+    pattern: Structure, mask_OI: Tensor, keep_OI: Tensor, grow_OI: Tensor, fraction: float, share: float | None = None
+) -> Tensor:
+    """The mask with a `fraction` of its cells, those least worth keeping, exchanged for absent ones most wanted; of all
+    possible cells no more than a `share` is left."""
     was = pattern.holds(mask_OI)
     keep, grow = pattern.cells(keep_OI), pattern.cells(grow_OI)
     now = was.clone()
     for part in pattern.groups(mask_OI.shape):
         active = pattern.rivals(was[part])
         count = int(active[0].count_nonzero())
-        k = min(round(fraction * count), active.shape[1] - count)
+        left = count if share is None else min(count, max(1, round(share * active.shape[1])))
+        k = min(round(fraction * left), active.shape[1] - count)
         kept = active.nonzero()[:, 1].reshape(len(active), count)  # every row of rivals has as many
-        weakest = kept[largest(-pattern.rivals(keep[part]).gather(1, kept), k)].reshape(len(active), k)
+        weakest = kept[largest(-pattern.rivals(keep[part]).gather(1, kept), k + count - left)].reshape(len(active), -1)
         wanted = largest(pattern.rivals(grow[part]).scatter(1, kept, -math.inf), k)
         now[part] = (active.scatter(1, weakest, False) | wanted).reshape(now[part].shape)
     return pattern.entries(now, mask_OI.shape)

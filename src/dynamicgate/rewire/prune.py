@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.rewire import moments
-from dynamicgate.rewire.density import Density
+from dynamicgate.rewire.density import Density, falling
 from dynamicgate.rewire.rewirer import LayerOptions, Rewirer
 from dynamicgate.rewire.structure import Structure, largest, structure
 from dynamicgate.site import Site, find_sites
@@ -68,11 +68,8 @@ class Magnitude(Rewirer):
             )
 
     def density_at(self, progress: float, final: float) -> float:
-        """The density on the way to `final` (Zhu and Gupta's cubic)."""
-        if progress >= self.until:
-            return final
-        left = (self.until - max(progress, self.begin)) / (self.until - self.begin or 1.0)
-        return final + (1.0 - final) * left**3
+        """The density on the way to `final`."""
+        return falling(1.0, final, self.begin, self.until, progress)
 
     def _due(self, progress: float) -> bool:
         if self.done or progress < self.begin:
