@@ -135,7 +135,7 @@ AS_WRITTEN = Recipe(
 BY_US = Recipe(
     kind="ours",
     data="cifar10",
-    models=every(budget=0.34, hidden=[1024, 512], epochs=40, batch=512, lr=1e-3, dropout=0.1),
+    models=every(budget=0.34, hidden=[1024, 512], epochs=40, batch=512, lr=1e-3, dropout=0.0),
     train=train_settings,
     step=step_settings,
     quick_rows=600,

@@ -154,7 +154,7 @@ AS_WRITTEN = Recipe(
 BY_US = Recipe(
     kind="ours",
     data="tiny-imagenet",
-    models=every(budget=0.39, hidden=[256], epochs=30, batch=256, lr=6e-4, dropout=0.2),
+    models=every(budget=0.39, hidden=[256], epochs=30, batch=256, lr=3e-4, dropout=0.1),
     train=train_settings,
     step=step_settings,
     change=in_memory,
