@@ -25,14 +25,6 @@ def test_the_tables_of_the_pages_are_made_from_the_committed_results(name: str) 
     assert COMPARISONS["table"](results) in page
 
 
-def test_the_table_of_switch_is_made_from_the_committed_results() -> None:
-    experiment = runpy.run_path(str(ROOT / "experiments" / "switch.py"))
-    page = (ROOT / "docs" / "switch.md").read_text(encoding="utf-8")
-    results = json.loads((ROOT / "experiments" / "results" / "switch-mnist.json").read_text(encoding="utf-8"))
-    assert experiment["filled"](page, results) == page
-    assert experiment["table"](results) in page
-
-
 @pytest.mark.parametrize("name", PAGES["TABLES"])
 def test_the_tables_of_the_benchmarks_are_made_from_the_committed_results(name: str) -> None:
     table = PAGES["TABLES"][name]

@@ -29,7 +29,7 @@ def judged(holds: bool, number: str) -> Verdict:
 def difference(table: str, ours: str, theirs: str, e: Evidence, kind: str = "published") -> tuple[float, float, str]:
     """The difference in accuracy of two models, its p-value (1 if unknown), and both in words."""
     found = e.paired(table, kind, ours, theirs)
-    p = "" if found.p is None else f", p = {found.p:.3f}"
+    p = "" if found.p is None else ", p < 0.001" if found.p < 0.0005 else f", p = {found.p:.3f}"
     words = f"{ours} − {theirs}: {signed(found.difference * 100)} points ({counted(found.n, 'seed')}{p})"
     return found.difference, 1.0 if found.p is None else found.p, words
 

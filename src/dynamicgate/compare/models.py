@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -47,8 +47,7 @@ def dropout(s: Settings, splits: Splits) -> Prepared:
 
 def static(s: Settings, splits: Splits) -> Prepared:
     """One learned logit per unit, the same units for every input, at the same budget."""
-    config = GateConfig(kind="static", block=s.block, train=s.policy, tau=s.tau, theta=s.theta, scale=s.scale)
-    return Prepared(_mlp(s, splits, gate=config), Budget(target=s.budget))
+    return Prepared(_mlp(s, splits, gate=_gate(s, kind="static", block=s.block)), Budget(target=s.budget))
 
 
 def random(s: Settings, splits: Splits) -> Prepared:
@@ -63,9 +62,7 @@ def random(s: Settings, splits: Splits) -> Prepared:
 
 def gate(s: Settings, splits: Splits) -> Prepared:
     """Input-dependent gates, held to the budget: DynamicGate."""
-    shape = {"net": s.net, "rank": s.rank, "block": s.block}
-    config = GateConfig(**shape, train=s.policy, tau=s.tau, theta=s.theta, scale=s.scale)  # type: ignore[arg-type]
-    return Prepared(_mlp(s, splits, gate=config), Budget(target=s.budget))
+    return Prepared(_mlp(s, splits, gate=_gate(s, net=s.net, rank=s.rank, block=s.block)), Budget(target=s.budget))
 
 
 def pruned(s: Settings, splits: Splits) -> Prepared:
@@ -146,6 +143,10 @@ def _affordable(
     wanted = s.budget * dense_macs((splits.train.features, *s.hidden, splits.classes))
     narrower = [tuple(block * max(1, round(width * k / 4096 / block)) for width in s.hidden) for k in range(1, 4097)]
     return min(narrower, key=lambda hidden: abs(macs(hidden) - wanted))
+
+
+def _gate(s: Settings, **shape: Any) -> GateConfig:
+    return GateConfig(train=s.policy, tau=s.tau, theta=s.theta, scale=s.scale, **shape)  # type: ignore[arg-type]
 
 
 def _sparse(s: Settings) -> LayerOptions:

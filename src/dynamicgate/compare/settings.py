@@ -63,9 +63,9 @@ class Knobs:
     """Shape of the gate network; auto is low-rank for gate, linear (and sparse) for gate+rigl."""
     rank: int = 0
     """Inner width of the gate network; 0 takes what 28 % of the budget pays for."""
-    policy: Policy = "gumbel"
+    policy: Policy | Literal["auto"] = "auto"
     """What multiplies units in training: hard, soft, bernoulli, concrete, gumbel (hard with noise, so that closed gates
-    are tried again). At test time gates are hard."""
+    are tried again); auto is hard for gate+rigl, gumbel for gate and static. At test time gates are hard."""
     tau: float = 1.0
     """Temperature of the gates."""
     theta: float = 0.5
@@ -130,6 +130,7 @@ class Settings(Knobs):
             found,
             block=found.block or (FUSED_BLOCK if fused else 1),
             net=("linear" if fused else "low-rank") if found.net == "auto" else found.net,
+            policy=("hard" if fused else "gumbel") if found.policy == "auto" else found.policy,
             rank=found.rank or _affordable_rank(found, splits),
         )
         return _with_densities(found, splits) if found.model in SPARSE else found
