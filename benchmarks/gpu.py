@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -84,7 +85,7 @@ def forward(cell: Cell) -> tuple[Layer, dict[str, Call]]:
 
     def ours() -> Tensor:
         return gated_ffn(
-            x_TD, up_ND, down_DN, made.factor(), block=cell.block, activation=made.activation, value_ND=value_ND
+            x_TD, up_ND, down_DN, made.opened(), block=cell.block, activation=made.activation, value_ND=value_ND
         )
 
     calls: dict[str, Call] = {
@@ -134,13 +135,20 @@ def rows_of(cell: Cell) -> Iterator[Row]:
         with torch.no_grad():
             made, calls = forward(cell)
             told["error"] = _error(made, calls["ours"]())
-            times = race({name: call if name == GATHERED else graphed(call) for name, call in calls.items()})
+            several = min(16, max(1, 16384 // cell.tokens))
+            times = race(
+                {
+                    name: partial(_repeated, call, several) if name == GATHERED else graphed(call, several)
+                    for name, call in calls.items()
+                }
+            )
+            times = {name: [ms / several for ms in found] for name, found in times.items()}
     else:
         made, calls = backward(cell)
         for call in calls.values():
             call()
         times = race(calls, rounds=5)
-    told["open"] = round(made.factor().mean().item(), 4)
+    told["open"] = round(made.opened().float().mean().item(), 4)
     for name in times:
         row = {**told, "as": name, **against_dense(times, name)}
         if name == "ours exact":  # of all products the up projections and their gradient with respect to h stay dense
@@ -149,12 +157,17 @@ def rows_of(cell: Cell) -> Iterator[Row]:
         yield row
 
 
+def _repeated(call: Call, times: int) -> None:
+    for _ in range(times):
+        call()
+
+
 def _error(made: Layer, y_TD: Tensor) -> float:
     """Relative error of some tokens against the float64 reference; no number without it."""
     some = torch.randperm(len(y_TD), device=y_TD.device)[:256]
     value_ND = None if made.value_ND is None else made.value_ND.double()
     right = reference(
-        made.x_TD[some].double(), made.up_ND.double(), made.down_DN.double(), made.factor()[some], block=made.block,
+        made.x_TD[some].double(), made.up_ND.double(), made.down_DN.double(), made.opened()[some], block=made.block,
         activation=made.activation, value_ND=value_ND,
     )  # fmt: skip
     error = ((y_TD[some] - right).norm() / right.norm()).item()
@@ -170,7 +183,7 @@ def _gathered(made: Layer) -> Callable[[], Tensor]:
     down_GBD = made.down_DN.view(-1, G, block).permute(1, 2, 0).contiguous()
 
     def call() -> Tensor:
-        block_P, token_P = made.factor().T.nonzero(as_tuple=True)
+        block_P, token_P = made.opened().T.nonzero(as_tuple=True)
         ends_G = torch.bincount(block_P, minlength=G).cumsum(0).int()
         h_PB = torch.relu(torch._grouped_mm(made.x_TD[token_P], up_GDB, ends_G))
         return torch.zeros_like(made.x_TD).index_add_(0, token_P, torch._grouped_mm(h_PB, down_GBD, ends_G))
@@ -220,19 +233,18 @@ def main() -> None:
     started = time.perf_counter()
     for cell in cells:
         if time.perf_counter() - started > args.most_seconds:
-            meta["left_out"] = len(cells) - cells.index(cell)
+            write_results(args.out, meta | {"left_out": len(cells) - cells.index(cell)}, rows)
             break
         found = list(rows_of(cell))
         torch.cuda.empty_cache()
         said = " ".join(f"| {row['as']} {row['speedup']:.2f}x" for row in found)
         print(cell.part, cell.shape.name, *cell[2:], said, flush=True)
         rows += found
-    meta["gpu after"] = gpu_common.gpu()
-    if cells:
-        write_results(args.out, meta, rows)
+        write_results(args.out, meta | {"gpu after": gpu_common.gpu()}, rows)  # what is there survives what comes
     for part in parts:
         if part in ("decode", "plan"):  # each writes its own file
             more = ["--quick"] * args.quick + (["--commit", args.commit] if args.commit else [])
+            more += [] if args.out == RESULT else ["--out", str(args.out.with_name(f"gpu_{part}.json"))]
             subprocess.run([sys.executable, str(Path(__file__).parent / f"gpu_{part}.py"), *more], check=True)
 
 

@@ -51,9 +51,9 @@ class Layer(NamedTuple):
         """Of the gate."""
         return F.linear(self.x_TD, self.gate_GD)
 
-    def factor(self) -> Tensor:
-        """1 where open, else 0: the gate network and its threshold."""
-        return (self.logits() > self.cut_G).float()
+    def opened(self) -> Tensor:
+        """Which blocks are open for which tokens: the gate network and its threshold."""
+        return self.logits() > self.cut_G
 
 
 def dense(x_TD: Tensor, up_ND: Tensor, down_DN: Tensor, value_ND: Tensor | None) -> Tensor:
@@ -97,23 +97,27 @@ def layer(shape: Shape, tokens: int, block: int, share: float, patterns: int = 0
     )
 
 
-def graphed(call: Call) -> Call:
-    """The call as a CUDA graph."""
+def graphed(call: Call, times: int) -> Call:
+    """So many calls as one CUDA graph: between graphs the GPU idles for as long as a small layer takes."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        call()
+        for _ in range(times):
+            call()
     return graph.replay
 
 
 def race(calls: dict[str, Call], rounds: int = 7, least_ms: float = 10.0) -> dict[str, list[float]]:
-    """Milliseconds of each call in each round. They take turns, each for `least_ms` or one call."""
+    """Milliseconds of each call in each round. They take turns, each for `least_ms` or one call, and the order rotates:
+    the GPU's clock depends on what ran before."""
     repeats = {name: max(1, math.ceil(least_ms / max(_time(call, 2), 1e-3))) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
+    order = list(calls)
     for _ in range(rounds):
-        for name, call in calls.items():
-            times[name].append(_time(call, repeats[name]))
+        for name in order:
+            times[name].append(_time(calls[name], repeats[name]))
+        order.append(order.pop(0))
     return times
 
 

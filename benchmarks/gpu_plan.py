@@ -78,6 +78,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     grid = [(*shape, b, s) for b in BLOCKS for shape in SHAPES for s in SHARES]
     grid.sort(key=lambda cell: (cell[3] != 1.0, cell[3]))  # the hardest first: everything open
+    meta = environment("python benchmarks/gpu_plan.py")
+    meta["commit"] = args.commit or meta["commit"]
     started, left = time.perf_counter(), len(grid)
     for shape in [grid[0], grid[-1]] if args.quick else grid:
         if time.perf_counter() - started > args.most_seconds:
@@ -87,17 +89,11 @@ def main() -> None:
             rows.append(row)
             us = "  ".join(f"{name} {t:8.1f}" for name, t in row["us"].items())
             print(*shape, f"T={row['tokens']:<6}", f"{row['ratio']:6.2f}  {row['chosen']:<18}", us, flush=True)
-    worst = min(rows, key=lambda row: row["ratio"])
+        worst = min(rows, key=lambda row: row["ratio"])
+        if not args.quick:  # what is there survives what comes
+            found = {"least_ratio": worst["ratio"], "target": TARGET, "left_out": left}
+            write_results(args.out, meta | found, rows)
     print(f"{len(rows)} cells, {left} of {len(grid)} layers left out; the least ratio is {worst['ratio']:.3f}: {worst}")
-    if not args.quick:
-        meta = environment("python benchmarks/gpu_plan.py")
-        meta |= {
-            "commit": args.commit or meta["commit"],
-            "least_ratio": worst["ratio"],
-            "target": TARGET,
-            "left_out": left,
-        }
-        write_results(args.out, meta, rows)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 HOPPER = 90
+SHARED = 232_448  # bytes of shared memory that a program may have there
 POINTERS = {"torch.bfloat16": "*bf16", "torch.float16": "*fp16", "torch.float32": "*fp32", "torch.int32": "*i32"}
 
 
@@ -28,19 +29,30 @@ class Compiled:
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource, compile
 
-        options = {name: named.pop(name) for name in ("num_warps",) if name in named}
+        options = {name: named.pop(name) for name in ("num_warps", "maxnreg") if name in named}
         parameters = self.kernel.params
         given = dict(zip((p.name for p in parameters), arguments, strict=False)) | named
         given |= {name: value for name, value in (("AFTER", True), ("CHAINED", True), ("PHASE", 0)) if name in given}
+        given |= {p.name: p.default for p in parameters if p.name not in given}
         constants = {p.name: given[p.name] for p in parameters if p.is_constexpr or given[p.name] is None}
+        values = {name: value for name, value in given.items() if name not in constants}
         signature = {p.name: "constexpr" if p.name in constants else _kind(given.pop(p.name)) for p in parameters}
         if given.keys() != constants.keys():
             raise TypeError(f"{self.kernel.__name__} has no {sorted(given.keys() - constants.keys())}")
-        compile(ASTSource(self.kernel, signature, constants), GPUTarget("cuda", HOPPER, 32), options)
+        aligned = {(i,): [["tt.divisibility", 16]] for i, p in enumerate(parameters) if _aligned(values.get(p.name))}
+        made = compile(ASTSource(self.kernel, signature, constants, aligned), GPUTarget("cuda", HOPPER, 32), options)
+        if made.metadata.shared > SHARED:
+            raise ValueError(f"{self.kernel.__name__} takes {made.metadata.shared} bytes of shared memory: {options}")
         self.compiled.add(self.kernel.__name__)
+
+
+def _aligned(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0)
 
 
 def _kind(value: Any) -> str:
     if isinstance(value, Tensor):
         return POINTERS[str(value.dtype)]
+    if hasattr(value, "block_shape"):  # a matrix of which the copy engine fetches tiles
+        return f"tensordesc<{POINTERS[str(value.base.dtype)][1:]}{value.block_shape}>"
     return "fp32" if isinstance(value, float) else "i32"

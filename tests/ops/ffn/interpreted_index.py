@@ -8,18 +8,19 @@ import torch
 from dynamicgate.ops.ffn import index
 
 
+@pytest.mark.parametrize("looked_for", [False, True], ids=["pairs alone", "like tokens too"])
 @pytest.mark.parametrize(
     ("T", "G", "share", "patterns", "rows"),
     [(300, 5, 0.3, 0, 16), (1, 1, 1.0, 0, 16), (140, 40, 0.1, 0, 32), (150, 3, 0.0, 0, 16)],
 )
 def test_the_lists_hold_every_open_pair_once_and_in_order(
-    T: int, G: int, share: float, patterns: int, rows: int
+    T: int, G: int, share: float, patterns: int, rows: int, looked_for: bool
 ) -> None:
     opened_TG = torch.rand(patterns or T, G) < share
     if patterns:
         opened_TG = opened_TG[torch.randint(patterns, (T,))]
     buffer = torch.full((index.size(T, G, rows),), -7, dtype=torch.int32)
-    made = index.build(opened_TG.float(), buffer, rows, share=True)
+    made = index.build(opened_TG.float(), buffer, rows, looked_for)
     count_G = opened_TG.sum(0)
     tiles_G = -(-count_G // rows)
     start_G = (tiles_G.cumsum(0) - tiles_G) * rows

@@ -12,7 +12,7 @@ import triton
 from dynamicgate.ops.ffn import backward, exact, forward, gated_ffn, index, like, reference, tune
 from ops.ffn.cases import errors, run, tensors
 
-OPTIONS = {"num_warps", "num_stages", "maxnreg"}
+OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl"}
 LAUNCHED = {
     backward: ("hidden_gradient", "weight_gradient", "bias_gradient"),
     exact: ("exact_hidden", "exact_pairs", "exact_factor"),
@@ -87,6 +87,13 @@ def test_both_ways_to_the_result(monkeypatch: pytest.MonkeyPatch, cost_of_a_pair
             call(**t, block=block, activation="silu") for call, t in ((gated_ffn, given), (reference, in_float64))
         )
     assert ((y - right).norm() / right.norm()).item() < 1e-5
+
+
+def test_factors_may_be_open_or_closed() -> None:
+    given = tensors(150, 24, 64, 24, 16, opened=0.3)
+    opened = given.pop("factor_TG") != 0
+    as_numbers, as_bools = (gated_ffn(**given, factor_TG=factor, block=16) for factor in (opened.float(), opened))
+    assert torch.equal(as_numbers, as_bools)
 
 
 def test_only_wanted_gradients_are_made() -> None:

@@ -69,6 +69,30 @@ def test_skewed_gates(blocks: slice) -> None:
     assert wrong(errors(given, block=128)) == {}
 
 
+@pytest.mark.parametrize("outputs", [512, 390], ids=["aligned", "odd"])
+@pytest.mark.parametrize("opened", [0.1, 0.0, 1.0])
+def test_inference_in_small_blocks(outputs: int, opened: float) -> None:
+    given = tensors(9001, 512, 2048, outputs, 128, opened=opened, dtype=torch.bfloat16, device="cuda")
+    in_float64 = {name: None if t is None else t.double() for name, t in given.items()}
+    with torch.no_grad():
+        y, right = gated_ffn(**given, block=128), reference(**in_float64, block=128)
+    assert ((y - right).norm() / right.norm()).item() < 1e-2
+
+
+def test_launches_that_start_early_wait_for_what_they_read() -> None:
+    torch.use_deterministic_algorithms(False)  # it fills memory, and no launch would follow another closely
+    more = {"dtype": torch.bfloat16, "device": "cuda"}
+    given = [tensors(2000, 512, 2048, 512, 128, opened=0.1 * n, seed=n, **more) for n in range(1, 7)]
+    with torch.no_grad():
+        alone = []
+        for each in given:
+            alone.append(gated_ffn(**each, block=128))
+            torch.cuda.synchronize()
+        for _ in range(5):
+            together = [gated_ffn(**each, block=128) for each in given]
+            assert all(torch.equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
 def test_weights_of_a_closed_block_are_never_read() -> None:
     opened = torch.rand(9000, 8, device="cuda") < 0.5
     opened[:, 5] = False

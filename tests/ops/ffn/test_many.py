@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
 
 from dynamicgate.ops.ffn import gated_ffn, reference
+from dynamicgate.ops.ffn.op import Kept
 from ops.ffn.cases import errors, run, tensors
+from ops.ffn.compiled import Compiled
+
+GPU = torch.device("cuda", 0)
 
 
 def test_the_kernels_give_the_results_and_gradients_of_the_reference(interpreted: Callable[[str], None]) -> None:
@@ -17,6 +23,41 @@ def test_the_kernels_give_the_results_and_gradients_of_the_reference(interpreted
 
 def test_pairs_are_listed_in_order_and_like_tokens_side_by_side(interpreted: Callable[[str], None]) -> None:
     interpreted("interpreted_index.py")
+
+
+@pytest.mark.parametrize("block", [64, 512])
+def test_the_kernels_compile_for_a_hopper_gpu_and_fit_its_memory(
+    block: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The interpreter has memory for any tile."""
+    pytest.importorskip("triton")
+    from dynamicgate.ops.ffn import backward, forward, index, like, many, tune
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    table, tile = json.loads((Path(tune.__file__).parent / "tuned/sm9x.json").read_text()), tune.tile.__wrapped__
+    monkeypatch.setattr(tune, "_table", lambda _: table["tiles"])
+    monkeypatch.setattr(tune, "tile", lambda kernel, T, block, dtype, _: tile(kernel, 16384, block, dtype, GPU))
+    monkeypatch.setattr(tune, "rows", lambda _: 128)
+    monkeypatch.setattr(tune, "chained", lambda _: {"AFTER": True})
+    names = {
+        forward: ("up", "down", "reduce"),
+        like: ("like_up", "like_down"),
+        index: ("_count", "_scan", "_place", "_share"),
+        backward: ("hidden_gradient", "weight_gradient", "bias_gradient"),
+    }
+    for module, kernels in names.items():
+        for name in kernels:
+            monkeypatch.setattr(module, name, Compiled(getattr(module, name)))
+    given = tensors(384, 256, 1024, 256, block, dtype=torch.bfloat16)
+    x, up, down, factor, up_bias, down_bias, _, _ = given.values()
+    nothing = x.new_empty(0)
+    sizes = many.kept_sizes(*factor.shape, x.device)
+    kept = Kept(x.new_empty(sizes[0], block), nothing, nothing, torch.empty(sizes[1], dtype=torch.int32))
+    for keep in ("", "sparse"):
+        many.forward(x, up, down, factor, up_bias, down_bias, None, None, block, "relu", keep, kept)
+    wanted = [True, True, True, True, True, True, False, False]
+    many.backward(x, x, up, down, factor, None, block, "relu", "sparse", wanted, kept)
+    assert Compiled.compiled >= {name for kernels in names.values() for name in kernels}
 
 
 @pytest.mark.parametrize("gradient", ["sparse", "exact"])

@@ -34,7 +34,7 @@ def gated_ffn(
     """(factor * act(x up' + b) [* (x value' + b)]) down' + b, skipping blocks of hidden units whose factor is 0.
 
     x_TD: any leading dimensions; weights as in `nn.Linear`. bfloat16, float16 or float32, the same for all.
-    factor_TG: float32, one for each token and block of `block` units: 0 is closed, anything else multiplies.
+    factor_TG: one for each token and block of `block` units: 0 is closed, anything else multiplies. Or bool: 0 and 1.
     activation: relu, gelu (exact), silu or identity; SwiGLU is silu with `value_ND`.
     gradient: differentiable in everything. "sparse": closed factors get gradient 0, and nothing is computed for them.
         "exact": they get dL/dfactor as if they were open, which straight-through training of hard gates needs and which
@@ -47,7 +47,8 @@ def gated_ffn(
         dtype = torch.get_autocast_dtype(rows.device.type)
         tensors = [t if t is None else t.to(dtype) for t in tensors]
     _check(tensors, factor, block, activation, gradient)
-    return run(tensors, factor.float(), block, activation, gradient).reshape(*x_TD.shape[:-1], down_ON.shape[0])
+    factor = factor if factor.dtype is torch.bool else factor.float()
+    return run(tensors, factor, block, activation, gradient).reshape(*x_TD.shape[:-1], down_ON.shape[0])
 
 
 def _check(tensors: list[Tensor | None], factor_TG: Tensor, block: int, activation: str, gradient: str) -> None:

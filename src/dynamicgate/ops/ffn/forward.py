@@ -9,7 +9,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dynamicgate.ops.ffn.tiles import activate, like_wins, pair_rows, pair_tile, rows_times, weights, whole_rounds
+from dynamicgate.ops.ffn.tiles import (
+    activate,
+    follow,
+    like_wins,
+    pair_rows,
+    pair_tile,
+    rows_times,
+    weights,
+    whole_rounds,
+)
 
 
 @triton.jit
@@ -41,7 +50,7 @@ def up_tile(
         if KEEP:
             tl.store(val + at, v.to(val.dtype.element_ty), mask=inside)
         h *= v
-    h *= tl.load(factor + t * G + g)[:, None]
+    h *= tl.load(factor + t * G + g).to(tl.float32)[:, None]
     tl.store(hidden + at, h.to(hidden.dtype.element_ty), mask=inside)
 
 
@@ -52,8 +61,11 @@ def up(
     BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr, VALUE: tl.constexpr, VALUE_BIAS: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr,
     TMA: tl.constexpr, PRECISION: tl.constexpr, SHARE: tl.constexpr, PARTIAL: tl.constexpr, STAGES: tl.constexpr,
+    AFTER: tl.constexpr,
 ):  # fmt: skip
     """Hidden values of the open pairs: rows of x times the block's rows of w."""
+    if AFTER:
+        follow()
     if SHARE:
         if like_wins(like, tiles, BLOCK, PARTIAL):
             return
@@ -78,60 +90,97 @@ def up(
 
 
 @triton.jit
+def down_step(
+    acc, a, w, a2, w2, partial, row, r, g, unit, last, N, w_stride, first_column, R, w_columns,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BY_COLUMN: tl.constexpr,
+    TWO: tl.constexpr, EVEN: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, HALVES: tl.constexpr,
+):  # fmt: skip
+    """DEPTH units more of the tile of `partial` at row, r; after the last of them it is stored, and 0 comes back."""
+    half: tl.constexpr = COLUMNS // 2
+    k = tl.arange(0, DEPTH)
+    end = tl.minimum(g * BLOCK + BLOCK, N)
+    n = g * BLOCK + unit
+    c = first_column + r
+    rs = r + tl.arange(0, COLUMNS)
+    cs = first_column + rs
+    pair = row + tl.arange(0, ROWS).to(tl.int64)
+    rows = pair_rows(a, pair, row, unit, end - g * BLOCK, k, BLOCK, EVEN, TMA)
+    tile = weights(w, w_stride, n + k, cs, n, c, end, w_columns, BY_COLUMN, EVEN, TMA)
+    acc = tl.dot(rows, tile, acc, input_precision=PRECISION)
+    if TWO:
+        rows2 = pair_rows(a2, pair, row, unit, end - g * BLOCK, k, BLOCK, EVEN, TMA)
+        tile2 = weights(w2, w_stride, n + k, cs, n, c, end, w_columns, BY_COLUMN, EVEN, TMA)
+        acc = tl.dot(rows2, tile2, acc, input_precision=PRECISION)
+    if last:
+        if TMA and HALVES:
+            left, right = tl.split(tl.permute(tl.reshape(acc, (ROWS, 2, half)), (0, 2, 1)))
+            partial.store([row, r], left.to(partial.dtype))
+            partial.store([row, r + half], right.to(partial.dtype))
+        elif TMA:
+            partial.store([row, r], acc.to(partial.dtype))
+        else:
+            at = partial + pair[:, None] * R + rs[None, :]
+            tl.store(at, acc.to(partial.dtype.element_ty), mask=(rs < R)[None, :])
+        acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+    return acc
+
+
+@triton.jit
 def down(
     a, w, a2, w2, partial, tiles, like, N, w_stride, first_column, R, w_columns,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BY_COLUMN: tl.constexpr,
     TWO: tl.constexpr, EVEN: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, SHARE: tl.constexpr,
-    PARTIAL: tl.constexpr, RUN: tl.constexpr, STAGES: tl.constexpr,
+    PARTIAL: tl.constexpr, RUN: tl.constexpr, HALVES: tl.constexpr, STAGES: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
     """partial[pair, r] = a[pair] @ w[units of its block, first_column + r], and with TWO + a2 @ w2.
 
-    A program takes RUN neighbouring tiles of columns in one loop, so that the first rows and weights of the next tile
-    are on their way while this one is stored: with few units in a block there is little else to hide behind."""
+    Several tiles of columns are one loop, so that the first rows and weights of the next tile are on their way while
+    this one is stored: with few units in a block there is little else to hide behind. RUN neighbouring ones of the same
+    rows; or with 0 all tiles of a program, whose loop then looks up a tile's block in every step."""
+    if AFTER:
+        follow()
     if SHARE:
         if like_wins(like, tiles, BLOCK, PARTIAL):
             return
     columns = tl.cdiv(R, COLUMNS)
-    runs = tl.cdiv(columns, RUN)
     steps: tl.constexpr = (BLOCK + DEPTH - 1) // DEPTH
-    k = tl.arange(0, DEPTH)
-    for item in range(tl.program_id(0), tl.load(tiles) * runs, tl.num_programs(0)):
-        row = item // runs * ROWS
-        first = item % runs * RUN
-        g = tl.load(tiles + 1 + item // runs)
-        end = tl.minimum(g * BLOCK + BLOCK, N)
-        pair = row + tl.arange(0, ROWS).to(tl.int64)
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    if RUN > 0:
+        runs = tl.cdiv(columns, RUN)
+        for item in range(program, tl.load(tiles) * runs, programs):
+            row = item // runs * ROWS
+            first = item % runs * RUN
+            g = tl.load(tiles + 1 + item // runs)
+            acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+            for step in tl.range(0, tl.minimum(RUN, columns - first) * steps, num_stages=STAGES):
+                acc = down_step(
+                    acc, a, w, a2, w2, partial, row, (first + step // steps) * COLUMNS, g, step % steps * DEPTH,
+                    step % steps == steps - 1, N, w_stride, first_column, R, w_columns, BLOCK, ROWS, COLUMNS, DEPTH,
+                    BY_COLUMN, TWO, EVEN, TMA, PRECISION, HALVES,
+                )  # fmt: skip
+    else:
+        mine = tl.cdiv(tl.load(tiles) * columns - program, programs)
         acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-        for step in tl.range(0, tl.minimum(RUN, columns - first) * steps, num_stages=STAGES):
-            unit = step % steps * DEPTH
-            n = g * BLOCK + unit
-            r = (first + step // steps) * COLUMNS
-            rs = r + tl.arange(0, COLUMNS)
-            c = first_column + r
-            cs = first_column + rs
-            rows = pair_rows(a, pair, row, unit, end - g * BLOCK, k, BLOCK, EVEN, TMA)
-            tile = weights(w, w_stride, n + k, cs, n, c, end, w_columns, BY_COLUMN, EVEN, TMA)
-            acc = tl.dot(rows, tile, acc, input_precision=PRECISION)
-            if TWO:
-                rows2 = pair_rows(a2, pair, row, unit, end - g * BLOCK, k, BLOCK, EVEN, TMA)
-                tile2 = weights(w2, w_stride, n + k, cs, n, c, end, w_columns, BY_COLUMN, EVEN, TMA)
-                acc = tl.dot(rows2, tile2, acc, input_precision=PRECISION)
-            if step % steps == steps - 1:
-                if TMA:
-                    partial.store([row, r], acc.to(partial.dtype))
-                else:
-                    at = partial + pair[:, None] * R + rs[None, :]
-                    tl.store(at, acc.to(partial.dtype.element_ty), mask=(rs < R)[None, :])
-                acc = tl.zeros((ROWS, COLUMNS), tl.float32)
+        for step in tl.range(0, mine * steps, num_stages=STAGES):
+            item = program + step // steps * programs
+            g = tl.load(tiles + 1 + item // columns)
+            acc = down_step(
+                acc, a, w, a2, w2, partial, item // columns * ROWS, item % columns * COLUMNS, g, step % steps * DEPTH,
+                step % steps == steps - 1, N, w_stride, first_column, R, w_columns, BLOCK, ROWS, COLUMNS, DEPTH,
+                BY_COLUMN, TWO, EVEN, TMA, PRECISION, HALVES,
+            )  # fmt: skip
 
 
 @triton.jit
 def reduce(
     partial, bias, y, opened, pairs, tiles, like, T, G, first_column, R, O,
     BLOCK: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, BIAS: tl.constexpr, SHARE: tl.constexpr,
-    PARTIAL: tl.constexpr,
+    PARTIAL: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
     """y[t, first_column + r] = bias + the sum of the token's rows of `partial`, in the order of the blocks."""
+    if AFTER:
+        follow()
     if SHARE:
         if like_wins(like, tiles, BLOCK, PARTIAL):
             return

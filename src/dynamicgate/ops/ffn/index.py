@@ -14,6 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dynamicgate.ops.ffn import tune
+from dynamicgate.ops.ffn.tiles import follow
+
 CHUNK = tl.constexpr(128)  # tokens that one program counts and places
 GROUP = tl.constexpr(16)  # blocks likewise
 BUCKETS = tl.constexpr(1024)  # for tokens with the same open blocks; more of them, fewer chance meetings
@@ -33,7 +36,7 @@ class Index(NamedTuple):
     blocks_MG: Tensor  # which these are
     like: Tensor  # the sum of `lengths_M`
     counts_CW: Tensor  # for each chunk: tokens of each block, and in each bucket of like tokens
-    totals_B: Tensor  # and in all chunks together
+    totals_W: Tensor  # and in all chunks together
     buckets_T: Tensor
 
 
@@ -62,7 +65,7 @@ def sizes(T: int, G: int, rows: int) -> dict[str, int]:
         "blocks_MG": tiles * G,
         "like": 1,
         "counts_CW": chunks * width,
-        "totals_B": BUCKETS.value,
+        "totals_W": width,
         "buckets_T": T,
     }
 
@@ -84,20 +87,24 @@ def parts(buffer: Tensor, T: int, G: int, rows: int) -> Index:
 def build(factor_TG: Tensor, buffer: Tensor, rows: int, share: bool) -> Index:
     """Fill the buffer. share: also look for tokens with like blocks."""
     T, G = factor_TG.shape
+    after = tune.chained(factor_TG.device)
     index = parts(buffer, T, G, rows)
     chunks, tiles, width, groups = -(-T // CHUNK.value), like_tiles(T, rows), G + BUCKETS.value, _groups(G)
     _count[(chunks,)](
         factor_TG, index.counts_CW, index.opened_T, index.before_TQ, index.buckets_T, index.order_S, index.like, T, G,
-        width, tiles * rows, SHARE=share,
+        width, tiles * rows, SHARE=share, **after,
     )  # fmt: skip
     if share:
-        _scan[(BUCKETS.value // 32,)](index.counts_CW, index.totals_B, chunks, G, width, num_warps=8)
+        _scan[(-(-width // 32),)](index.counts_CW, index.totals_W, chunks, width, num_warps=8, **after)
     _place[(max(chunks, GROUP.value), groups + share)](
         factor_TG, index.spans_G2, index.tokens_P, index.before_TQ, index.pairs_TG, index.tiles_M, index.order_S,
-        index.counts_CW, index.totals_B, index.buckets_T, T, G, chunks, width, groups, ROWS=rows,
+        index.counts_CW, index.totals_W, index.buckets_T, T, G, chunks, width, groups, ROWS=rows, SHARE=share,
+        WIDE=triton.next_power_of_2(G), **after,
     )  # fmt: skip
     if share:
-        _share[(tiles,)](factor_TG, index.order_S, index.lengths_M, index.blocks_MG, index.like, T, G, ROWS=rows)
+        _share[(tiles,)](
+            factor_TG, index.order_S, index.lengths_M, index.blocks_MG, index.like, T, G, ROWS=rows, **after
+        )
     return index
 
 
@@ -120,14 +127,19 @@ def _mix(g):
 @triton.jit
 def _open(factor, t, g, T, G):
     """Which of these tokens and blocks are open, as 0 and 1."""
-    f = tl.load(factor + t.to(tl.int64)[:, None] * G + g[None, :], mask=(t < T)[:, None] & (g < G)[None, :], other=0.0)
+    f = tl.load(factor + t.to(tl.int64)[:, None] * G + g[None, :], mask=(t < T)[:, None] & (g < G)[None, :], other=0)
     return (f != 0).to(tl.int32)
 
 
 @triton.jit
-def _count(factor, counts, opened_T, before_TQ, buckets, order, like, T, G, width, places, SHARE: tl.constexpr):
+def _count(
+    factor, counts, opened_T, before_TQ, buckets, order, like, T, G, width, places,
+    SHARE: tl.constexpr, AFTER: tl.constexpr,
+):  # fmt: skip
     """For each chunk: tokens of each block, and tokens in each bucket of like ones; for each token: its open blocks.
     What `_place` and `_share` leave out or add to is made ready."""
+    if AFTER:
+        follow()
     chunk = tl.program_id(0)
     t = chunk * CHUNK + tl.arange(0, CHUNK)
     key = tl.zeros((CHUNK,), tl.uint32)
@@ -155,22 +167,25 @@ def _count(factor, counts, opened_T, before_TQ, buckets, order, like, T, G, widt
 
 
 @triton.jit
-def _scan(counts, totals, chunks, G, width, STEP: tl.constexpr = 128):
-    """For each bucket: counts become counts in the chunks before."""
-    bucket = tl.program_id(0) * 32 + tl.arange(0, 32)
+def _scan(counts, totals, chunks, width, AFTER: tl.constexpr, STEP: tl.constexpr = 128):
+    """For each block and bucket: counts become counts in the chunks before."""
+    if AFTER:
+        follow()
+    column = tl.program_id(0) * 32 + tl.arange(0, 32)
     before = tl.zeros((32,), tl.int32)
     for first in range(0, chunks, STEP):
         c = first + tl.arange(0, STEP)
-        at = counts + c[:, None] * width + G + bucket[None, :]
-        n = tl.load(at, mask=(c < chunks)[:, None], other=0)
-        tl.store(at, tl.cumsum(n, 0) - n + before[None, :], mask=(c < chunks)[:, None])
+        at = counts + c[:, None] * width + column[None, :]
+        inside = (c < chunks)[:, None] & (column < width)[None, :]
+        n = tl.load(at, mask=inside, other=0)
+        tl.store(at, tl.cumsum(n, 0) - n + before[None, :], mask=inside)
         before += tl.sum(n, 0)
-    tl.store(totals + bucket, before)
+    tl.store(totals + column, before, mask=column < width)
 
 
 @triton.jit
 def _sums(counts, chunk, chunks, g, G, width, STEP: tl.constexpr = 64):
-    """For each block: its tokens in the chunks before this one, and in all."""
+    """For each block: its tokens in the chunks before this one, and in all, where nobody has scanned them."""
     before = tl.zeros((GROUP,), tl.int32)
     total = tl.zeros((GROUP,), tl.int32)
     for first in range(0, chunks, STEP):
@@ -184,20 +199,29 @@ def _sums(counts, chunk, chunks, g, G, width, STEP: tl.constexpr = 64):
 @triton.jit
 def _place(
     factor, spans, tokens, before_TQ, pairs_TG, tiles, order, counts, totals, buckets, T, G, chunks, width, groups,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, SHARE: tl.constexpr, WIDE: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
     """Every pair finds its place: a program has a chunk of tokens and a group of blocks. Some programs also cut a block
-    into tiles of pairs; one more column of programs gives tokens their places beside like ones."""
+    into tiles of pairs; with SHARE, one more column of programs gives tokens their places beside like ones."""
+    if AFTER:
+        follow()
     chunk = tl.program_id(0)
     q = tl.program_id(1)
     t = chunk * CHUNK + tl.arange(0, CHUNK)
     if q < groups:
         tile = 0  # the first of this group
-        for earlier in range(0, q):
-            _, total = _sums(counts, 0, chunks, tl.arange(0, GROUP) + earlier * GROUP, G, width)
-            tile += tl.sum((total + ROWS - 1) // ROWS, 0)
         g = q * GROUP + tl.arange(0, GROUP)
-        before, total = _sums(counts, chunk, chunks, g, G, width)
+        if SHARE:
+            ahead = tl.arange(0, WIDE)
+            earlier_G = tl.load(totals + ahead, mask=ahead < tl.minimum(q * GROUP, G), other=0)
+            tile += tl.sum((earlier_G + ROWS - 1) // ROWS, 0)
+            before = tl.load(counts + chunk * width + g, mask=(g < G) & (chunk < chunks), other=0)
+            total = tl.load(totals + g, mask=g < G, other=0)
+        else:
+            for earlier in range(0, q):
+                _, total = _sums(counts, 0, chunks, tl.arange(0, GROUP) + earlier * GROUP, G, width)
+                tile += tl.sum((total + ROWS - 1) // ROWS, 0)
+            before, total = _sums(counts, chunk, chunks, g, G, width)
         n_tiles = (total + ROWS - 1) // ROWS
         first_G = tile + tl.cumsum(n_tiles, 0) - n_tiles
         if chunk < chunks:
@@ -219,7 +243,7 @@ def _place(
                 i = low + tl.arange(0, CHUNK)
                 tl.store(tiles + 1 + i, tl.zeros_like(i) + mine, mask=i < last)
     elif chunk < chunks:
-        full = tl.load(totals + tl.arange(0, BUCKETS))
+        full = tl.load(totals + G + tl.arange(0, BUCKETS))
         large = full >= 8 * ROWS
         padded = tl.where(large, (full + ROWS - 1) // ROWS * ROWS, 0)
         small = tl.where(large, 0, full)
@@ -231,8 +255,10 @@ def _place(
 
 
 @triton.jit
-def _share(factor, order, lengths, blocks, like, T, G, ROWS: tl.constexpr):
+def _share(factor, order, lengths, blocks, like, T, G, ROWS: tl.constexpr, AFTER: tl.constexpr):
     """The blocks that are open for any token of a tile."""
+    if AFTER:
+        follow()
     tile = tl.program_id(0)
     row = tile * ROWS + tl.arange(0, ROWS)
     t = tl.load(order + row)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dynamicgate.ops.ffn.tiles import activate, like_wins, rows_times, weights, whole_rounds
+from dynamicgate.ops.ffn.tiles import activate, follow, like_wins, rows_times, weights, whole_rounds
 
 
 @triton.jit
@@ -29,7 +29,7 @@ def like_store(z, v, f, hidden, bias, value_bias, at, ns, ACTIVATION: tl.constex
 
 @triton.jit
 def like_tile(
-    x, w, w2, bias, value_bias, factor, hidden, order, lengths, blocks, tile, place, T, D, N, G,
+    x, w, w2, bias, value_bias, factor, hidden, order, blocks, tile, place, T, D, N, G,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr, VALUE: tl.constexpr, VALUE_BIAS: tl.constexpr, EVEN: tl.constexpr, TMA: tl.constexpr,
     PRECISION: tl.constexpr, TWICE: tl.constexpr, STAGES: tl.constexpr,
@@ -39,9 +39,8 @@ def like_tile(
     t = tl.load(order + row).to(tl.int64)
     t = tl.where(t < T, t, 0)
     listed = blocks + tile * G + place // BLOCK
-    more = place + COLUMNS < tl.load(lengths + tile) * BLOCK
     g = tl.load(listed)
-    g2 = tl.load(listed + 1, mask=more, other=0) if TWICE else g
+    g2 = tl.load(listed + 1) if TWICE else g
     n = g * BLOCK + place % BLOCK
     n2 = g2 * BLOCK + place % BLOCK
     ns = n + tl.arange(0, COLUMNS)
@@ -51,12 +50,11 @@ def like_tile(
         D, N, DEPTH, True, EVEN, TMA, VALUE or TWICE, PRECISION, STAGES,
     )  # fmt: skip
     at = row.to(tl.int64)[:, None] * N + place + tl.arange(0, COLUMNS)[None, :]
-    f = tl.load(factor + t * G + g)[:, None]
+    f = tl.load(factor + t * G + g).to(tl.float32)[:, None]
     like_store(z, z2, f, hidden, bias, value_bias, at, ns, ACTIVATION, BIAS, VALUE, VALUE_BIAS)
     if TWICE:
-        if more:
-            f2 = tl.load(factor + t * G + g2)[:, None]
-            like_store(z2, z2, f2, hidden, bias, bias, at + COLUMNS, ns2, ACTIVATION, BIAS, False, False)
+        f2 = tl.load(factor + t * G + g2).to(tl.float32)[:, None]
+        like_store(z2, z2, f2, hidden, bias, bias, at + COLUMNS, ns2, ACTIVATION, BIAS, False, False)
 
 
 @triton.jit
@@ -64,10 +62,12 @@ def like_up(
     x, w, w2, bias, value_bias, factor, hidden, tiles, like, order, lengths, blocks, T, D, N, G, M,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr, VALUE: tl.constexpr, VALUE_BIAS: tl.constexpr, EVEN: tl.constexpr, TMA: tl.constexpr,
-    PRECISION: tl.constexpr, PARTIAL: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, PARTIAL: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
     """hidden[row, place] for the tokens of a tile and the blocks of its list. An item is COLUMNS units of a block; or,
     where these are a whole small block and there is no value, two blocks of the list: rows of x serve both."""
+    if AFTER:
+        follow()
     if not like_wins(like, tiles, BLOCK, PARTIAL):
         return
     TWICE: tl.constexpr = COLUMNS == BLOCK and COLUMNS <= 128 and not VALUE
@@ -81,10 +81,17 @@ def like_up(
     for item in range(tl.program_id(0), whole, programs):
         tile = tl.sum((ends_M <= item).to(tl.int32), 0)
         place = (item - tl.sum(tl.where(m < tile, items_M, 0), 0)) * each
-        like_tile(
-            x, w, w2, bias, value_bias, factor, hidden, order, lengths, blocks, tile, place, T, D, N, G, BLOCK, ROWS,
-            COLUMNS, DEPTH, ACTIVATION, BIAS, VALUE, VALUE_BIAS, EVEN, TMA, PRECISION, TWICE, STAGES,
-        )  # fmt: skip
+        odd = place + each > tl.load(lengths + tile) * BLOCK  # the last block of its list has no other beside it
+        if TWICE and odd:
+            like_tile(
+                x, w, w2, bias, value_bias, factor, hidden, order, blocks, tile, place, T, D, N, G, BLOCK, ROWS,
+                COLUMNS, DEPTH, ACTIVATION, BIAS, VALUE, VALUE_BIAS, EVEN, TMA, PRECISION, False, STAGES + TWICE,
+            )  # fmt: skip
+        else:
+            like_tile(
+                x, w, w2, bias, value_bias, factor, hidden, order, blocks, tile, place, T, D, N, G, BLOCK, ROWS,
+                COLUMNS, DEPTH, ACTIVATION, BIAS, VALUE, VALUE_BIAS, EVEN, TMA, PRECISION, TWICE, STAGES,
+            )  # fmt: skip
     if TWICE:
         item = whole + tl.program_id(0) // 2
         if item < items:
@@ -92,8 +99,8 @@ def like_up(
             place = (item - tl.sum(tl.where(m < tile, items_M, 0), 0)) * each + tl.program_id(0) % 2 * COLUMNS
             if place < tl.load(lengths + tile) * BLOCK:
                 like_tile(
-                    x, w, w2, bias, value_bias, factor, hidden, order, lengths, blocks, tile, place, T, D, N, G, BLOCK,
-                    ROWS, COLUMNS, DEPTH, ACTIVATION, BIAS, VALUE, VALUE_BIAS, EVEN, TMA, PRECISION, False, STAGES + 1,
+                    x, w, w2, bias, value_bias, factor, hidden, order, blocks, tile, place, T, D, N, G, BLOCK, ROWS,
+                    COLUMNS, DEPTH, ACTIVATION, BIAS, VALUE, VALUE_BIAS, EVEN, TMA, PRECISION, False, STAGES + 1,
                 )  # fmt: skip
 
 
@@ -102,8 +109,11 @@ def like_down(
     hidden, w, bias, y, tiles, like, order, lengths, blocks, T, N, G, O, M,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BIAS: tl.constexpr,
     EVEN: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, PARTIAL: tl.constexpr, STAGES: tl.constexpr,
+    AFTER: tl.constexpr,
 ):  # fmt: skip
     """y[t, o] for the tokens of a tile: the sum over the blocks of its list stays in registers."""
+    if AFTER:
+        follow()
     if not like_wins(like, tiles, BLOCK, PARTIAL):
         return
     columns = tl.cdiv(O, COLUMNS)

@@ -40,13 +40,14 @@ def forward(
     y = x.new_empty(T, O)
     if not T:
         return y
+    factor = factor.view(torch.uint8) if factor.dtype is torch.bool else factor
     work = job(x, factor, block, N, share=not keep)
     buffer = kept.pairs if keep else x.new_empty(indexing.size(T, G, work.rows), dtype=torch.int32)
     index = indexing.build(factor, buffer, work.rows, work.share)
     like_rows = indexing.like_tiles(T, work.rows) * work.rows if work.share else 0
     memory = kept.hidden if keep else x.new_empty(max(work.pairs * block, like_rows * N))
     hidden = memory.view(-1)[: work.pairs * block].view(work.pairs, block)
-    options = {"ACTIVATION": activation, "VALUE": value is not None}
+    options, after = {"ACTIVATION": activation, "VALUE": value is not None}, tune.chained(x.device)
     if keep == "exact":
         tile = work.tile("elementwise")
         exact.exact_hidden[work.grid(tile)](
@@ -66,7 +67,7 @@ def forward(
         pair_kernels.up[work.grid(tile)](
             x, *sides, either(up_bias, x), either(value_bias, x), factor, hidden, kept.pre, kept.val, index.spans_G2,
             index.tokens_P, index.tiles_M, index.like, D, N, G, **options, KEEP=bool(kept.pre.numel()),
-            SHARE=work.share, TMA=tma, PARTIAL=tune.PARTIAL, **work.sizes(tile, even),
+            SHARE=work.share, TMA=tma, PARTIAL=tune.PARTIAL, **work.sizes(tile, even), **after,
         )  # fmt: skip
         if work.share:
             rows = memory[: like_rows * N].view(like_rows, N)
@@ -90,7 +91,7 @@ def _like_tokens(
     assert up is not None
     assert down is not None
     (T, D), (N, G), O = x.shape, (work.units, work.blocks), y.shape[1]
-    tiles = indexing.like_tiles(T, work.rows)
+    tiles, after = indexing.like_tiles(T, work.rows), tune.chained(x.device)
     lists = (index.tiles_M, index.like, index.order_S, index.lengths_M, index.blocks_MG)
     tile = work.tile("like_up" if value is None else "like_up_value")
     tma = fetchable(tile, up, value)
@@ -98,13 +99,14 @@ def _like_tokens(
     like.like_up[work.grid(tile)](
         x, *sides, either(up_bias, x), either(value_bias, x), factor, hidden, *lists, T, D, N, G, tiles, **options,
         TMA=tma, PARTIAL=tune.PARTIAL, WIDE=max(256, power_of_2(tiles)), **work.sizes(tile, D % tile.depth == 0),
+        **after,
     )  # fmt: skip
     tile = work.tile("like_down")
     tma = fetchable(tile, hidden, down)
     like.like_down[work.grid(tile)](
         described(hidden, tile.rows, tile.depth, tma), described(down, tile.columns, tile.depth, tma),
         either(down_bias, x), y, *lists, T, N, G, O, tiles, BIAS=down_bias is not None, TMA=tma, PARTIAL=tune.PARTIAL,
-        **work.sizes(tile, O % tile.columns == 0),
+        **work.sizes(tile, O % tile.columns == 0), **after,
     )  # fmt: skip
 
 
@@ -194,24 +196,26 @@ def _sum_of_pairs(
     tile, summing = work.tile(kernel), work.tile("reduce")
     columns = tune.most_bytes(y.device) // (work.pairs * y.itemsize) // tile.columns * tile.columns
     columns = min(O, max(columns, tile.columns))
-    memory = y.new_empty(work.pairs * columns)
+    memory, after = y.new_empty(work.pairs * columns), tune.chained(y.device)
     for first in range(0, O, columns):
         width = min(columns, O - first)
         partial = memory[: work.pairs * width].view(work.pairs, width)
         deep = work.even and work.block % tile.depth == 0
         tma = deep and fetchable(tile, a, w, w2, partial)
         box = (tile.columns, tile.depth) if by_column else (tile.depth, tile.columns)
+        stored = tile.columns // 2 if tile.halves else tile.columns
+        run = max(1, tile.run * tile.depth // work.block) if tile.run else 0
         pair_kernels.down[work.grid(tile)](
             described(a, work.rows, tile.depth, tma), described(w, *box, tma),
             described(a2, work.rows, tile.depth, tma), described(w2, *box, tma),
-            described(partial, work.rows, tile.columns, tma), index.tiles_M, index.like, work.units, w.shape[1], first,
-            width, O, SHARE=work.share, TWO=len(factors) == 2, BY_COLUMN=by_column, TMA=tma, PARTIAL=tune.PARTIAL,
-            RUN=max(1, tile.run * tile.depth // work.block), **work.sizes(tile, deep and width % tile.columns == 0),
+            described(partial, work.rows, stored, tma), index.tiles_M, index.like, work.units, w.shape[1], first, width,
+            O, SHARE=work.share, TWO=len(factors) == 2, BY_COLUMN=by_column, TMA=tma, PARTIAL=tune.PARTIAL, RUN=run,
+            HALVES=tile.halves, **work.sizes(tile, deep and width % tile.columns == 0), **after,
         )  # fmt: skip
         pair_kernels.reduce[work.grid(summing)](
             partial, either(bias, y), y, index.opened_T, index.pairs_TG, index.tiles_M, index.like, T, work.blocks,
             first, width, O, SHARE=work.share, PARTIAL=tune.PARTIAL, BLOCK=work.block, COLUMNS=summing.columns,
-            AT_ONCE=summing.depth, BIAS=bias is not None, num_warps=summing.warps,
+            AT_ONCE=summing.depth, BIAS=bias is not None, num_warps=summing.warps, **after,
         )  # fmt: skip
 
 

@@ -218,6 +218,8 @@ def run(tensors: list[Tensor | None], factor_TG: Tensor, block: int, activation:
     x, up, down, up_bias, down_bias, value, value_bias = tensors
     inputs = (x, up, down, factor_TG, up_bias, down_bias, value, value_bias)
     differentiated = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs)
+    if differentiated:
+        inputs = (x, up, down, factor_TG.float(), up_bias, down_bias, value, value_bias)
     contiguous = (t if t is None else t.contiguous() for t in inputs)
     y: Tensor = torch.ops.dynamicgate.ffn(*contiguous, block, activation, gradient if differentiated else "")[0]
     return y

@@ -9,6 +9,14 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra import cuda
+
+
+@triton.jit
+def follow():
+    """Of a launch that started before the one ahead of it had ended: wait for that, and let the next one start."""
+    cuda.gdc_wait()
+    cuda.gdc_launch_dependents()
 
 
 @triton.jit

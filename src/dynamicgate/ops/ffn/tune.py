@@ -23,7 +23,8 @@ class Tile(NamedTuple):
     programs: int = 1  # for each multiprocessor
     tma: bool = False  # let the copy engine fetch what it can
     registers: int | None = None  # at most, for each thread: fewer let more programs run side by side
-    run: int = 32  # steps of `depth` in one loop, over as many tiles of columns as that takes
+    run: int = 32  # steps of `depth` in one loop, over as many tiles of columns as that takes; 0: all of a program
+    halves: bool = False  # store a tile in two halves, so that there is memory for one more stage
 
 
 _SMALL = Tile(16, 32, 16, stages=1, tma=True)  # for the interpreter, which pays for every row
@@ -47,7 +48,8 @@ def _table(device: torch.device) -> list[dict[str, Any]]:
 def tile(kernel: str, tokens: int, block: int, dtype: torch.dtype, device: torch.device) -> Tile:
     """The first row of the table that fits, else the default."""
     if device.type != "cuda":
-        return _SMALL._replace(columns=64) if kernel == "reduce" else _SMALL
+        some = {"reduce": _SMALL._replace(columns=64), "down": _SMALL._replace(run=0, halves=True)}
+        return some.get(kernel, _SMALL)
     for row in _table(device):
         fits = row["tokens"][0] <= tokens <= row["tokens"][1] and row["block"][0] <= block <= row["block"][1]
         if fits and row["kernel"] == kernel and row["bytes"] == dtype.itemsize:
@@ -77,6 +79,13 @@ def programs(device: torch.device, per_processor: int) -> int:
     if device.type != "cuda":
         return 3
     return per_processor * torch.cuda.get_device_properties(device).multi_processor_count
+
+
+@cache
+def chained(device: torch.device) -> dict[str, bool]:
+    """How a launch follows another: from Hopper on it starts, and waits, before the one ahead of it has ended."""
+    early = device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 9
+    return {"AFTER": True, "launch_pdl": True} if early else {"AFTER": False}
 
 
 def precision() -> str:
