@@ -93,7 +93,7 @@ def gate_rigl(s: Settings, splits: Splits) -> Prepared:
     """Gates and rewiring in one layer, gate networks sparse like the layers they gate, held to the budget together."""
     model, budget, _ = gate(s, splits)
     last = len(s.hidden)
-    layers = [f"layers.{index}" for index in range(last + s.sparse_output)]
+    layers = [f"layers.{index}" for index in range(last + (s.output == "sparse"))]
     densities = dict.fromkeys(layers, s.density)
     densities |= {f"layers.{index}.gate.net*": s.gate_density for index in range(1, last + 1)}
     start = dict.fromkeys(layers, s.start)
@@ -151,7 +151,7 @@ def _gate(s: Settings, **shape: Any) -> GateConfig:
 
 def _sparse(s: Settings) -> LayerOptions:
     """Which layers are sparse and how."""
-    return {"structure": s.structure, "include": ["layers.*"] if s.sparse_output else ()}
+    return {"structure": s.structure, "include": ["layers.*"] if s.output == "sparse" else ()}
 
 
 def _mlp(

@@ -93,8 +93,9 @@ class Knobs:
     structure: str = "unstructured"
     """Pattern of the masks: unstructured, fan-in (every output has as many inputs), or cells of outputs x inputs that
     come and go together, like 16x1 or 32x32."""
-    sparse_output: bool = False
-    """Make the output layer as sparse as the others; by default it stays dense."""
+    output: Literal["auto", "dense", "sparse"] = "auto"
+    """The output layer of models with sparse layers; auto leaves it dense, unless that would take more than half of the
+    budget."""
     every: int = 0
     """Optimizer steps between two rewirings; 0 is 100, or less in a short run."""
 
@@ -133,10 +134,13 @@ class Settings(Knobs):
             policy=("hard" if fused else "gumbel") if found.policy == "auto" else found.policy,
             rank=found.rank or _affordable_rank(found, splits),
         )
-        return _with_densities(found, splits) if found.model in SPARSE else found
+        return _with_densities(found, splits) if found.model in SPARSE else replace(found, output="dense")
 
 
-LATER = ("data_options", "density", "start", "gate_density", "structure", "sparse_output", "every", "activation")
+LATER = {
+    "data_options": (), "density": 0.0, "start": 0.0, "gate_density": 0.0, "structure": "unstructured",
+    "output": "dense", "every": 0, "activation": "relu",
+}  # fmt: skip
 
 
 def dense_macs(sizes: Sequence[int]) -> int:
@@ -147,8 +151,8 @@ def dense_macs(sizes: Sequence[int]) -> int:
 def settings_hash(settings: Settings, splits: Splits) -> str:
     """Runs are found by what they were asked to do, and to which data."""
     values = asdict(settings)
-    for name in LATER:  # runs from before there were such options are found again
-        if values[name] == getattr(Settings, name):
+    for name, value in LATER.items():  # runs from before there were such options are found again
+        if values[name] == value:
             del values[name]
     digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4)
     for part in (splits.train, splits.valid, splits.test):
@@ -161,20 +165,22 @@ def settings_hash(settings: Settings, splits: Splits) -> str:
 def _with_densities(s: Settings, splits: Splits) -> Settings:
     """Densities that spend the budget, and a period that fits the run."""
     sizes = (splits.train.features, *s.hidden, splits.classes)
-    full, output = dense_macs(sizes), 0 if s.sparse_output else sizes[-2] * sizes[-1]
+    full, last = dense_macs(sizes), sizes[-2] * sizes[-1]
+    output = ("sparse" if last > 0.5 * s.budget * full else "dense") if s.output == "auto" else s.output
+    kept = last if output == "dense" else 0
     density, gate_density = s.density, s.gate_density
     if s.model == FUSED:
         gates = sum(a * math.ceil(b / s.block) for a, b in pairwise(sizes[:-1]))
         density = density or min(1.0, FUSED_DENSITY * s.budget)
         gate_density = gate_density or min(1.0, FUSED_GATE_SHARE * s.budget * full / gates)
     elif not density:
-        density = min(1.0, (s.budget * full - output) / (full - output))
+        density = min(1.0, (s.budget * full - kept) / (full - kept))
         if density <= 0.0:
             raise ValueError(f"a budget of {s.budget} does not even pay for the dense output layer: ask for more")
     steps = s.epochs * math.ceil(len(splits.train) / s.batch)
     every = s.every or max(1, min(PERIOD, int(0.75 * steps / UPDATES)))
     start = s.start or (FUSED_START if s.model == FUSED else 0.0)
-    return replace(s, density=density, start=start, gate_density=gate_density, every=every)
+    return replace(s, density=density, start=start, gate_density=gate_density, every=every, output=output)
 
 
 def _affordable_rank(settings: Settings, splits: Splits) -> int:

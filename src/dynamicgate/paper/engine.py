@@ -119,17 +119,24 @@ def work_off(order: Order) -> tuple[Order, str, float]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the budget was missed")  # the page has asked and reached
         run = job.recipe.train(job, splits)
-    seconds = CLOCK_SECONDS / 10 if order.quick else CLOCK_SECONDS
-    dense = next(iter(job.recipe.models))
-    ratio = 1.0 if job.model == dense else relative_seconds(
-        job.recipe.step(job, splits), job.recipe.step(job.of(dense), splits), seconds
-    )  # fmt: skip
+    if job.recipe.step is not None:
+        run = {**run, "seconds_relative": seconds_relative(job, splits)}
     meta = {**environment(order.command), "quick": order.quick, "data": sizes_of(splits)}
-    keep_result(order.results, job, meta, {**run, "seconds_relative": ratio})
+    keep_result(order.results, job, meta, run)
     for name in CHECKPOINTS:
         (job.folder / name).unlink(missing_ok=True)
     accuracy, relative = run["quality"]["accuracy"], run["macs"]["relative"]
     return order, f"{accuracy:.2%}  MACs {relative:.3f}", time.monotonic() - started
+
+
+def seconds_relative(job: Job, splits: Splits) -> float:
+    """The time of a training step relative to that of the first model of the recipe."""
+    assert job.recipe.step is not None
+    dense = next(iter(job.recipe.models))
+    if job.model == dense:
+        return 1.0
+    seconds = CLOCK_SECONDS / 10 if job.quick else CLOCK_SECONDS
+    return relative_seconds(job.recipe.step(job, splits), job.recipe.step(job.of(dense), splits), seconds)
 
 
 def sizes_of(splits: Splits) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A table of the paper as data: what it printed, and the recipes that are run for it.
 
-Recipe files lie outside the package, in `experiments/paper` of a checkout: each holds one `TABLE`.
+Recipe files lie outside the package, in `experiments/paper` of a checkout: each holds one `TABLE`, or several `TABLES`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Recipe:
     """One way to make a table: which data, which models, and everything that decides their results.
 
     models: what each model is asked for, as JSON values. train: from a `Job` to its run, as `compare.run_one` has it.
-    step: from a `Job` to a function that takes one training step of its model, for the clock.
+    step: from a `Job` to a function that takes one training step of its model, for the clock; None does without.
     change: what is done to the parts of the data before anything else. revision: one more makes all runs anew.
     quick: settings that `--quick` replaces; quick_rows: training rows it takes.
     remarks: what a reader of the numbers has to know, faults of the published code first of all.
@@ -46,7 +46,7 @@ class Recipe:
     data: str
     models: Mapping[str, Mapping[str, Any]]
     train: Callable[[Job, Splits], dict[str, Any]]
-    step: Callable[[Job, Splits], Step]
+    step: Callable[[Job, Splits], Step] | None = None
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     data_options: Mapping[str, Any] = field(default_factory=dict)
     change: Callable[[Splits], Splits] | None = None
@@ -184,4 +184,5 @@ def load_module(folder: Path, stem: str) -> ModuleType:
 def _tables(folder: Path) -> dict[str, Table]:
     modules = [load_module(folder, path.stem) for path in sorted(folder.glob("*.py")) if path.stem != "__init__"]
     found = [module.TABLE for module in modules if hasattr(module, "TABLE")]
+    found += [table for module in modules for table in getattr(module, "TABLES", ())]
     return {table.name: table for table in sorted(found, key=lambda table: table.section)}
