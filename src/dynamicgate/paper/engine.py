@@ -125,8 +125,14 @@ def work_off(order: Order) -> tuple[Order, str, float]:
     keep_result(order.results, job, meta, run)
     for name in CHECKPOINTS:
         (job.folder / name).unlink(missing_ok=True)
-    accuracy, relative = run["quality"]["accuracy"], run["macs"]["relative"]
-    return order, f"{accuracy:.2%}  MACs {relative:.3f}", time.monotonic() - started
+    return order, outcome(run), time.monotonic() - started
+
+
+def outcome(run: dict[str, Any]) -> str:
+    """What a run came to, in a few words."""
+    if "unreachable" in run:
+        return "cannot be had at this budget"
+    return f"{run['quality']['accuracy']:.2%}  MACs {run['macs']['relative']:.3f}"
 
 
 def seconds_relative(job: Job, splits: Splits) -> float:

@@ -1,0 +1,93 @@
+"""Accuracy against cost on every data set.
+
+python experiments/frontier mnist              # every method at every budget, five seeds; finished runs are found
+python experiments/frontier mnist-tuning       # first: learning rates and dropouts, by validation rows
+python experiments/frontier all --jobs 16 --device cuda
+python experiments/frontier page               # docs/why-it-works.md from the committed results
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from dynamicgate.files import write_text
+from dynamicgate.paper import jobs_of, load_tables, run_jobs
+from dynamicgate.paper.recipe import load_module
+from dynamicgate.paper.results import read_results
+
+FOLDER = Path(__file__).resolve().parent
+ROOT = FOLDER.parents[1]
+RESULTS = Path("experiments") / "results" / "frontier"
+TUNING = "-tuning"
+
+
+def main() -> int:
+    """Run what is asked for, then choose or print."""
+    parser = argparse.ArgumentParser(
+        prog="frontier", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("name", help="a data set, NAME-tuning, all, tuning (all of it), or page")
+    parser.add_argument("--only", nargs="*", default=None, help="methods; all")
+    parser.add_argument("--budgets", nargs="*", type=float, default=None, help="budgets; all")
+    parser.add_argument("--seeds", type=int, default=None, help="only the first so many seeds")
+    parser.add_argument("--jobs", type=int, default=None, help="runs side by side, one thread each; all cores")
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--data-dir", type=Path, default=None, help="folder with the data files")
+    parser.add_argument("--quick", action="store_true", help="one seed, few rows and epochs; results apart")
+    args = parser.parse_args()
+    results = ROOT / ("runs/frontier-quick/results" if args.quick else RESULTS)
+    work = ROOT / ("runs/frontier-quick" if args.quick else "runs/frontier")
+    if args.name != "page":
+        every = jobs_of(asked(args.name), seeds=args.seeds, quick=args.quick)
+        jobs = [job for job in every if wanted({"model": job.model, **job.settings}, args)]
+        run_jobs(
+            jobs, recipes=FOLDER, results=results, work=work, processes=args.jobs, device=args.device,
+            data_dir=args.data_dir, command=f"python experiments/frontier {args.name}",
+        )  # fmt: skip
+        if not args.quick:
+            choose(results)
+    load_module(FOLDER, "page").write(ROOT, results, quick=args.quick)
+    return 0
+
+
+def asked(name: str) -> list[Any]:
+    """The tables of a name."""
+    tables = load_tables(FOLDER)
+    if name in ("all", "tuning"):
+        return [table for table in tables if table.name.endswith(TUNING) == (name == "tuning")]
+    return load_tables(FOLDER, name)
+
+
+def wanted(settings: dict[str, Any], args: argparse.Namespace) -> bool:
+    """Whether a model is among the methods and budgets asked for."""
+    here = args.budgets is None or settings.get("budget") in args.budgets
+    return here and (args.only is None or settings["model"] in args.only)
+
+
+def choose(results: Path) -> None:
+    """Write for every tuned method the settings with the best validation accuracy."""
+    sets = load_module(FOLDER, "sets")
+    chosen = json.loads(sets.CHOSEN.read_text(encoding="utf-8")) if sets.CHOSEN.exists() else {}
+    for table in asked("tuning"):
+        runs, _ = read_results(results, jobs_of([table], seeds=None, quick=False))
+        best: dict[str, tuple[float, dict[str, float]]] = {}
+        for (_, _, model), (run, *_) in runs.items():
+            if "unreachable" in run:
+                continue
+            asked_for = table.recipes[0].models[model]
+            found = run["quality"]["accuracy"], {key: asked_for[key] for key in ("lr", "dropout")}
+            method = asked_for["model"]
+            if method not in best or found[0] > best[method][0]:
+                best[method] = found
+        if best:
+            chosen[table.name.removesuffix(TUNING)] = {method: values for method, (_, values) in best.items()}
+    if chosen:
+        write_text(sets.CHOSEN, json.dumps(chosen, indent=1, sort_keys=True) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Which networks, how long they train, and every method at every budget.
+
+Two tables for each data set: its name, and `NAME-tuning`. Tuning sees training and validation rows only. It tries the
+same learning rates and dropouts with every method, at one budget; the best go into chosen.json, which the first table
+takes its settings from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dynamicgate.data import Splits
+from dynamicgate.paper import Recipe, Table
+from dynamicgate.paper.recipe import load_module
+
+from .train import train
+
+PAPER = Path(__file__).resolve().parents[1] / "paper"
+
+BUDGETS = (0.02, 0.05, 0.1, 0.2, 0.4)
+OURS = "gate+rigl"
+AT_A_BUDGET = ("small", "pruned", "static", "random", "rigl", "set", "gate", OURS, "switch")
+AT_FULL_COST = ("dense", "dropout")
+TUNED_AT = 0.1
+RATES = (0.5, 1.0, 2.0)  # times the set's own
+DROPOUTS = (0.0, 0.2)
+CHOSEN = Path(__file__).with_name("chosen.json")
+
+
+@dataclass(frozen=True)
+class Set:
+    """A data set, the dense network that costs are relative to, and its training."""
+
+    data: str
+    hidden: tuple[int, ...]
+    epochs: int
+    batch: int
+    lr: float
+    activation: str = "relu"
+    options: dict[str, Any] = field(default_factory=dict)
+    change: Callable[[Splits], Splits] | None = None
+    quick_rows: int = 400
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What all methods are asked for."""
+        return {
+            "hidden": list(self.hidden), "epochs": self.epochs, "batch": self.batch, "lr": self.lr,
+            "activation": self.activation, "dropout": 0.0,
+        }  # fmt: skip
+
+
+def without_test(splits: Splits) -> Splits:
+    """What is measured at the end of a run are validation rows: test rows cannot be looked at."""
+    return replace(splits, test=splits.valid)
+
+
+SETS = {
+    "digits": Set("digits", (128,), epochs=60, batch=32, lr=4e-3),
+    "mnist": Set("mnist", (256,), epochs=20, batch=256, lr=4e-3),
+    "mnist-wide": Set("mnist", (1024,), epochs=20, batch=256, lr=3e-3),
+    "cifar10": Set(
+        "cifar10", (1024, 512), epochs=40, batch=512, lr=1e-3, change=load_module(PAPER, "cifar10").mirrored
+    ),
+    "tiny-imagenet": Set(
+        "tiny-imagenet", (256,), epochs=30, batch=256, lr=3e-4, change=load_module(PAPER, "published").in_memory
+    ),
+    "speech": Set("speech-commands", (512, 256), epochs=40, batch=64, lr=1e-3),
+    "pbmc3k": Set(
+        "pbmc3k", (1000, 500), epochs=30, batch=128, lr=1e-3, activation="gelu", options={"labels": "louvain"}
+    ),
+}
+
+
+def at_a_budget(method: str, budget: float) -> str:
+    """The name of a model of the table."""
+    return f"{method} {budget:g}"
+
+
+def tables() -> Iterator[Table]:
+    """Both tables of every set."""
+    chosen = json.loads(CHOSEN.read_text(encoding="utf-8")) if CHOSEN.exists() else {}
+    for position, (name, one) in enumerate(SETS.items()):
+        best = chosen.get(name, {})
+        models = {method: {**one.shared, **best.get(method, {})} for method in AT_FULL_COST}
+        models |= {
+            at_a_budget(method, budget): {**one.shared, "model": method, "budget": budget, **best.get(method, {})}
+            for method in AT_A_BUDGET
+            for budget in BUDGETS
+        }
+        trials = {
+            f"{method} {rate * one.lr:g} {dropout:g}": {
+                **one.shared, "model": method, "budget": TUNED_AT, "lr": rate * one.lr, "dropout": dropout,
+            }
+            for method in (*AT_FULL_COST, *AT_A_BUDGET)
+            for rate in RATES
+            for dropout in DROPOUTS
+            if dropout == 0.0 or method not in ("dense", "small")  # these have none
+        }  # fmt: skip
+        yield table(name, one, models, f"{position}", change=one.change, seeds=(0, 1, 2, 3, 4))
+        yield table(f"{name}-tuning", one, trials, f"{position} tuning", change=tuning_change(one), seeds=(100,))
+
+
+def tuning_change(one: Set) -> Callable[[Splits], Splits]:
+    """The set's own change, and then no test rows."""
+    change = one.change
+    if change is None:
+        return without_test
+
+    def both(splits: Splits) -> Splits:
+        return without_test(change(splits))
+
+    both.__name__ = f"{change.__name__}_{without_test.__name__}"  # part of the hash of its runs
+    return both
+
+
+def table(name: str, one: Set, models: dict[str, Any], section: str, **rest: Any) -> Table:
+    """A table of one recipe."""
+    recipe = Recipe(
+        kind="ours", data=one.data, models=models, train=train, data_options=one.options, quick_rows=one.quick_rows,
+        quick={"epochs": 2}, **rest,
+    )  # fmt: skip
+    return Table(name=name, section=section, title=name, paper={}, recipes=(recipe,), whole=0)
+
+
+TABLES = tuple(tables())

@@ -1,0 +1,55 @@
+"""One run of the frontier: trained and measured as `dynamicgate compare` does, and what its gate is worth."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+import dynamicgate as dg
+from dynamicgate.compare import MODELS, run_one
+from dynamicgate.cost import Ledger
+from dynamicgate.data import Splits
+from dynamicgate.evaluate import evaluate
+from dynamicgate.paper import Job
+from dynamicgate.paper.settings import settings_of
+from dynamicgate.usage import usage
+
+CERTAIN = 4.0  # logit of a gate that does not decide any more
+ROWS = 2048
+
+
+def train(job: Job, splits: Splits) -> dict[str, Any]:
+    """The run, or why a method cannot be had at this budget."""
+    try:
+        settings = settings_of(job, splits)
+        model, budget, _ = MODELS[settings.model](settings, splits)
+        if budget is not None:
+            budget.check_(Ledger(model))
+    except ValueError as error:
+        return {"model": job.model, "seed": job.seed, "unreachable": str(error)}
+    run = run_one(settings, splits, job.folder, device=job.device, show=False)
+    if any(gate["kind"] == "dynamic" for gate in run["gates"]):
+        trained = dg.load(job.folder / "model.safetensors")
+        run = {**run, "accuracy_of_mean_mask": accuracy_of_mean_mask(trained, splits)}
+    return {**run, "model": job.model}
+
+
+@torch.no_grad()
+def accuracy_of_mean_mask(model: nn.Module, splits: Splits) -> float:
+    """Accuracy on the test rows if every gate opens, for all inputs alike, the blocks that are open most often in the
+    training rows, as many as on average: what is lost to the trained model is what choosing by the input is worth."""
+    model.eval()
+    gates = dg.gates_of(model)
+    with usage(model) as used:
+        model(splits.train.rows(torch.arange(min(ROWS, len(splits.train)))))
+    rates = {name: used[name].g_BG.mean(0) for name in gates}
+    for name, gate in gates.items():
+        often = rates[name].argsort(descending=True)[: max(1, round(float(rates[name].sum())))]
+        last = gate.net[-1] if isinstance(gate.net, nn.Sequential) else gate.net
+        last.weight.zero_()  # type: ignore[operator]
+        gate.bias.fill_(-CERTAIN).index_fill_(0, often, CERTAIN)
+        gate.tau.fill_(1.0)
+        gate.theta.fill_(0.5)
+    return evaluate(model, splits.test, Ledger(model))["accuracy"]
