@@ -22,7 +22,7 @@ from dynamicgate.paper.results import read_results
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]
 RESULTS = Path("experiments") / "results" / "frontier"
-TUNING = "-tuning"
+KINDS = ("tuning", "ablation")
 
 
 def main() -> int:
@@ -30,7 +30,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="frontier", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("name", help="a data set, NAME-tuning, all, tuning (all of it), or page")
+    parser.add_argument(
+        "name", help="a data set, NAME-tuning, NAME-ablation, all, tuning or ablation (of all), or page"
+    )
     parser.add_argument("--only", nargs="*", default=None, help="methods; all")
     parser.add_argument("--budgets", nargs="*", type=float, default=None, help="budgets; all")
     parser.add_argument("--seeds", type=int, default=None, help="only the first so many seeds")
@@ -57,9 +59,11 @@ def main() -> int:
 def asked(name: str) -> list[Any]:
     """The tables of a name."""
     tables = load_tables(FOLDER)
-    if name in ("all", "tuning"):
-        return [table for table in tables if table.name.endswith(TUNING) == (name == "tuning")]
-    return load_tables(FOLDER, name)
+    if name == "all":
+        return [table for table in tables if not table.name.endswith(KINDS)]
+    return (
+        [table for table in tables if table.name.endswith(f"-{name}")] if name in KINDS else load_tables(FOLDER, name)
+    )
 
 
 def wanted(settings: dict[str, Any], args: argparse.Namespace) -> bool:
@@ -84,7 +88,7 @@ def choose(results: Path) -> None:
             if method not in best or found[0] > best[method][0]:
                 best[method] = found
         if best:
-            chosen[table.name.removesuffix(TUNING)] = {method: values for method, (_, values) in best.items()}
+            chosen[table.name.removesuffix("-tuning")] = {method: values for method, (_, values) in best.items()}
     if chosen:
         write_text(sets.CHOSEN, json.dumps(chosen, indent=1, sort_keys=True) + "\n")
 

@@ -63,7 +63,7 @@ def read_cells(folder: Path, results: Path, name: str, *, quick: bool = False) -
     found: Cells = {}
     for (_, _, model), rows in runs.items():
         reached = [run for run in rows if "unreachable" not in run]
-        method, _, budget = model.partition(" ")
+        method, _, budget = model.rpartition(" ") if model[-1].isdigit() else (model, "", "")
         if reached:
             accuracy = [run["quality"]["accuracy"] for run in reached]
             relative = [run["macs"]["relative"] for run in reached]

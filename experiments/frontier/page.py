@@ -9,6 +9,8 @@ from statistics import fmean, stdev
 from dynamicgate.files import write_text
 from dynamicgate.report.markdown import markdown
 
+from .ablation import AS_IT_IS, RIVALS, VARIANTS
+from .ablation import BUDGETS as TRIED
 from .cells import CLOSE, Cell, Cells, Duel, area, duels, read_cells
 from .plot import plot
 from .sets import AT_A_BUDGET, AT_FULL_COST, BUDGETS, OURS, SETS
@@ -41,7 +43,7 @@ def write(root: Path, results: Path, *, quick: bool = False) -> None:
     found = {name: (cells, data) for name, (cells, data) in found.items() if cells}
     where = results.parent if quick else root
     fought = [duel for name, (cells, _) in found.items() for duel in duels(name, cells)]
-    parts = [INTRO, summary(fought)]
+    parts = [INTRO, summary(fought), search(results, quick=quick)]
     for name, (cells, data) in found.items():
         write_text(where / FIGURES / f"frontier-{name}.svg", plot(name, cells))
         rows = f"{data['train']:,} training, {data['valid']:,} validation, {data['test']:,} test rows"
@@ -78,6 +80,30 @@ def summary(fought: list[Duel]) -> str:
             "\nLost: " + "; ".join(f"{d.name} at {d.budget:g} to {d.control}, {d.points:+.2f}" for d in lost) + ".\n"
         )
     return text
+
+
+def search(results: Path, *, quick: bool) -> str:
+    """What changing one thing gave, in points of validation accuracy to the recipe as it is."""
+    found = {name: read_cells(FOLDER, results, f"{name}-ablation", quick=quick)[0] for name in SETS}
+    places = [(name, budget) for name in SETS for budget in TRIED if (AS_IT_IS, budget) in found[name]]
+    if not places:
+        return ""
+    rows = []
+    for what, why in [*((what, why) for what, (why, _) in VARIANTS.items()), *((rival, "control") for rival in RIVALS)]:
+        gained = [
+            found[name][what, budget].mean - found[name][AS_IT_IS, budget].mean
+            if (what, budget) in found[name]
+            else None
+            for name, budget in places
+        ]
+        there = [points for points in gained if points is not None]
+        told = [ABSENT if points is None else f"{points:+.2f}" for points in gained]
+        rows.append([what, why, *told, f"{fmean(there):+.2f}" if there else ABSENT])
+    columns = ["what", "why", *(f"{name} {budget:g}" for name, budget in places), "mean"]
+    return (
+        "## The search\n\nOne thing changed at a time, three seeds, points of validation accuracy to the recipe as it "
+        f"is.\n\n{markdown(columns, rows)}\n"
+    )
 
 
 def accuracies(cells: Cells) -> str:

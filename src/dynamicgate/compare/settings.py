@@ -30,8 +30,8 @@ GATE_SHARE = 0.28  # of the budget: more rank reads the input better, but its co
 SPARSE = ("pruned", "static-sparse", "set", "rigl", "gate+rigl")
 FUSED = "gate+rigl"
 FUSED_BLOCK = 16
-FUSED_DENSITY = 1.2  # times the budget: about two thirds of the units are then open
-FUSED_GATE_SHARE = 0.2  # of the budget
+FUSED_GATE_SHARE = 0.2
+FUSED_OPEN_RATE = 2 / 3
 FUSED_START = 1.0  # dense at first: what is worth keeping is then known, and not only guessed from a gradient
 SPARSE_LR = 5 / 3  # times the usual rate: few connections bear larger steps
 PERIOD = 100
@@ -62,7 +62,11 @@ class Knobs:
     net: Literal["auto", "linear", "low-rank", "two-layer"] = "auto"
     """Shape of the gate network; auto is low-rank for gate, linear (and sparse) for gate+rigl."""
     rank: int = 0
-    """Inner width of the gate network; 0 takes what 28 % of the budget pays for."""
+    """Inner width of the gate network; 0 takes what its share of the budget pays for."""
+    gate_share: float = 0.0
+    """Share of the budget that gate networks take; 0 is 0.28 for gate, 0.2 for gate+rigl."""
+    open_rate: float = 0.0
+    """Share of the units that gate+rigl has open on average; the fewer, the more connections may exist. 0 is 2/3."""
     policy: Policy | Literal["auto"] = "auto"
     """What multiplies units in training: hard, soft, bernoulli, concrete, gumbel (hard with noise, so that closed gates
     are tried again); auto is hard for gate+rigl, gumbel for gate and static. At test time gates are hard."""
@@ -84,12 +88,12 @@ class Knobs:
     """Stop after this many epochs without a better validation accuracy, and keep the best."""
     density: float = 0.0
     """Share of the connections that exist in the hidden layers of pruned, static-sparse, set, rigl and gate+rigl; 0 is
-    what the budget pays for (in gate+rigl 1.2 times the budget, of which the gates then open about two thirds)."""
+    what the budget pays for (in gate+rigl what it pays for at its open rate, after the gate networks)."""
     start: float = 0.0
     """Share of the connections that exist at first in the hidden layers of set, rigl and gate+rigl; 0 is all of them in
     gate+rigl, the density in the others."""
     gate_density: float = 0.0
-    """The same for the gate networks of gate+rigl; 0 is what a fifth of the budget pays for."""
+    """The same for the gate networks of gate+rigl; 0 is what their share of the budget pays for."""
     structure: str = "unstructured"
     """Pattern of the masks: unstructured, fan-in (every output has as many inputs), or cells of outputs x inputs that
     come and go together, like 16x1 or 32x32."""
@@ -138,8 +142,8 @@ class Settings(Knobs):
 
 
 LATER = {
-    "data_options": (), "density": 0.0, "start": 0.0, "gate_density": 0.0, "structure": "unstructured",
-    "output": "dense", "every": 0, "activation": "relu",
+    "data_options": (), "density": 0.0, "start": 0.0, "gate_density": 0.0, "gate_share": 0.0, "open_rate": 0.0,
+    "structure": "unstructured", "output": "dense", "every": 0, "activation": "relu",
 }  # fmt: skip
 
 
@@ -171,8 +175,9 @@ def _with_densities(s: Settings, splits: Splits) -> Settings:
     density, gate_density = s.density, s.gate_density
     if s.model == FUSED:
         gates = sum(a * math.ceil(b / s.block) for a, b in pairwise(sizes[:-1]))
-        density = density or min(1.0, FUSED_DENSITY * s.budget)
-        gate_density = gate_density or min(1.0, FUSED_GATE_SHARE * s.budget * full / gates)
+        share, open_rate = s.gate_share or FUSED_GATE_SHARE, s.open_rate or FUSED_OPEN_RATE
+        density = density or min(1.0, (1.0 - share) * s.budget / open_rate)
+        gate_density = gate_density or min(1.0, share * s.budget * full / gates)
     elif not density:
         density = min(1.0, (s.budget * full - kept) / (full - kept))
         if density <= 0.0:
@@ -186,4 +191,5 @@ def _with_densities(s: Settings, splits: Splits) -> Settings:
 def _affordable_rank(settings: Settings, splits: Splits) -> int:
     sizes = (splits.train.features, *settings.hidden)
     cost_per_rank = sum(a + b for a, b in pairwise(sizes))
-    return max(2, min(32, round(GATE_SHARE * settings.budget * dense_macs((*sizes, splits.classes)) / cost_per_rank)))
+    share = settings.gate_share or GATE_SHARE
+    return max(2, min(32, round(share * settings.budget * dense_macs((*sizes, splits.classes)) / cost_per_rank)))
