@@ -128,17 +128,20 @@ class Budget:
         if self.ledger is None:
             raise RuntimeError("call budget.apply_(model, progress) before the forward pass")
         across = Processes(used)
+        opened = [across.local(used[site].g_BG) for site in used]
         if self.target is None:
+            rates = across.told(*opened)
             loss = self._open_loop(used, progress, across)
         else:
             relative = self.ledger.relative({site: straight_through_usage(used[site]) for site in used}) * across.share
+            executed, *rates = across.told(relative, *opened)
             self._controller.step(
-                across.reduce(relative), progress, all_open=self.ledger.all_open, target=self.target,
+                executed, progress, all_open=self.ledger.all_open, target=self.target,
                 warmup=self.warmup, ramp=self.ramp, gain=self.gain, integral=self.integral, steer=self.steer,
             )  # fmt: skip
             self.lambda_ = self._controller.lambda_ * self._rescue.relief
             loss = self.lambda_ * relative
-        return loss + self._watch(used, progress, across)
+        return loss + self._watch(used, dict(zip(used, rates, strict=True)), progress, across)
 
     def _open_loop(self, used: Usage, progress: float, across: Processes) -> Tensor:
         """lambda times the sum of one penalty per site (Algorithm 1)."""
@@ -149,12 +152,11 @@ class Budget:
         form, gates = PENALTIES[self.form], self.ledger.gates
         return self.lambda_ * torch.stack([form(used[site], gates[site], keep, across.mean) for site in used]).sum()
 
-    def _watch(self, used: Usage, progress: float, across: Processes) -> Tensor:
+    def _watch(self, used: Usage, rates: dict[str, float], progress: float, across: Processes) -> Tensor:
         """Hold every site above its floor, note p and g, and look for collapse."""
         lift = torch.zeros((), device=next(iter(used.values())).p_BG.device)
         assert self.ledger is not None
-        for site in used:
-            rate = float(across.mean(used[site].g_BG))
+        for site, rate in rates.items():
             routes = self.ledger.gates[site].config.kind == "router"  # always k of E: neither a floor nor a fall
             guarded = (self.target is not None or self.on_collapse == "act") and not routes
             if guarded and rate < self.floor:

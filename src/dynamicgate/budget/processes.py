@@ -23,15 +23,19 @@ class Processes:
             dist.all_reduce(total)
             self.share = float(rows) * dist.get_world_size() / float(total)
 
-    def reduce(self, value: Tensor) -> float:
-        """The mean of a (share-weighted) value over processes."""
-        value = value.detach().clone()
+    def told(self, *values: Tensor) -> list[float]:
+        """The means of (share-weighted) values over processes, all at once: on a GPU every answer is a wait."""
+        together = torch.stack([value.detach() for value in values])
         if self.together:
-            dist.all_reduce(value)
-            value /= dist.get_world_size()
-        return float(value)
+            dist.all_reduce(together)
+            together /= dist.get_world_size()
+        return together.tolist()
+
+    def local(self, value: Tensor) -> Tensor:
+        """This process's part of `mean`."""
+        return value.sum() / max(1, value.numel()) * self.share
 
     def mean(self, value: Tensor) -> Tensor:
         """The mean over all rows of all processes, with this process's share of the gradient."""
-        local = value.sum() / max(1, value.numel()) * self.share
-        return local + (self.reduce(local) - local.detach()) if self.together else local
+        local = self.local(value)
+        return local + (self.told(local)[0] - local.detach()) if self.together else local

@@ -112,7 +112,7 @@ class Run:
         count = min(options.accumulate, len(shares[0]))  # the same for every process: the first share is the largest
         pieces = shares[distributed.rank()].tensor_split(count)
         normaliser = self._weight_of(index) / distributed.world_size()  # DDP averages gradients, we want their sum
-        task = extra = 0.0
+        task = extra = torch.zeros((), device=self.device)
         used: Usage | None = None
         for position, piece in enumerate(pieces):
             with distributed.without_sync(self.parallel, skip=position + 1 < len(pieces)):
@@ -123,11 +123,12 @@ class Run:
                 if self.rewirer is not None and used is not None:
                     self.rewirer.watch(used, penalty)
                 (loss + penalty).backward()
-            task, extra = task + float(loss.detach()), extra + float(penalty.detach())
-        task, extra = distributed.average(task, extra, device=self.device)
-        if not math.isfinite(task + extra):
+            task, extra = task + loss.detach(), extra + penalty.detach()
+        seen = torch.stack([task, extra]).tolist()  # both at once: on a GPU every answer is a wait
+        loss_now, penalty_now = distributed.average(*seen, device=self.device)
+        if not math.isfinite(loss_now + penalty_now):
             raise ValueError(
-                f"the loss became {task + extra} at step {self.step}: lower the learning rate or set clip=1.0"
+                f"the loss became {loss_now + penalty_now} at step {self.step}: lower the learning rate or set clip=1.0"
             )
         if self.rewirer is not None:
             self.rewirer.step(self.optimizer, now)
@@ -136,9 +137,9 @@ class Run:
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.step += 1
-        self.last_loss = task
+        self.last_loss = loss_now
         if self.step % self.log_every == 0 or self.step == self.total:
-            self._log({"loss": task, "penalty": extra}, used)
+            self._log({"loss": loss_now, "penalty": penalty_now}, used)
 
     def _forward(self, piece: Tensor, now: float) -> tuple[Tensor, Tensor, Usage | None]:
         x, y = self._inputs(piece, training=True), self.y[piece.to(self.device)]
