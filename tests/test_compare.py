@@ -226,6 +226,16 @@ def test_each_run_leaves_its_model_and_its_log(finished: tuple[Path, dict[str, A
         assert measured.macs["executed"] == run["macs"]["executed"]
 
 
+def test_a_student_has_a_teacher_of_its_own(settings: Settings, tmp_path: Path) -> None:
+    splits = load_data(settings.data, seed=0)
+    chosen = replace(settings, model="rigl", distill=0.5).resolved(splits)
+    run = run_one(chosen, splits, tmp_path, show=False)
+    teacher = json.loads((tmp_path / "teacher" / "run.json").read_text())
+    assert (teacher["model"], teacher["macs"]["relative"]) == ("dropout", 1.0)
+    assert run["model"] == "rigl"
+    assert run["seconds"] > teacher["seconds"]
+
+
 def test_models_of_a_seed_start_alike_and_seeds_differ(finished: tuple[Path, dict[str, Any]]) -> None:
     losses = {}
     for run in finished[1]["runs"]:

@@ -29,6 +29,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scaled": ("the gate also says how much", {"scale": True}),
     "sparse start": ("RigL as published, never dense", {"start": 0.001}),
     "cells 16x1": ("what kernels on a CPU like", {"structure": "16x1"}),
+    "distilled": ("the dense network knows more than the labels say; it must be trained too", {"distill": 0.5}),
     "hot": ("softer gradients of the gate", {"tau": 2.0}),
 }
 

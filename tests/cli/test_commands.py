@@ -166,7 +166,7 @@ def test_every_option_of_training_reaches_the_run(tmp_path: Path) -> None:
         "block": 4, "net": "two-layer", "rank": 6, "tau": 0.9, "theta": 0.4, "scale": True, "policy": "bernoulli",
         "accumulate": 2, "clip": 0.5, "bf16": True, "balanced": True, "patience": 2, "density": 0.4,
         "gate_density": 0.7, "structure": "fan-in", "output": "sparse", "every": 1, "activation": "gelu",
-        "start": 0.8, "gate_share": 0.3, "open_rate": 0.5,
+        "start": 0.8, "gate_share": 0.3, "open_rate": 0.5, "distill": 0.25,
     }  # fmt: skip
     words: list[str] = []
     for name, value in given.items():

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from dynamicgate.compare.models import MODELS, Prepared
 from dynamicgate.compare.settings import Settings, dense_macs, settings_hash
@@ -25,6 +26,7 @@ from dynamicgate.files import write_results, write_text
 from dynamicgate.fit import distributed, fit
 from dynamicgate.measure import measure
 from dynamicgate.provenance import environment
+from dynamicgate.save import load as load_model
 from dynamicgate.save import save
 
 
@@ -47,6 +49,7 @@ def run_one(
         return json.loads(finished.read_text(encoding="utf-8"))
     if prepare is None and settings.model not in MODELS:
         raise ValueError(f"unknown model {settings.model!r}; the models are {', '.join(MODELS)}")
+    teacher, seconds = _taught(settings, splits, folder / "teacher", device) if settings.distill else (None, 0.0)
     torch.manual_seed(settings.seed)
     model, budget, rewirer = (prepare or MODELS[settings.model])(settings, splits)
     history = fit(
@@ -63,6 +66,8 @@ def run_one(
         clip=settings.clip,
         bf16=settings.bf16,
         class_weights="balanced" if settings.balanced else None,
+        teacher=teacher,
+        imitate=settings.distill or 1.0,
         patience=settings.patience,
         seed=settings.seed,
         device=device,
@@ -78,7 +83,7 @@ def run_one(
         "seed": settings.seed,
         "data": splits.name,
         **{key: found[key] for key in ("quality", "macs", "proxies", "layers", "params")},
-        "seconds": history.seconds,
+        "seconds": history.seconds + seconds,
         "budget": budget.target if budget else None,
         "rewiring": rewirer.rows() if rewirer else None,
         "samples": found["samples"],
@@ -94,6 +99,12 @@ def run_one(
         write_text(folder / "evidence.json", json.dumps(evidence.to_dict(splits)))
         write_text(finished, json.dumps(run))
     return run
+
+
+def _taught(settings: Settings, splits: Splits, folder: Path, device: str) -> tuple[nn.Module, float]:
+    """The dense network with dropout, trained like the model that will imitate it, and how long that took."""
+    run = run_one(replace(settings, model="dropout", distill=0.0), splits, folder, device=device, show=False)
+    return load_model(folder / "model.safetensors"), run["seconds"]
 
 
 def relate_(found: dict[str, Any], full: int) -> None:

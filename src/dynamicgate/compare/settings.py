@@ -84,6 +84,8 @@ class Knobs:
     """Train under bfloat16 autocast."""
     balanced: bool = False
     """Weight classes by inverse frequency."""
+    distill: float = 0.0
+    """Share of the loss for imitating the dense network with dropout, which is then trained first; 0 does without."""
     patience: int | None = None
     """Stop after this many epochs without a better validation accuracy, and keep the best."""
     density: float = 0.0
@@ -143,7 +145,7 @@ class Settings(Knobs):
 
 LATER = {
     "data_options": (), "density": 0.0, "start": 0.0, "gate_density": 0.0, "gate_share": 0.0, "open_rate": 0.0,
-    "structure": "unstructured", "output": "dense", "every": 0, "activation": "relu",
+    "structure": "unstructured", "distill": 0.0, "output": "dense", "every": 0, "activation": "relu",
 }  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from dynamicgate.fit.interrupt import Interrupts
 from dynamicgate.fit.log import History, append_row, read_log, rewrite_log, site_rows
 from dynamicgate.fit.options import Options, adamw
 from dynamicgate.fit.progress import Progress
+from dynamicgate.fit.teacher import Teacher
 from dynamicgate.rewire import Rewirer
 from dynamicgate.save import load, save
 from dynamicgate.trace import trace
@@ -46,10 +47,11 @@ class Run:
         device: torch.device,
         class_weights: Tensor | None,
         out: Path | None,
+        teacher: Teacher | None = None,
     ) -> None:
         """A run that has not begun; `resume` continues an earlier one."""
         self.model, self.budget, self.rewirer, self.options = model, budget, rewirer, options
-        self.device, self.out = device, out
+        self.device, self.out, self.teacher = device, out, teacher
         self.data, self.y = train.to(device), train.y.to(device)
         self.valid = valid
         self.class_weights = class_weights.to(device) if class_weights is not None else None
@@ -145,9 +147,9 @@ class Run:
         x, y = self._inputs(piece, training=True), self.y[piece.to(self.device)]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.bf16):
             if not self.gated:
-                return self._task_loss(self.parallel(x), y), torch.zeros((), device=self.device), None
+                return self._task_loss(self.parallel(x), y, x), torch.zeros((), device=self.device), None
             with usage(self.model) as used:
-                loss = self._task_loss(self.parallel(x), y)
+                loss = self._task_loss(self.parallel(x), y, x)
         penalty = self.budget.penalty(used, now) if self.budget is not None else torch.zeros((), device=self.device)
         return loss, penalty, used
 
@@ -155,10 +157,14 @@ class Run:
         held_there = isinstance(self.data.x, Tensor)
         return self.data.rows(index.to(self.device) if held_there else index, training=training).to(self.device)
 
-    def _task_loss(self, scores: Tensor, y: Tensor) -> Tensor:
-        return F.cross_entropy(
-            scores.float(), y, self.class_weights, reduction="sum", label_smoothing=self.options.label_smoothing
-        )
+    def _task_loss(self, scores: Tensor, y: Tensor, x: Tensor) -> Tensor:
+        scores, weights = scores.float(), self.class_weights
+        labels = F.cross_entropy(scores, y, weights, reduction="sum", label_smoothing=self.options.label_smoothing)
+        if self.teacher is None:
+            return labels
+        distance = self.teacher.distance(scores, x)
+        imitation = (distance if weights is None else distance * weights[y]).sum()
+        return (1.0 - self.teacher.share) * labels + self.teacher.share * imitation
 
     def _weight_of(self, index: Tensor) -> float:
         if self.class_weights is None:
@@ -252,7 +258,8 @@ class Run:
             append_row(self.out / "log.jsonl", found)
 
     def _identity(self) -> dict[str, Any]:
-        return identity(self.model, self.data, self.budget, self.rewirer, self.options, self.class_weights)
+        found = identity(self.model, self.data, self.budget, self.rewirer, self.options, self.class_weights)
+        return found if self.teacher is None else {**found, "teacher": self.teacher.identity()}
 
     def save_checkpoint(self) -> None:
         """Everything needed to go on from this step."""

@@ -16,6 +16,7 @@ from dynamicgate.fit.log import History
 from dynamicgate.fit.loop import Run
 from dynamicgate.fit.options import Options, check_labels, scored_classes, weights_per_class
 from dynamicgate.fit.progress import Progress
+from dynamicgate.fit.teacher import Teacher
 from dynamicgate.rewire import Rewirer
 
 
@@ -37,6 +38,8 @@ def fit(
     device: str = "auto",
     class_weights: Tensor | str | None = None,
     label_smoothing: float = 0.0,
+    teacher: nn.Module | None = None,
+    imitate: float = 0.5,
     patience: int | None = None,
     seed: int = 0,
     out: str | Path | None = None,
@@ -49,6 +52,7 @@ def fit(
     budget: what the gates may use. rewirer: which connections exist (RigL, SET, Static, Magnitude), made on `model`.
     batch: rows per optimizer step over all processes; `accumulate` works it off in that many pieces.
     clip: largest gradient norm. bf16: autocast. class_weights: one per class, or "balanced".
+    teacher: a trained model whose answers are imitated: `imitate` is its share of the loss, beside the labels.
     patience: epochs without a better validation accuracy before stopping; the best weights are then restored. With a
         budget only epochs that meet it can be best.
     out: folder for log.jsonl, last.safetensors (continue by calling again with the same arguments) and
@@ -63,10 +67,15 @@ def fit(
     chosen = distributed.choose_device(device)
     model.to(chosen)
     with torch.random.fork_rng(devices=[chosen] if chosen.type == "cuda" else []):
-        classes = scored_classes(model, train.rows(torch.arange(2)).to(chosen))
+        example = train.rows(torch.arange(2)).to(chosen)
+        classes = scored_classes(model, example)
         check_labels(train, classes, "training data")
         if valid is not None:
             check_labels(valid, classes, "validation data")
+        if teacher is not None and (found := scored_classes(teacher.to(chosen), example)) != classes:
+            raise ValueError(
+                f"the teacher scores {found} classes, the model {classes}: one cannot learn from the other"
+            )
         torch.manual_seed(seed + distributed.rank())
         run = Run(
             model,
@@ -78,6 +87,7 @@ def fit(
             chosen,
             weights_per_class(class_weights, train, classes),
             Path(out) if out else None,
+            Teacher(teacher, imitate, chosen) if teacher is not None else None,
         )
         run.checkpoint_seconds = checkpoint_seconds
         run.resume()
