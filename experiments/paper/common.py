@@ -34,7 +34,7 @@ WRITTEN = (
 
 def every(special: dict[str, dict[str, Any]] | None = None, **shared: Any) -> dict[str, dict[str, Any]]:
     """The models of every table with the settings that they share, and what some have besides."""
-    fused = {"gate+rigl": {"policy": "hard"}}  # validation rows chose it on every data set
+    fused = {"gate+rigl": {"policy": "hard"}}  # validation rows chose it on all images
     return {name: {**shared, **fused.get(name, {}), **(special or {}).get(name, {})} for name in EVERYWHERE}
 
 
