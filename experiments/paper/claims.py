@@ -56,6 +56,22 @@ def same_for_less(table: str, model: str = "gate") -> Decide:
     return decide
 
 
+SPEECH_STEPS = 3400  # of the notebook, on the whole data
+
+
+def speech_for_less(e: Evidence) -> Verdict:
+    """The same for Speech Commands, whose gates need the steps that a subset does not have."""
+    steps = e.of("speech", "published", "gate")[0]["steps"]
+    if steps >= SPEECH_STEPS / 2:
+        return same_for_less("speech")(e)
+    executed = e.mean("speech", "published", "gate", "relative")
+    return Verdict(
+        "cannot be tested",
+        f"on this subset training has {steps} steps and not {SPEECH_STEPS:,}: in so few no logit rises from a "
+        f"probability of 0.70 over the last threshold of 0.74, so that all gates end closed ({executed:.3f} executed)",
+    )
+
+
 def looks_at_the_input(table: str, model: str = "gate") -> Decide:
     """Decisions differ from input to input."""
 
@@ -249,7 +265,7 @@ CLAIMS = (
     Claim("5.3", "Tiny-ImageNet: DynamicGate saves 80 %", gates_save),
     Claim("5.3", "Tiny-ImageNet: DynamicGate outperforms dropout", better("tiny-imagenet", "gate+rigl", "dropout")),
     Claim("5.3", "Tiny-ImageNet: pruning gains accuracy (4.28 to 3.24)", better("tiny-imagenet", "pruned", "dense")),
-    Claim("5.4", "Speech: the accuracy of the baseline at less compute", same_for_less("speech")),
+    Claim("5.4", "Speech: the accuracy of the baseline at less compute", speech_for_less),
     Claim("5.4", "Speech: units close for easy or redundant inputs", looks_at_the_input("speech")),
     Claim("5.5", "MoE: accuracy comparable to or better than SwitchMoE", like_experts),
     Claim("5.5", "MoE: DynamicGate uses less compute than SwitchMoE", cheaper_than("switch top-2")),
