@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+
+def pytest_configure() -> None:
+    """A shell that starts tests in the background makes them deaf to Ctrl-C, which some of them are about."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
