@@ -122,7 +122,7 @@ def table(name: str, one: Set, models: dict[str, Any], section: str, **rest: Any
     """A table of one recipe."""
     recipe = Recipe(
         kind="ours", data=one.data, models=models, train=train, data_options=one.options, quick_rows=one.quick_rows,
-        quick={"epochs": 2}, **rest,
+        quick={"epochs": 2, "batch": 32}, **rest,
     )  # fmt: skip
     return Table(name=name, section=section, title=name, paper={}, recipes=(recipe,), whole=0)
 

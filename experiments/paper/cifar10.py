@@ -153,6 +153,7 @@ BY_US = Recipe(
     train=train_settings,
     step=step_settings,
     change=mirrored,
+    quick={"epochs": 1, "batch": 64},
     quick_rows=600,
     remarks=(
         OURS[0],

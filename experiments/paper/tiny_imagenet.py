@@ -158,6 +158,7 @@ BY_US = Recipe(
     train=train_settings,
     step=step_settings,
     change=in_memory,
+    quick={"epochs": 1, "batch": 64},
     quick_rows=600,
     remarks=OURS,
 )
