@@ -38,6 +38,7 @@ def made_up(job: Job, accuracy: float) -> dict[str, Any]:
         "accuracy_by_epoch": [0.5, 0.9],
         "active_by_epoch": [0.5, 0.4, 0.3],
         "dropped_by_epoch": [9, 5, 0],
+        "steps": 3400,
         "routing": {"active": 0.5, "corr_hardness": 0.1, "corr_judge": 0.1, "entropy": 2.0},
     }  # fmt: skip
     sizes = {"name": "x", "train": 100, "valid": 10, "test": 20, "features": 5, "classes": 3, "majority": 0.4}
@@ -79,6 +80,14 @@ def test_what_falls_after_the_second_epoch_waits_for_a_third() -> None:
     assert decided(claim, Evidence({("moe", "published", "switch top-2"): [run]}, {})) is None
     run["aux_by_epoch"] += [0.8, 0.5]
     assert decided(claim, Evidence({("moe", "published", "switch top-2"): [run]}, {})).outcome == "holds"
+
+
+def test_speech_commands_is_judged_with_its_steps_and_not_with_a_fraction_of_them(everything: Path) -> None:
+    runs, data = read_results(everything, jobs_of(load_tables(FOLDER), seeds=None, quick=False))
+    decide = load_module(FOLDER, "claims").speech_for_less
+    assert decide(Evidence(runs, data)).outcome in ("holds", "does not hold")
+    runs["speech", "published", "gate"][0]["steps"] = 80
+    assert decide(Evidence(runs, data)).outcome == "cannot be tested"
 
 
 def test_there_are_at_least_25_claims_and_the_page_has_every_table(everything: Path) -> None:
