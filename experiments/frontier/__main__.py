@@ -2,6 +2,7 @@
 
 python experiments/frontier mnist              # every method at every budget, five seeds; finished runs are found
 python experiments/frontier mnist-tuning       # first: learning rates and dropouts, by validation rows
+python experiments/frontier mnist-ablation     # the recipe with one thing changed at a time, by validation rows
 python experiments/frontier all --jobs 16 --device cuda
 python experiments/frontier page               # docs/why-it-works.md from the committed results
 """

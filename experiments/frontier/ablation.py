@@ -10,7 +10,7 @@ from typing import Any
 
 from dynamicgate.paper import Table
 
-from .sets import OURS, SETS, table, tuning_change
+from .sets import OURS, SETS, at_a_budget, table, tuning_change
 
 BUDGETS = (0.05, 0.2)
 AS_IT_IS = "as it is"
@@ -40,8 +40,10 @@ def tables() -> Iterator[Table]:
         models: dict[str, Any] = {}
         for budget in BUDGETS:
             shared = {**one.shared, "budget": budget, "dropout": 0.1}
-            models |= {f"{rival} {budget:g}": {**shared, "model": rival} for rival in RIVALS}
-            models |= {f"{what} {budget:g}": {**shared, "model": OURS, **more} for what, (_, more) in VARIANTS.items()}
+            models |= {at_a_budget(rival, budget): {**shared, "model": rival} for rival in RIVALS}
+            models |= {
+                at_a_budget(what, budget): {**shared, "model": OURS, **more} for what, (_, more) in VARIANTS.items()
+            }
         yield table(
             f"{name}-ablation", one, models, f"{position} ablation", change=tuning_change(one), seeds=(100, 101, 102)
         )

@@ -9,6 +9,7 @@ from torch import nn
 
 import dynamicgate as dg
 from dynamicgate.compare import MODELS, run_one
+from dynamicgate.compare.models import CERTAIN
 from dynamicgate.cost import Ledger
 from dynamicgate.data import Splits
 from dynamicgate.evaluate import evaluate
@@ -16,7 +17,6 @@ from dynamicgate.paper import Job
 from dynamicgate.paper.settings import settings_of
 from dynamicgate.usage import usage
 
-CERTAIN = 4.0  # logit of a gate that does not decide any more
 ROWS = 2048
 
 
@@ -47,8 +47,7 @@ def accuracy_of_mean_mask(model: nn.Module, splits: Splits) -> float:
     rates = {name: used[name].g_BG.mean(0) for name in gates}
     for name, gate in gates.items():
         often = rates[name].argsort(descending=True)[: max(1, round(float(rates[name].sum())))]
-        last = gate.net[-1] if isinstance(gate.net, nn.Sequential) else gate.net
-        last.weight.zero_()  # type: ignore[operator]
+        gate.last.weight.zero_()  # type: ignore[operator]
         gate.bias.fill_(-CERTAIN).index_fill_(0, often, CERTAIN)
         gate.tau.fill_(1.0)
         gate.theta.fill_(0.5)

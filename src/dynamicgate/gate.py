@@ -140,8 +140,12 @@ class Gate(nn.Module):
     @property
     def bias(self) -> nn.Parameter:
         """The bias of the logits, one for each block: moving it opens or closes the gate for every input alike."""
-        last = self.net[-1] if isinstance(self.net, nn.Sequential) else self.net
-        return last.bias  # type: ignore[return-value]
+        return self.last.bias  # type: ignore[return-value]
+
+    @property
+    def last(self) -> nn.Module:
+        """The part of the gate network that gives the logits."""
+        return self.net[-1] if isinstance(self.net, nn.Sequential) else self.net
 
     @property
     def macs(self) -> int:
