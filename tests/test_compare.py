@@ -114,6 +114,24 @@ def test_without_a_density_sparse_models_spend_the_budget(hidden: tuple[int, ...
     assert float(dg.Ledger(switch).executed(routed)) / full == pytest.approx(0.2, abs=0.05)
 
 
+@pytest.mark.parametrize("distribution", ["uniform", "erk"])
+def test_a_wider_sparse_model_spends_the_same(distribution: str) -> None:
+    splits = splits_of(40, 6)
+    asked = macs((40, 64, 48, 6))
+    for name in ("static-sparse", "rigl", "pruned", "gate+rigl", "dense"):
+        settings = Settings(
+            model=name, budget=0.3, hidden=(64, 48), epochs=200, batch=4, widen=2.0, distribution=distribution
+        ).resolved(splits)
+        model, budget, rewirer = MODELS[name](settings, splits)
+        assert model.sizes == ((40, 64, 48, 6) if name == "dense" else (40, 128, 96, 6))
+        if rewirer is not None and budget is None:
+            kept = sum(round(layer.density * layer.mask.numel()) for layer in rewirer.layers)
+            last = 0 if settings.output == "sparse" else 96 * 6
+            assert kept + last == pytest.approx(0.3 * asked, rel=0.01)
+        if budget is not None:
+            assert budget.target * macs(model.sizes) == pytest.approx(0.3 * asked)
+
+
 @pytest.mark.parametrize(("hidden", "block"), [((100,), 1), ((64, 48), 1), ((96, 64), 16), ((50,), 16)])
 def test_a_random_mask_spends_the_budget_on_units_that_nothing_moves(hidden: tuple[int, ...], block: int) -> None:
     splits = splits_of(40, 6)

@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from dynamicgate.files import write_text
 from dynamicgate.report.markdown import markdown
 
-from .ablation import AS_IT_IS, RIVALS, VARIANTS
+from .ablation import AS_IT_IS, RIVALS, TRIED_ON, VARIANTS
 from .ablation import BUDGETS as TRIED
 from .cells import CLOSE, Cell, Cells, Duel, area, duels, read_cells
 from .plot import plot
@@ -84,8 +84,8 @@ def summary(fought: list[Duel]) -> str:
 
 def search(results: Path, *, quick: bool) -> str:
     """What changing one thing gave, in points of validation accuracy to the recipe as it is."""
-    found = {name: read_cells(FOLDER, results, f"{name}-ablation", quick=quick)[0] for name in SETS}
-    places = [(name, budget) for name in SETS for budget in TRIED if (AS_IT_IS, budget) in found[name]]
+    found = {name: read_cells(FOLDER, results, f"{name}-ablation", quick=quick)[0] for name in TRIED_ON}
+    places = [(name, budget) for name in TRIED_ON for budget in TRIED if (AS_IT_IS, budget) in found[name]]
     if not places:
         return ""
     rows = []

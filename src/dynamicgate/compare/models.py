@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from dynamicgate.budget import Budget
-from dynamicgate.compare.settings import Settings, dense_macs
+from dynamicgate.compare.settings import Settings, dense_macs, own_budget
 from dynamicgate.convert import gate_
 from dynamicgate.data import Splits
 from dynamicgate.gate import GateConfig
 from dynamicgate.nn import GatedMLP, Normalize
-from dynamicgate.rewire import SET, LayerOptions, Magnitude, Rewirer, RigL, Static
+from dynamicgate.rewire import SET, LayerOptions, Magnitude, Rewirer, RigL, Static, densities
 from dynamicgate.usage import gates_of
 
 EXPERTS = 8
@@ -62,7 +62,8 @@ def random(s: Settings, splits: Splits) -> Prepared:
 
 def gate(s: Settings, splits: Splits) -> Prepared:
     """Input-dependent gates, held to the budget: DynamicGate."""
-    return Prepared(_mlp(s, splits, gate=_gate(s, net=s.net, rank=s.rank, block=s.block)), Budget(target=s.budget))
+    model = _mlp(s, splits, gate=_gate(s, net=s.net, rank=s.rank, block=s.block))
+    return Prepared(model, Budget(target=own_budget(s, splits)))
 
 
 def pruned(s: Settings, splits: Splits) -> Prepared:
@@ -94,10 +95,11 @@ def gate_rigl(s: Settings, splits: Splits) -> Prepared:
     model, budget, _ = gate(s, splits)
     last = len(s.hidden)
     layers = [f"layers.{index}" for index in range(last + (s.output == "sparse"))]
-    densities = dict.fromkeys(layers, s.density)
-    densities |= {f"layers.{index}.gate.net*": s.gate_density for index in range(1, last + 1)}
+    shapes = {name: model.get_submodule(name).weight.shape for name in layers}
+    shares = densities(shapes, s.density, s.distribution)  # type: ignore[arg-type]
+    shares |= {f"layers.{index}.gate.net*": s.gate_density for index in range(1, last + 1)}
     start = dict.fromkeys(layers, s.start)
-    rewirer = RigL(model, densities, start=start, structure=s.structure, every=s.every, seed=s.seed)
+    rewirer = RigL(model, shares, start=start, structure=s.structure, every=s.every, seed=s.seed)
     return Prepared(model, budget, rewirer)
 
 
@@ -151,7 +153,8 @@ def _gate(s: Settings, **shape: Any) -> GateConfig:
 
 def _sparse(s: Settings) -> LayerOptions:
     """Which layers are sparse and how."""
-    return {"structure": s.structure, "include": ["layers.*"] if s.output == "sparse" else ()}
+    include = ["layers.*"] if s.output == "sparse" else ()
+    return {"structure": s.structure, "distribution": s.distribution, "include": include}
 
 
 def _mlp(
@@ -163,7 +166,7 @@ def _mlp(
     gate: GateConfig | None = None,
 ) -> GatedMLP:
     return GatedMLP(
-        (splits.train.features, *(hidden or s.hidden), splits.classes),
+        (splits.train.features, *(hidden or s.widths), splits.classes),
         gate,
         activation=s.activation,
         dropout=s.dropout if dropout is None else dropout,

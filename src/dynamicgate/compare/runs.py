@@ -84,7 +84,7 @@ def run_one(
         "data": splits.name,
         **{key: found[key] for key in ("quality", "macs", "proxies", "layers", "params")},
         "seconds": history.seconds + seconds,
-        "budget": budget.target if budget else None,
+        "budget": settings.budget if budget is not None and budget.target is not None else None,
         "rewiring": rewirer.rows() if rewirer else None,
         "samples": found["samples"],
         "gates": found["gates"],

@@ -14,6 +14,7 @@ import torch
 
 from dynamicgate.data import Splits
 from dynamicgate.gate import Policy
+from dynamicgate.rewire import Distribution
 
 
 class Defaults(NamedTuple):
@@ -99,6 +100,10 @@ class Knobs:
     structure: str = "unstructured"
     """Pattern of the masks: unstructured, fan-in (every output has as many inputs), or cells of outputs x inputs that
     come and go together, like 16x1 or 32x32."""
+    distribution: Distribution = "uniform"
+    """How the density is spread over sparse layers: uniform, or erk (denser where a layer is small)."""
+    widen: float = 1.0
+    """Hidden widths of models with sparse layers relative to those asked for, at the same cost: wider is sparser."""
     output: Literal["auto", "dense", "sparse"] = "auto"
     """The output layer of models with sparse layers; auto leaves it dense, unless that would take more than half of the
     budget."""
@@ -130,8 +135,8 @@ class Settings(Knobs):
             raise ValueError(
                 f"a budget is a share of the dense MACs: expected 0 < budget <= 1, received {found.budget}"
             )
-        if any(width < 1 for width in found.hidden):
-            raise ValueError(f"hidden widths must be 1 or more, received {found.hidden}")
+        if any(width < 1 for width in (*found.hidden, *found.widths)):
+            raise ValueError(f"hidden widths must be 1 or more, received {found.hidden} widened by {found.widen}")
         fused = found.model == FUSED
         found = replace(
             found,
@@ -140,18 +145,30 @@ class Settings(Knobs):
             policy=("hard" if fused else "gumbel") if found.policy == "auto" else found.policy,
             rank=found.rank or _affordable_rank(found, splits),
         )
-        return _with_densities(found, splits) if found.model in SPARSE else replace(found, output="dense")
+        return _with_densities(found, splits) if found.model in SPARSE else replace(found, output="dense", widen=1.0)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The hidden widths of the model; those of the network it is compared with are `hidden`."""
+        return tuple(round(self.widen * width) for width in self.hidden)
 
 
 LATER = {
     "data_options": (), "density": 0.0, "start": 0.0, "gate_density": 0.0, "gate_share": 0.0, "open_rate": 0.0,
     "structure": "unstructured", "distill": 0.0, "output": "dense", "every": 0, "activation": "relu",
+    "distribution": "uniform", "widen": 1.0,
 }  # fmt: skip
 
 
 def dense_macs(sizes: Sequence[int]) -> int:
     """MACs of an MLP with these layer sizes."""
     return sum(a * b for a, b in pairwise(sizes))
+
+
+def own_budget(s: Settings, splits: Splits) -> float:
+    """The budget relative to the model's own dense MACs: wider than what it is compared with, it has more of them."""
+    asked, own = ((splits.train.features, *widths, splits.classes) for widths in (s.hidden, s.widths))
+    return s.budget * dense_macs(asked) / dense_macs(own)
 
 
 def settings_hash(settings: Settings, splits: Splits) -> str:
@@ -170,18 +187,19 @@ def settings_hash(settings: Settings, splits: Splits) -> str:
 
 def _with_densities(s: Settings, splits: Splits) -> Settings:
     """Densities that spend the budget, and a period that fits the run."""
-    sizes = (splits.train.features, *s.hidden, splits.classes)
+    sizes = (splits.train.features, *s.widths, splits.classes)
     full, last = dense_macs(sizes), sizes[-2] * sizes[-1]
-    output = ("sparse" if last > 0.5 * s.budget * full else "dense") if s.output == "auto" else s.output
+    budget = own_budget(s, splits)
+    output = ("sparse" if last > 0.5 * budget * full else "dense") if s.output == "auto" else s.output
     kept = last if output == "dense" else 0
     density, gate_density = s.density, s.gate_density
     if s.model == FUSED:
         gates = sum(a * math.ceil(b / s.block) for a, b in pairwise(sizes[:-1]))
         share, open_rate = s.gate_share or FUSED_GATE_SHARE, s.open_rate or FUSED_OPEN_RATE
-        density = density or min(1.0, (1.0 - share) * s.budget / open_rate)
-        gate_density = gate_density or min(1.0, share * s.budget * full / gates)
+        density = density or min(1.0, (1.0 - share) * budget / open_rate)
+        gate_density = gate_density or min(1.0, share * budget * full / gates)
     elif not density:
-        density = min(1.0, (s.budget * full - kept) / (full - kept))
+        density = min(1.0, (budget * full - kept) / (full - kept))
         if density <= 0.0:
             raise ValueError(f"a budget of {s.budget} does not even pay for the dense output layer: ask for more")
     steps = s.epochs * math.ceil(len(splits.train) / s.batch)
