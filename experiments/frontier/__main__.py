@@ -32,7 +32,7 @@ def main() -> int:
         prog="frontier", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
-        "name", help="a data set, NAME-tuning, NAME-ablation, all, tuning or ablation (of all), or page"
+        "names", nargs="+", help="data sets, NAME-tuning, NAME-ablation, all, tuning or ablation (of all), or page"
     )
     parser.add_argument("--only", nargs="*", default=None, help="methods; all")
     parser.add_argument("--budgets", nargs="*", type=float, default=None, help="budgets; all")
@@ -44,12 +44,13 @@ def main() -> int:
     args = parser.parse_args()
     results = ROOT / ("runs/frontier-quick/results" if args.quick else RESULTS)
     work = ROOT / ("runs/frontier-quick" if args.quick else "runs/frontier")
-    if args.name != "page":
-        every = jobs_of(asked(args.name), seeds=args.seeds, quick=args.quick)
+    if args.names != ["page"]:
+        tables = [table for name in args.names for table in asked(name)]
+        every = jobs_of(tables, seeds=args.seeds, quick=args.quick)
         jobs = [job for job in every if wanted({"model": job.model, **job.settings}, args)]
         run_jobs(
             jobs, recipes=FOLDER, results=results, work=work, processes=args.jobs, device=args.device,
-            data_dir=args.data_dir, command=f"python experiments/frontier {args.name}",
+            data_dir=args.data_dir, command=f"python experiments/frontier {' '.join(args.names)}",
         )  # fmt: skip
         if not args.quick:
             choose(results)

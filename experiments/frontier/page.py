@@ -13,7 +13,7 @@ from .ablation import AS_IT_IS, RIVALS, TRIED_ON, VARIANTS
 from .ablation import BUDGETS as TRIED
 from .cells import CLOSE, Cell, Cells, Duel, area, duels, read_cells
 from .plot import plot
-from .sets import AT_A_BUDGET, AT_FULL_COST, BUDGETS, OURS, SETS
+from .sets import AT_A_BUDGET, AT_FULL_COST, BUDGETS, OURS, OURS_IN_CELLS, SETS
 
 PAGE = Path("docs") / "why-it-works.md"
 FIGURES = Path("docs") / "figures"
@@ -131,7 +131,7 @@ def spread(cell: Cell | None, budget: float | None = None) -> str:
 def gates(cells: Cells) -> str:
     """Whether gates depend on the input, and what that is worth."""
     rows = []
-    for method in ("gate", OURS):
+    for method in ("gate", OURS, OURS_IN_CELLS):
         for budget in BUDGETS:
             cell = cells.get((method, budget))
             if cell is None:

@@ -8,12 +8,13 @@ from statistics import fmean
 from dynamicgate.report.svg import Scale, axes, decimals, polyline, push_apart, round_ticks, tag, tooltip, words
 
 from .cells import Cells
-from .sets import AT_A_BUDGET, BUDGETS, OURS
+from .sets import AT_A_BUDGET, BUDGETS, OURS, OURS_IN_CELLS
 
 WIDTH, HEIGHT = 760.0, 420.0
 COLOURS = {
     "small": "#8a8a8a", "pruned": "#4f7f00", "static": "#c05000", "random": "#7a4a2a", "rigl": "#a07000",
-    "set": "#00857a", "gate": "#0067b0", OURS: "#4f3fa8", "switch": "#b0257a", "dense": "#444444",
+    "set": "#00857a", "gate": "#0067b0", OURS: "#4f3fa8", OURS_IN_CELLS: "#9a8fdc",
+    "switch": "#b0257a", "dense": "#444444",
 }  # fmt: skip
 STYLE = (
     "text{font:13px sans-serif;fill:#444}.grid{stroke:#e4e4e4}.base{stroke:#999}polyline{fill:none;stroke-width:1.6}"
@@ -50,7 +51,12 @@ def plot(name: str, cells: Cells) -> str:
     }
     for method, points in inside.items():
         body.append(
-            polyline(points, tooltip(method), stroke=COLOURS[method], class_="ours" if method == OURS else None)
+            polyline(
+                points,
+                tooltip(method),
+                stroke=COLOURS[method],
+                class_="ours" if method in (OURS, OURS_IN_CELLS) else None,
+            )
         )
         body += [tag("circle", cx=px, cy=py, r=3.2, fill=COLOURS[method]) for px, py in points]
     ends = push_apart([points[-1][1] for points in inside.values()], 15.0, y.end, y.start)
