@@ -32,6 +32,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "sparse start": ("RigL as published, never dense", {"start": 0.001}),
     "cells 16x1": ("what kernels on a CPU like", {"structure": "16x1"}),
     "erk": ("small layers denser than large ones", {"distribution": "erk"}),
+    "erk, single units": ("both", {"distribution": "erk", "block": 1, "gate_share": 0.1}),
+    "erk, heavier gate": ("both", {"distribution": "erk", "gate_share": 0.1, "open_rate": 0.75}),
     "twice as wide": ("more units to choose from, each with fewer inputs", {"widen": 2.0}),
     "distilled": ("the dense network knows more than the labels say; it must be trained too", {"distill": 0.5}),
 }
@@ -40,6 +42,7 @@ RIVALS: dict[str, dict[str, Any]] = {
     "pruned": {"model": "pruned"},
     "rigl": {"model": "rigl"},
     "rigl from dense": {"model": "rigl", "start": 1.0},
+    "rigl from dense, erk": {"model": "rigl", "start": 1.0, "distribution": "erk"},
     "pruned, twice as wide": {"model": "pruned", "widen": 2.0},
 }
 
