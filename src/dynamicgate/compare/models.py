@@ -14,7 +14,7 @@ from dynamicgate.convert import gate_
 from dynamicgate.data import Splits
 from dynamicgate.gate import GateConfig
 from dynamicgate.nn import GatedMLP, Normalize
-from dynamicgate.rewire import SET, LayerOptions, Magnitude, Rewirer, RigL, Static, densities
+from dynamicgate.rewire import SET, Distribution, LayerOptions, Magnitude, Rewirer, RigL, Static, densities
 from dynamicgate.usage import gates_of
 
 EXPERTS = 8
@@ -96,7 +96,7 @@ def gate_rigl(s: Settings, splits: Splits) -> Prepared:
     last = len(s.hidden)
     layers = [f"layers.{index}" for index in range(last + (s.output == "sparse"))]
     shapes = {name: model.get_submodule(name).weight.shape for name in layers}
-    shares = densities(shapes, s.density, s.distribution)  # type: ignore[arg-type]
+    shares = densities(shapes, s.density, _distribution(s))  # type: ignore[arg-type]
     shares |= {f"layers.{index}.gate.net*": s.gate_density for index in range(1, last + 1)}
     start = dict.fromkeys(layers, s.start)
     rewirer = RigL(model, shares, start=start, structure=s.structure, every=s.every, seed=s.seed)
@@ -151,10 +151,15 @@ def _gate(s: Settings, **shape: Any) -> GateConfig:
     return GateConfig(train=s.policy, tau=s.tau, theta=s.theta, scale=s.scale, **shape)  # type: ignore[arg-type]
 
 
+def _distribution(s: Settings) -> Distribution:
+    assert s.distribution != "auto", "settings must be resolved"
+    return s.distribution
+
+
 def _sparse(s: Settings) -> LayerOptions:
     """Which layers are sparse and how."""
     include = ["layers.*"] if s.output == "sparse" else ()
-    return {"structure": s.structure, "distribution": s.distribution, "include": include}
+    return {"structure": s.structure, "distribution": _distribution(s), "include": include}
 
 
 def _mlp(

@@ -33,6 +33,7 @@ FUSED = "gate+rigl"
 FUSED_BLOCK = 16
 FUSED_GATE_SHARE = 0.2
 FUSED_OPEN_RATE = 2 / 3
+FUSED_DISTRIBUTION: Distribution = "erk"
 FUSED_START = 1.0  # dense at first: what is worth keeping is then known, and not only guessed from a gradient
 SPARSE_LR = 5 / 3  # times the usual rate: few connections bear larger steps
 PERIOD = 100
@@ -100,8 +101,9 @@ class Knobs:
     structure: str = "unstructured"
     """Pattern of the masks: unstructured, fan-in (every output has as many inputs), or cells of outputs x inputs that
     come and go together, like 16x1 or 32x32."""
-    distribution: Distribution = "uniform"
-    """How the density is spread over sparse layers: uniform, or erk (denser where a layer is small)."""
+    distribution: Distribution | Literal["auto"] = "auto"
+    """How the density is spread over sparse layers: uniform, or erk (denser where a layer is small); auto is erk for
+    gate+rigl, uniform for others."""
     widen: float = 1.0
     """Hidden widths of models with sparse layers relative to those asked for, at the same cost: wider is sparser."""
     output: Literal["auto", "dense", "sparse"] = "auto"
@@ -145,7 +147,9 @@ class Settings(Knobs):
             policy=("hard" if fused else "gumbel") if found.policy == "auto" else found.policy,
             rank=found.rank or _affordable_rank(found, splits),
         )
-        return _with_densities(found, splits) if found.model in SPARSE else replace(found, output="dense", widen=1.0)
+        if found.model in SPARSE:
+            return _with_densities(found, splits)
+        return replace(found, output="dense", distribution="uniform", widen=1.0)
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -205,7 +209,12 @@ def _with_densities(s: Settings, splits: Splits) -> Settings:
     steps = s.epochs * math.ceil(len(splits.train) / s.batch)
     every = s.every or max(1, min(PERIOD, int(0.75 * steps / UPDATES)))
     start = s.start or (FUSED_START if s.model == FUSED else 0.0)
-    return replace(s, density=density, start=start, gate_density=gate_density, every=every, output=output)
+    usual: Distribution = FUSED_DISTRIBUTION if s.model == FUSED else "uniform"
+    distribution = usual if s.distribution == "auto" else s.distribution
+    return replace(
+        s, density=density, start=start, gate_density=gate_density, every=every, output=output,
+        distribution=distribution,
+    )  # fmt: skip
 
 
 def _affordable_rank(settings: Settings, splits: Splits) -> int:
