@@ -34,6 +34,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "erk": ("small layers denser than large ones", {"distribution": "erk"}),
     "erk, single units": ("both", {"distribution": "erk", "block": 1, "gate_share": 0.1}),
     "erk, heavier gate": ("both", {"distribution": "erk", "gate_share": 0.1, "open_rate": 0.75}),
+    "erk, few open": ("both", {"distribution": "erk", "gate_share": 0.1, "open_rate": 0.5}),
     "twice as wide": ("more units to choose from, each with fewer inputs", {"widen": 2.0}),
     "distilled": ("the dense network knows more than the labels say; it must be trained too", {"distill": 0.5}),
 }
