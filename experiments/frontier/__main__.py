@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 from dynamicgate.files import write_text
-from dynamicgate.paper import jobs_of, load_tables, run_jobs
+from dynamicgate.paper import Job, jobs_of, load_tables, run_jobs
 from dynamicgate.paper.recipe import load_module
 from dynamicgate.paper.results import read_results
 
@@ -47,7 +48,7 @@ def main() -> int:
     if args.names != ["page"]:
         tables = [table for name in args.names for table in asked(name)]
         every = jobs_of(tables, seeds=args.seeds, quick=args.quick)
-        jobs = [job for job in every if wanted({"model": job.model, **job.settings}, args)]
+        jobs = [job for job in every if wanted(job, args)]
         run_jobs(
             jobs, recipes=FOLDER, results=results, work=work, processes=args.jobs, device=args.device,
             data_dir=args.data_dir, command=f"python experiments/frontier {' '.join(args.names)}",
@@ -68,10 +69,11 @@ def asked(name: str) -> list[Any]:
     )
 
 
-def wanted(settings: dict[str, Any], args: argparse.Namespace) -> bool:
+def wanted(job: Job, args: argparse.Namespace) -> bool:
     """Whether a model is among the methods and budgets asked for."""
-    here = args.budgets is None or settings.get("budget") in args.budgets
-    return here and (args.only is None or settings["model"] in args.only)
+    method = re.sub(r"( [\d.e-]+)+$", "", job.model)  # a name ends with its budget, or with what is tuned
+    here = args.budgets is None or job.settings.get("budget") in args.budgets
+    return here and (args.only is None or method in args.only)
 
 
 def choose(results: Path) -> None:
