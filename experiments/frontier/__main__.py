@@ -4,6 +4,7 @@ python experiments/frontier mnist              # every method at every budget, f
 python experiments/frontier mnist-tuning       # first: learning rates and dropouts, by validation rows
 python experiments/frontier mnist-ablation     # the recipe with one thing changed at a time, by validation rows
 python experiments/frontier all --jobs 16 --device cuda
+python experiments/frontier clock mnist        # latency of what is trained here, with one thread; no name: all sets
 python experiments/frontier page               # docs/why-it-works.md from the committed results
 """
 
@@ -33,7 +34,10 @@ def main() -> int:
         prog="frontier", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument(
-        "names", nargs="+", help="data sets, NAME-tuning, NAME-ablation, all, tuning or ablation (of all), or page"
+        "names",
+        nargs="+",
+        help="data sets, NAME-tuning, NAME-ablation, all, tuning or ablation (of all), or page;\n"
+        "or clock, and after it data sets (all)",
     )
     parser.add_argument("--only", nargs="*", default=None, help="methods; all")
     parser.add_argument("--budgets", nargs="*", type=float, default=None, help="budgets; all")
@@ -41,11 +45,23 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=None, help="runs side by side, one thread each; all cores")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--data-dir", type=Path, default=None, help="folder with the data files")
+    parser.add_argument("--seconds", type=float, default=0.4, help="of every race on the clock; 0.4")
+    parser.add_argument("--repeats", type=int, default=3, help="races of a model on the clock, the median counts; 3")
     parser.add_argument("--quick", action="store_true", help="one seed, few rows and epochs; results apart")
     args = parser.parse_args()
     results = ROOT / ("runs/frontier-quick/results" if args.quick else RESULTS)
     work = ROOT / ("runs/frontier-quick" if args.quick else "runs/frontier")
-    if args.names != ["page"]:
+    if args.names[0] == "clock":
+        sets = load_module(FOLDER, "sets").SETS
+        unknown = [name for name in args.names[1:] if name not in sets]
+        if unknown:
+            parser.error(f"unknown data sets {', '.join(unknown)}: clock knows {', '.join(sets)}")
+        for name in args.names[1:] or sets:
+            load_module(FOLDER, "clock").clock(
+                name, results, work, wanted=lambda job: wanted(job, args), seconds=args.seconds,
+                repeats=args.repeats, quick=args.quick, data_dir=args.data_dir,
+            )  # fmt: skip
+    elif args.names != ["page"]:
         tables = [table for name in args.names for table in asked(name)]
         every = jobs_of(tables, seeds=args.seeds, quick=args.quick)
         jobs = [job for job in every if wanted(job, args)]
@@ -70,9 +86,10 @@ def asked(name: str) -> list[Any]:
 
 
 def wanted(job: Job, args: argparse.Namespace) -> bool:
-    """Whether a model is among the methods and budgets asked for."""
+    """Whether a model is among the methods and budgets asked for; what is at full cost has no budget to be left out
+    by."""
     method = re.sub(r"( [\d.e-]+)+$", "", job.model)  # a name ends with its budget, or with what is tuned
-    here = args.budgets is None or job.settings.get("budget") in args.budgets
+    here = args.budgets is None or job.settings.get("budget") in (None, *args.budgets)
     return here and (args.only is None or method in args.only)
 
 

@@ -1,22 +1,26 @@
-"""What the runs say: accuracy at each budget, who wins where, and the area under each method's frontier."""
+"""What the runs say: accuracy at each budget and latency, who wins where, and the area under each method's frontier."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from dynamicgate.paper import jobs_of, load_tables
 from dynamicgate.paper.results import Run, read_results
 from dynamicgate.paper.statistics import Interval, interval
 
-from .sets import BUDGETS, CONTROLS, OURS
+from .sets import BUDGETS, CONTROLS, OURS, OURS_IN_CELLS
 
 JUDGED = (0.05, 0.1, 0.2)
 CLOSE = 0.1  # points
+BATCHES = (1, 256)  # on the clock
 
 
 class Cell(NamedTuple):
@@ -37,22 +41,26 @@ class Cell(NamedTuple):
 
 
 class Duel(NamedTuple):
-    """Ours against a control in one cell."""
+    """Ours against a control in one cell. faster: no model of the control is as fast; points to its fastest."""
 
     name: str
     budget: float
     control: str
     points: float
+    faster: bool = False
 
     @property
     def outcome(self) -> str:
-        """Won or lost by more than `CLOSE` points, else tied."""
+        """Won or lost by more than `CLOSE` points, else tied; a control that is not as fast has no answer."""
+        if self.faster:
+            return "won"
         if abs(self.points) <= CLOSE:
             return "tied"
         return "won" if self.points > 0.0 else "lost"
 
 
 Cells = dict[tuple[str, float | None], Cell]
+Clock = dict[tuple[str, float | None], dict[str, Any]]
 
 
 def read_cells(folder: Path, results: Path, name: str, *, quick: bool = False) -> tuple[Cells, dict[str, Any]]:
@@ -62,22 +70,71 @@ def read_cells(folder: Path, results: Path, name: str, *, quick: bool = False) -
     found: Cells = {}
     for (_, _, model), rows in runs.items():
         reached = [run for run in rows if "unreachable" not in run]
-        method, _, budget = model.rpartition(" ") if model[-1].isdigit() else (model, "", "")
         if reached:
             accuracy = [run["quality"]["accuracy"] for run in reached]
             relative = [run["macs"]["relative"] for run in reached]
-            found[method, float(budget) if budget else None] = Cell(accuracy, relative, reached)
+            found[method_of(model)] = Cell(accuracy, relative, reached)
     return found, data.get(f"{name}/ours", {})
 
 
-def duels(name: str, cells: Cells) -> list[Duel]:
+def method_of(model: str) -> tuple[str, float | None]:
+    """Method and budget of a model of a table, None at full cost."""
+    method, _, budget = model.rpartition(" ") if model[-1].isdigit() else (model, "", "")
+    return method, float(budget) if budget else None
+
+
+def clock_path(results: Path, name: str) -> Path:
+    """The file with the times of a data set."""
+    return results / "clock" / f"{name}.json"
+
+
+def read_clock(folder: Path, results: Path, name: str, *, quick: bool = False) -> Clock:
+    """The times of a data set by method and budget; models that are no longer asked for like this are left out."""
+    path = clock_path(results, name)
+    rows = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+    asked = {job.hash for job in jobs_of(load_tables(folder, name), seeds=1, quick=quick)}
+    return {(row["method"], row["budget"]): row for row in rows if row["hash"] in asked}
+
+
+def duels(name: str, cells: Cells, controls: Sequence[str] = CONTROLS) -> list[Duel]:
     """Ours against every control at the judged budgets, where the control can be had at equal cost."""
     return [
         Duel(name, budget, control, cells[OURS, budget].mean - cells[control, budget].mean)
         for budget in JUDGED
-        for control in CONTROLS
+        for control in controls
         if (OURS, budget) in cells and (control, budget) in cells and cells[control, budget].meets(budget)
     ]
+
+
+def clock_duels(name: str, cells: Cells, clock: Clock, batch: int, ours: str = OURS_IN_CELLS) -> list[Duel]:
+    """Ours at the judged budgets against the accuracy that every control reaches at the same latency."""
+    found = []
+    for budget in JUDGED:
+        if (ours, budget) not in clock or (ours, budget) not in cells:
+            continue
+        mine, ratio = cells[ours, budget].mean, clock[ours, budget]["batches"][str(batch)]["ratio"]
+        for control in CONTROLS:
+            points = timed(cells, clock, control, batch)
+            if points:
+                faster = ratio < points[0][0]
+                found.append(Duel(name, budget, control, mine - accuracy_at(points, ratio), faster))
+    return found
+
+
+def timed(cells: Cells, clock: Clock, method: str, batch: int) -> list[tuple[float, float]]:
+    """Latency relative to dense and accuracy in points of the models of a method, the fastest first."""
+    return sorted(
+        (clock[method, budget]["batches"][str(batch)]["ratio"], cells[method, budget].mean)
+        for budget in BUDGETS
+        if (method, budget) in clock and (method, budget) in cells
+    )
+
+
+def accuracy_at(points: Sequence[tuple[float, float]], ratio: float) -> float:
+    """The accuracy that a method reaches at a latency: between its models a line over the logarithm of the latency,
+    beyond them the nearest. Who is slower may take any faster model, so accuracy never falls."""
+    best = list(accumulate((height for _, height in points), max))
+    return float(np.interp(math.log(ratio), [math.log(latency) for latency, _ in points], best))
 
 
 def area(cells: Cells, method: str) -> Interval | None:

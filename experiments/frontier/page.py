@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -11,9 +12,9 @@ from dynamicgate.report.markdown import markdown
 
 from .ablation import AS_IT_IS, RIVALS, TRIED_ON, VARIANTS
 from .ablation import BUDGETS as TRIED
-from .cells import CLOSE, Cell, Cells, Duel, area, duels, read_cells
-from .plot import plot
-from .sets import AT_A_BUDGET, AT_FULL_COST, BUDGETS, OURS, OURS_IN_CELLS, SETS
+from .cells import BATCHES, CLOSE, Cell, Cells, Clock, Duel, area, clock_duels, duels, read_cells, read_clock
+from .plot import by_clock, by_cost
+from .sets import AT_A_BUDGET, AT_FULL_COST, BUDGETS, OURS, OURS_IN_CELLS, SETS, UNGATED
 
 PAGE = Path("docs") / "why-it-works.md"
 FIGURES = Path("docs") / "figures"
@@ -30,6 +31,7 @@ dropout, judged by validation rows. Test rows are measured once, at the end of a
 
 ```bash
 python experiments/frontier digits    # all methods and budgets on one data set; finished runs are found
+python experiments/frontier clock     # the latency of what is trained here, with one thread of the CPU
 python experiments/frontier page      # this page again, from the committed results
 ```
 
@@ -42,44 +44,83 @@ def write(root: Path, results: Path, *, quick: bool = False) -> None:
     found = {name: read_cells(FOLDER, results, name, quick=quick) for name in SETS}
     found = {name: (cells, data) for name, (cells, data) in found.items() if cells}
     where = results.parent if quick else root
+    clocks = {name: read_clock(FOLDER, results, name, quick=quick) for name in found}
     fought = [duel for name, (cells, _) in found.items() for duel in duels(name, cells)]
-    parts = [INTRO, summary(fought), search(results, quick=quick)]
+    ungated = [duel for name, (cells, _) in found.items() for duel in duels(name, cells, (UNGATED,))]
+    on_clock = {
+        (ours, batch): [
+            duel for name, (cells, _) in found.items() for duel in clock_duels(name, cells, clocks[name], batch, ours)
+        ]
+        for ours in (OURS_IN_CELLS, OURS)
+        for batch in BATCHES
+    }
+    parts = [INTRO, summary(fought, ungated) + clock_summary(on_clock), search(results, quick=quick)]
     for name, (cells, data) in found.items():
-        write_text(where / FIGURES / f"frontier-{name}.svg", plot(name, cells))
+        write_text(where / FIGURES / f"frontier-{name}.svg", by_cost(name, cells))
         rows = f"{data['train']:,} training, {data['valid']:,} validation, {data['test']:,} test rows"
         sizes = "-".join(map(str, (data["features"], *SETS[name].hidden, data["classes"])))
         figure = f"![Accuracy against executed MACs on {name}](figures/frontier-{name}.svg)"
-        parts.append(f"## {name}, {sizes}\n\n{rows}.\n\n{figure}\n\n{accuracies(cells)}\n\n{gates(cells)}")
-    write_text(where / PAGE, "\n".join(parts).rstrip("\n") + "\n")
-    counts = Counter(duel.outcome for duel in fought)
-    print(f"{OURS} against the controls: {counts['won']} cells won, {counts['tied']} tied, {counts['lost']} lost")
+        parts.append(f"## {name}, {sizes}\n\n{rows}.\n\n{figure}\n\n{accuracies(cells)}\n")
+        timed = {key: row for key, row in clocks[name].items() if key in cells}
+        if timed:
+            for batch in BATCHES:
+                write_text(where / FIGURES / f"clock-{name}-{batch}.svg", by_clock(name, cells, timed, batch))
+            parts.append(latencies(name, timed))
+        parts.append(gates(cells))
+    write_text(where / PAGE, "\n".join(part for part in parts if part).rstrip("\n") + "\n")
+    print(f"{OURS} against the controls: {counted(fought, ' cells')}")
     print(f"wrote {where / PAGE}")
 
 
-def summary(fought: list[Duel]) -> str:
-    """Cells won, tied and lost, and every lost one by name."""
+def summary(fought: list[Duel], ungated: list[Duel]) -> str:
+    """Cells won, tied and lost, and every lost one by name; then what is left of them without gates."""
     if not fought:
         return "No runs yet.\n"
-    counts = Counter(duel.outcome for duel in fought)
-    controls = list(dict.fromkeys(duel.control for duel in fought))
     rows = []
-    for control in controls:
+    for control in dict.fromkeys(duel.control for duel in fought):
         mine = [duel for duel in fought if duel.control == control]
         told = Counter(duel.outcome for duel in mine)
         mean = fmean(duel.points for duel in mine)
         rows.append([control, *(str(told[outcome]) for outcome in ("won", "tied", "lost")), f"{mean:+.2f}"])
     text = (
-        f"## {counts['won']} cells won, {counts['tied']} tied, {counts['lost']} lost\n\n"
+        f"## {counted(fought, ' cells')}\n\n"
         f"{OURS} against each control at budgets 0.05, 0.1 and 0.2; a difference of up to {CLOSE} points is a tie.\n\n"
         + markdown(["control", "won", "tied", "lost", "mean difference, points"], rows, numbers=True)
         + "\n"
+        + lost("Lost", fought)
     )
-    lost = [duel for duel in fought if duel.outcome == "lost"]
-    if lost:
-        text += (
-            "\nLost: " + "; ".join(f"{d.name} at {d.budget:g} to {d.control}, {d.points:+.2f}" for d in lost) + ".\n"
-        )
-    return text
+    return text + (f"\nAgainst itself without gates ({UNGATED}): {counted(ungated)}.\n" if ungated else "")
+
+
+def clock_summary(on_clock: Mapping[tuple[str, int], list[Duel]]) -> str:
+    """The same on the clock, by method and batch size."""
+    told = {
+        ours: "; ".join(f"{counted(on_clock[ours, batch])} at batch {batch}" for batch in BATCHES)
+        for ours in (OURS_IN_CELLS, OURS)
+        if any(on_clock[ours, batch] for batch in BATCHES)
+    }
+    if OURS_IN_CELLS not in told:
+        return ""
+    faster = sum(duel.faster for batch in BATCHES for duel in on_clock[OURS_IN_CELLS, batch])
+    text = (
+        f"\nOn the clock: {told[OURS_IN_CELLS]}. That is {OURS_IN_CELLS} at the same budgets, compiled, on one thread, "
+        "against the accuracy that each control, compiled too, reaches at the same latency; "
+        f"{faster} are won because no model of the control is as fast.\n"
+    )
+    text += "".join(lost(f"Lost at batch {batch}", on_clock[OURS_IN_CELLS, batch]) for batch in BATCHES)
+    return text + (f"\nWith connections one by one ({OURS}): {told[OURS]}.\n" if OURS in told else "")
+
+
+def counted(fought: list[Duel], what: str = "") -> str:
+    """How many were won, tied and lost."""
+    counts = Counter(duel.outcome for duel in fought)
+    return f"{counts['won']}{what} won, {counts['tied']} tied, {counts['lost']} lost"
+
+
+def lost(title: str, fought: list[Duel]) -> str:
+    """Every lost one by name."""
+    told = [f"{d.name} at {d.budget:g} to {d.control}, {d.points:+.2f}" for d in fought if d.outcome == "lost"]
+    return f"\n{title}: {'; '.join(told)}.\n" if told else ""
 
 
 def search(results: Path, *, quick: bool) -> str:
@@ -117,6 +158,23 @@ def accuracies(cells: Cells) -> str:
     full = ", ".join(f"{method} {spread(cells[method, None])}" for method in AT_FULL_COST if (method, None) in cells)
     note = "The area is the mean accuracy over the logarithm of the budget, ± half a 95 % interval over seeds."
     return f"{markdown(columns, rows, numbers=True)}\n\nAt full cost: {full or ABSENT}. {note}"
+
+
+def latencies(name: str, clock: Clock) -> str:
+    """The figures and the table of the clock."""
+    figures = "\n\n".join(
+        f"![Accuracy against latency at batch {batch} on {name}](figures/clock-{name}-{batch}.svg)" for batch in BATCHES
+    )
+
+    def told(method: str, budget: float) -> str:
+        if (method, budget) not in clock:
+            return ABSENT
+        return " / ".join(f"{clock[method, budget]['batches'][str(batch)]['ratio']:.3f}" for batch in BATCHES)
+
+    columns = [f"latency at batch {' / '.join(map(str, BATCHES))}", *(f"{budget:g}" for budget in BUDGETS)]
+    rows = [[method, *(told(method, budget) for budget in BUDGETS)] for method in AT_A_BUDGET]
+    note = "The model of the first seed, compiled, relative to the dense network in eager torch; one thread."
+    return f"{figures}\n\n{markdown(columns, rows, numbers=True)}\n\n{note}\n"
 
 
 def spread(cell: Cell | None, budget: float | None = None) -> str:

@@ -1,19 +1,21 @@
-"""Accuracy against cost as a drawing: one line for each method, cost on a logarithmic axis."""
+"""Accuracy against cost or latency as a drawing: one line for each method, what it takes on a logarithmic axis."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 from dynamicgate.report.svg import Scale, axes, decimals, polyline, push_apart, round_ticks, tag, tooltip, words
 
-from .cells import Cells
-from .sets import AT_A_BUDGET, BUDGETS, OURS, OURS_IN_CELLS
+from .cells import Cells, Clock, timed
+from .sets import AT_A_BUDGET, BUDGETS, OURS, OURS_IN_CELLS, UNGATED
 
 WIDTH, HEIGHT = 760.0, 420.0
+LATENCIES = [step * 10.0**power for power in (-3, -2, -1, 0, 1) for step in (1, 2, 3, 5, 7)]
 COLOURS = {
     "small": "#8a8a8a", "pruned": "#4f7f00", "static": "#c05000", "random": "#7a4a2a", "rigl": "#a07000",
-    "set": "#00857a", "gate": "#0067b0", OURS: "#4f3fa8", OURS_IN_CELLS: "#9a8fdc",
+    "set": "#00857a", "gate": "#0067b0", OURS: "#4f3fa8", OURS_IN_CELLS: "#9a8fdc", UNGATED: "#d11a2a",
     "switch": "#b0257a", "dense": "#444444",
 }  # fmt: skip
 STYLE = (
@@ -22,25 +24,51 @@ STYLE = (
 )
 
 
-def plot(name: str, cells: Cells) -> str:
-    """The frontier of every method on one data set; the dashed line is the dense network."""
+Points = Sequence[tuple[float, float]]
+"""What a model takes, relative to dense, and its accuracy in points."""
+
+
+def by_cost(name: str, cells: Cells) -> str:
+    """Accuracy against executed MACs on one data set."""
     lines = {
-        method: [(fmean(cells[method, b].relative), cells[method, b].mean) for b in BUDGETS if (method, b) in cells]
+        method: sorted(
+            (fmean(cells[method, b].relative), cells[method, b].mean) for b in BUDGETS if (method, b) in cells
+        )
         for method in AT_A_BUDGET
     }
-    lines = {method: sorted(points) for method, points in lines.items() if points}
-    dense = cells["dense", None].mean if ("dense", None) in cells else None
+    label = f"Accuracy against executed MACs on {name}"
+    return plot(lines, dense_accuracy(cells), BUDGETS, "executed MACs, relative to dense", label)
+
+
+def by_clock(name: str, cells: Cells, clock: Clock, batch: int) -> str:
+    """Accuracy against latency on one data set."""
+    lines = {method: timed(cells, clock, method, batch) for method in AT_A_BUDGET}
+    seen = [latency for points in lines.values() for latency, _ in points]
+    ticks = [tick for tick in LATENCIES if min(seen) <= tick <= max(seen)]
+    label = f"Accuracy against latency at batch {batch} on {name}"
+    return plot(lines, dense_accuracy(cells), ticks, f"latency at batch {batch}, relative to dense", label)
+
+
+def dense_accuracy(cells: Cells) -> float | None:
+    """Of the network that all is relative to, in points."""
+    return cells["dense", None].mean if ("dense", None) in cells else None
+
+
+def plot(lines: Mapping[str, Points], dense: float | None, ticks: Sequence[float], x_label: str, label: str) -> str:
+    """The frontier of every method that has points; the dashed line is the dense network."""
+    lines = {method: points for method, points in lines.items() if points}
     heights = [y for points in lines.values() for _, y in points] + ([dense] if dense is not None else [])
+    widths = [x for points in lines.values() for x, _ in points] + list(ticks)
     # A method that fails altogether would press all others together: it leaves the drawing at its lower edge.
     low = max(min(heights), sorted(heights)[len(heights) // 2] - 12.0)
-    x = Scale(math.log(min(BUDGETS) * 0.85), math.log(max(BUDGETS) * 1.15), 56.0, WIDTH - 96.0)
+    x = Scale(math.log(min(widths) * 0.85), math.log(max(widths) * 1.15), 56.0, WIDTH - 112.0)
     y = Scale(low - 0.5, max(heights) + 0.5, HEIGHT - 52.0, 30.0)
-    ticks = round_ticks(y.low, y.high, 6)
-    digits = decimals(ticks)
+    levels = round_ticks(y.low, y.high, 6)
+    digits = decimals(levels)
     body = [
         tag("style", STYLE),
-        axes(x, y, [math.log(b) for b in BUDGETS], ticks, lambda t: f"{math.exp(t):g}", lambda t: f"{t:.{digits}f}"),
-        words(x.end, y.start + 40, "executed MACs, relative to dense", text_anchor="end"),
+        axes(x, y, [math.log(t) for t in ticks], levels, lambda t: f"{math.exp(t):g}", lambda t: f"{t:.{digits}f}"),
+        words(x.end, y.start + 40, x_label, text_anchor="end"),
         words(8, 16, "accuracy, %"),
     ]
     if dense is not None:
@@ -60,10 +88,9 @@ def plot(name: str, cells: Cells) -> str:
         )
         body += [tag("circle", cx=px, cy=py, r=3.2, fill=COLOURS[method]) for px, py in points]
     ends = push_apart([points[-1][1] for points in inside.values()], 15.0, y.end, y.start)
-    for (method, points), height in zip(inside.items(), ends, strict=True):
-        body.append(words(points[-1][0] + 10, height + 4, method, style=f"fill:{COLOURS[method]}", class_="name"))
+    for method, height in zip(inside, ends, strict=True):  # in a column: lines end anywhere on the clock
+        body.append(words(x.end + 8, height + 4, method, style=f"fill:{COLOURS[method]}", class_="name"))
     white = tag("rect", width=WIDTH, height=HEIGHT, fill="#ffffff")
     size = f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"
-    label = f"Accuracy against executed MACs on {name}"
     drawn = tag("svg", white, *body, xmlns="http://www.w3.org/2000/svg", viewBox=size, role="img", aria_label=label)
     return f"{drawn}\n"

@@ -54,6 +54,52 @@ def test_a_tenth_of_a_point_is_a_tie_and_a_dearer_control_is_no_rival() -> None:
     }  # fmt: skip
 
 
+def on_the_clock(**ratios: tuple[float, ...]) -> dict[tuple[str, float], object]:
+    """Latencies of methods at the first so many budgets, the same at both batch sizes."""
+    return {
+        (method.replace("_", " ").replace("ours", SETS.OURS_IN_CELLS), budget): {
+            "batches": {str(batch): {"ratio": ratio} for batch in CELLS.BATCHES}
+        }
+        for method, row in ratios.items()
+        for budget, ratio in zip(SETS.BUDGETS, row, strict=False)
+    }
+
+
+def test_controls_are_judged_by_what_they_reach_at_the_same_latency() -> None:
+    # Ours takes 0.2 of the time at budget 0.05. Halfway in the logarithm between 0.1 and 0.4 rigl reaches 85, and the
+    # models of pruned that are slower than its best are never worse; small is slower still, static was never timed.
+    accuracy = {
+        SETS.OURS_IN_CELLS: (0.7, 0.8505), "rigl": (0.8, 0.9), "pruned": (0.9, 0.6, 0.95), "small": (0.5, 0.9, 0.95),
+        "set": (0.6, 0.84), "static": (0.9, 0.9),
+    }  # fmt: skip
+    cells = {
+        (method, budget): cell(x, x)
+        for method, row in accuracy.items()
+        for budget, x in zip(SETS.BUDGETS, row, strict=False)
+    }
+    clock = on_the_clock(
+        ours=(0.1, 0.2), rigl=(0.1, 0.4), pruned=(0.1, 0.2, 0.4), small=(0.3, 0.4, 0.5), set=(0.05, 0.1)
+    )
+    for batch in CELLS.BATCHES:
+        found = {duel.control: duel for duel in CELLS.clock_duels("clouds", cells, clock, batch)}
+        assert {duel.budget for duel in found.values()} == {0.05}
+        assert {control: (duel.outcome, duel.faster) for control, duel in found.items()} == {
+            "rigl": ("tied", False), "pruned": ("lost", False), "small": ("won", True), "set": ("won", False),
+        }  # fmt: skip
+        assert found["rigl"].points == pytest.approx(0.05)
+        assert found["pruned"].points == pytest.approx(-4.95), "its slower model is worse than its faster one"
+        assert found["set"].points == pytest.approx(1.05), "beyond its slowest model it has no better one"
+        assert found["small"].points == pytest.approx(35.05), "told, but it does not decide"
+    assert CELLS.clock_duels("clouds", cells, clock, 1, SETS.OURS) == []
+
+
+def test_the_slower_never_does_worse() -> None:
+    points = [(0.1, 80.0), (0.2, 70.0), (0.4, 90.0)]
+    assert CELLS.accuracy_at(points, 0.2) == pytest.approx(80.0)
+    assert CELLS.accuracy_at(points, 0.2 * 2**0.5) == pytest.approx(85.0)
+    assert CELLS.accuracy_at(points, 3.0) == pytest.approx(90.0)
+
+
 def test_the_area_is_the_mean_over_the_logarithm_of_the_budget() -> None:
     flat = {("rigl", budget): cell(0.9, 0.8) for budget in SETS.BUDGETS}
     found = CELLS.area(flat, "rigl")
@@ -74,12 +120,16 @@ def test_a_gate_without_a_choice_loses_nothing_with_its_mean_mask() -> None:
     assert TRAIN.accuracy_of_mean_mask(model, splits) == before
 
 
-def test_a_few_runs_from_end_to_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["frontier", "digits", "--quick", "--jobs", "1", "--only", "small", "gate+rigl", "--budgets", "0.02", "0.1"]
-    monkeypatch.setattr(sys, "argv", words)
+def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
+    monkeypatch.setattr(sys, "argv", ["frontier", *words])
     with pytest.raises(SystemExit) as left:
         runpy.run_path(str(FOLDER), run_name="__main__")
     assert left.value.code == 0
+
+
+def test_a_few_runs_from_end_to_end(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    methods, budgets = ("dense", "small", "gate+rigl", "gate+rigl 16x1"), ("0.02", "0.1")
+    run(monkeypatch, "digits", "--quick", "--jobs", "1", "--only", *methods, "--budgets", *budgets)
     assert "gate+rigl against the controls" in capsys.readouterr().out
     where = FOLDER.parents[1] / "runs" / "frontier-quick"
     found = sorted((where / "results" / "digits" / "ours").glob("gate+rigl*.json"))
@@ -87,3 +137,32 @@ def test_a_few_runs_from_end_to_end(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert any("unreachable" in run for run in runs), "2 % of digits do not pay for a gate"
     assert any("accuracy_of_mean_mask" in run for run in runs)
     assert "digits, 64-128-10" in (where / "docs" / "why-it-works.md").read_text(encoding="utf-8")
+
+    times = where / "results" / "clock" / "digits.json"
+    times.unlink(missing_ok=True)
+    threads = torch.get_num_threads()
+    try:
+        for said in ("2 skipped", "4 timed before, 2 skipped"):  # the second time all that can be timed is found
+            asked = ("--seconds", "0.02", "--repeats", "1", "--only", *methods, "--budgets", *budgets)
+            run(monkeypatch, "clock", "digits", "--quick", *asked)
+            assert said in capsys.readouterr().out
+    finally:
+        torch.set_num_threads(threads)
+    written = json.loads(times.read_text())
+    assert written["meta"]["machine"]["threads"] == 1
+    assert [(row["method"], row["budget"]) for row in written["runs"]] == [
+        ("small", 0.02), ("small", 0.1), ("gate+rigl", 0.1), ("gate+rigl 16x1", 0.1),
+    ]  # fmt: skip
+    for row in written["runs"]:
+        assert 0.0 < row["accuracy"] <= 1.0
+        assert row["relative"] == pytest.approx(row["budget"], abs=0.02)
+        assert list(row["batches"]) == ["1", "256"]
+        for timed in row["batches"].values():
+            assert timed["ratio"] == pytest.approx(timed["ours_us"] / timed["dense_us"])
+            assert len(timed["choices"]) == 2
+    page = (where / "docs" / "why-it-works.md").read_text(encoding="utf-8")
+    assert "On the clock: " in page
+    for batch in ("1", "256"):
+        assert f"figures/clock-digits-{batch}.svg" in page
+        drawn = (where / "docs" / "figures" / f"clock-digits-{batch}.svg").read_text(encoding="utf-8")
+        assert f"latency at batch {batch}, relative to dense" in drawn
