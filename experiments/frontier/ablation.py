@@ -17,24 +17,20 @@ BUDGETS = (0.05, 0.2)
 TRIED_ON = ("digits", "mnist", "cifar10", "tiny-imagenet", "speech", "pbmc3k")
 BASE: dict[str, Any] = {
     "model": OURS, "gate_share": 0.05, "open_rate": 0.85, "block": 16, "policy": "hard", "scale": False, "start": 1.0,
-    "structure": "unstructured", "distribution": "uniform", "widen": 1.0, "distill": 0.0,
+    "structure": "unstructured", "distribution": "erk", "widen": 1.0, "distill": 0.0,
 }  # fmt: skip
-AS_IT_IS = "light gate"
+AS_IT_IS = "as it is"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    AS_IT_IS: ("a gate that takes 5 % of the budget and leaves 85 % open", {}),
+    AS_IT_IS: ("a gate that takes 5 % of the budget and leaves 85 % open, connections from dense, by erk", {}),
     "lighter gate": ("it takes 2 % and leaves 95 % open", {"gate_share": 0.02, "open_rate": 0.95}),
-    "heavier gate": ("it takes 10 % and leaves 75 % open", {"gate_share": 0.1, "open_rate": 0.75}),
-    "heavy gate": ("it takes 20 % and leaves 67 % open", {"gate_share": 0.2, "open_rate": 2 / 3}),
+    "heavier gate": ("it takes 10 % and leaves 70 % open", {"gate_share": 0.1, "open_rate": 0.7}),
     "few open": ("many connections to choose from", {"gate_share": 0.1, "open_rate": 0.5}),
     "single units": ("finest choice, thinnest gate", {"block": 1, "gate_share": 0.1}),
     "noise": ("closed gates are tried again", {"policy": "gumbel"}),
     "scaled": ("the gate also says how much", {"scale": True}),
     "sparse start": ("RigL as published, never dense", {"start": 0.001}),
     "cells 16x1": ("what kernels on a CPU like", {"structure": "16x1"}),
-    "erk": ("small layers denser than large ones", {"distribution": "erk"}),
-    "erk, single units": ("both", {"distribution": "erk", "block": 1, "gate_share": 0.1}),
-    "erk, heavier gate": ("both", {"distribution": "erk", "gate_share": 0.1, "open_rate": 0.75}),
-    "erk, few open": ("both", {"distribution": "erk", "gate_share": 0.1, "open_rate": 0.5}),
+    "uniform": ("all layers alike", {"distribution": "uniform"}),
     "twice as wide": ("more units to choose from, each with fewer inputs", {"widen": 2.0}),
     "distilled": ("the dense network knows more than the labels say; it must be trained too", {"distill": 0.5}),
 }
@@ -42,9 +38,9 @@ RIVALS: dict[str, dict[str, Any]] = {
     "small": {"model": "small"},
     "pruned": {"model": "pruned"},
     "rigl": {"model": "rigl"},
-    "rigl from dense": {"model": "rigl", "start": 1.0},
-    "rigl from dense, erk": {"model": "rigl", "start": 1.0, "distribution": "erk"},
+    "rigl from dense": {"model": "rigl", "start": 1.0, "distribution": "erk"},
     "pruned, twice as wide": {"model": "pruned", "widen": 2.0},
+    "pruned by erk": {"model": "pruned", "distribution": "erk"},
 }
 
 

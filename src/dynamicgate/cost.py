@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.gate import Decision, Gate
-from dynamicgate.masks import connections, present
+from dynamicgate.masks import connections, present, settled
 from dynamicgate.usage import gates_of, unwrap
 
 
@@ -129,6 +129,16 @@ class Ledger:
     def all_open(self) -> float:
         """`relative` with every gate open: what the connections that exist now allow at most."""
         return self._once("all_open", lambda: self.relative_at(1.0))
+
+    @property
+    def settled(self) -> float:
+        """`all_open` when the connections that a rewirer is still to take have gone."""
+
+        def count() -> float:
+            going = sum((layer.present - settled(layer.linear)) * layer.rows for layer in self.layers)
+            return self.all_open - going / self.dense
+
+        return self._once("settled", count)
 
     def _once(self, name: str, count: Callable[[], float]) -> float:
         """Counted anew only when a mask has changed: every training step asks, and on a GPU an answer is a wait."""

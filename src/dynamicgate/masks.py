@@ -26,15 +26,16 @@ def structure_of(linear: nn.Linear) -> str:
 
 
 @torch.no_grad()
-def put_mask_(linear: nn.Linear, mask: Tensor, structure: str = UNSTRUCTURED) -> None:
-    """Give a layer its mask and set the weights of missing connections to zero."""
+def put_mask_(linear: nn.Linear, mask: Tensor, structure: str = UNSTRUCTURED, *, density: float | None = None) -> None:
+    """Give a layer its mask and set the weights of missing connections to zero. density: the share of the connections
+    that will be left when training has ended, where some are still to go."""
     if mask.shape != linear.weight.shape:
         raise ValueError(
             f"a mask has the shape of the weight, {list(linear.weight.shape)}, received {list(mask.shape)}"
         )
     linear.register_buffer("mask", mask.to(linear.weight.device, torch.bool))
     held: Any = linear
-    held.mask_structure = structure
+    held.mask_structure, held.mask_density = structure, density
     linear.weight.mul_(linear.mask)  # type: ignore[arg-type]
 
 
@@ -42,3 +43,9 @@ def present(linear: nn.Linear) -> int:
     """How many connections exist."""
     mask = connections(linear)
     return linear.weight.numel() if mask is None else int(mask.sum())
+
+
+def settled(linear: nn.Linear) -> float:
+    """How many connections will be left: as many as exist, unless a rewirer has said that some will go."""
+    density = getattr(linear, "mask_density", None)
+    return present(linear) if density is None else min(density * linear.weight.numel(), present(linear))

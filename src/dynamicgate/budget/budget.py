@@ -136,7 +136,7 @@ class Budget:
             relative = self.ledger.relative({site: straight_through_usage(used[site]) for site in used}) * across.share
             executed, *rates = across.told(relative, *opened)
             self._controller.step(
-                executed, progress, all_open=self.ledger.all_open, target=self.target,
+                executed, progress, all_open=self.ledger.all_open, settled=self.ledger.settled, target=self.target,
                 warmup=self.warmup, ramp=self.ramp, gain=self.gain, integral=self.integral, steer=self.steer,
             )  # fmt: skip
             self.lambda_ = self._controller.lambda_ * self._rescue.relief

@@ -9,6 +9,7 @@ from typing import Any
 from dynamicgate.schedule import cosine
 
 LAMBDA_LIMIT = 10.0  # wind-up guard: the loss is a cross entropy of order 1
+NEARLY = 1.01
 STEER_LIMIT = 0.2  # logits per step
 
 
@@ -30,14 +31,13 @@ class Controller:
     at: float = -1.0
 
     def step(
-        self, relative: float, progress: float, *, all_open: float, target: float, warmup: float, ramp: float,
-        gain: float, integral: float, steer: float,
+        self, relative: float, progress: float, *, all_open: float, settled: float, target: float, warmup: float,
+        ramp: float, gain: float, integral: float, steer: float,
     ) -> None:  # fmt: skip
         """Take in what was executed at this moment and set lambda and the nudge for it; once per moment.
 
-        The reference starts from what is executed with the gates as they began and the connections as they are, and
-        never asks for more than they give: gates neither pay for connections that are still to go nor are pushed open
-        beyond their end.
+        What falls is the share of `all_open` that may be executed: from where the gates began to what the target leaves
+        of what is `settled`. So gates neither pay for connections that are still to go nor are pushed beyond their end.
         """
         if progress == self.at:
             return  # another piece of the same batch
@@ -49,8 +49,10 @@ class Controller:
         if progress < warmup:
             self.lambda_ = self.nudge = 0.0
             return
-        falling = cosine(self.start * all_open, target, begin=warmup, end=warmup + ramp)
-        self.reference = min(all_open, falling(progress))
+        if all_open <= NEARLY * settled:  # the target is met to the last connection
+            settled = all_open
+        falling = cosine(self.start, target / settled, begin=warmup, end=warmup + ramp)
+        self.reference = all_open * min(1.0, falling(progress))
         error = relative - self.reference
         self.memory = _clamp(self.memory + integral * error, LAMBDA_LIMIT)
         self.lambda_ = _clamp(gain * error + self.memory, LAMBDA_LIMIT)

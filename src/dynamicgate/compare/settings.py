@@ -31,8 +31,8 @@ GATE_SHARE = 0.28  # of the budget: more rank reads the input better, but its co
 SPARSE = ("pruned", "static-sparse", "set", "rigl", "gate+rigl")
 FUSED = "gate+rigl"
 FUSED_BLOCK = 16
-FUSED_GATE_SHARE = 0.2
-FUSED_OPEN_RATE = 2 / 3
+FUSED_GATE_SHARE = 0.05
+FUSED_OPEN_RATE = 0.85
 FUSED_DISTRIBUTION: Distribution = "erk"
 FUSED_START = 1.0  # dense at first: what is worth keeping is then known, and not only guessed from a gradient
 SPARSE_LR = 5 / 3  # times the usual rate: few connections bear larger steps
@@ -66,9 +66,9 @@ class Knobs:
     rank: int = 0
     """Inner width of the gate network; 0 takes what its share of the budget pays for."""
     gate_share: float = 0.0
-    """Share of the budget that gate networks take; 0 is 0.28 for gate, 0.2 for gate+rigl."""
+    """Share of the budget that gate networks take; 0 is 0.28 for gate, 0.05 for gate+rigl."""
     open_rate: float = 0.0
-    """Share of the units that gate+rigl has open on average; the fewer, the more connections may exist. 0 is 2/3."""
+    """Share of the units that gate+rigl has open on average; the fewer, the more connections may exist. 0 is 0.85."""
     policy: Policy | Literal["auto"] = "auto"
     """What multiplies units in training: hard, soft, bernoulli, concrete, gumbel (hard with noise, so that closed gates
     are tried again); auto is hard for gate+rigl, gumbel for gate and static. At test time gates are hard."""
@@ -200,7 +200,8 @@ def _with_densities(s: Settings, splits: Splits) -> Settings:
     if s.model == FUSED:
         gates = sum(a * math.ceil(b / s.block) for a, b in pairwise(sizes[:-1]))
         share, open_rate = s.gate_share or FUSED_GATE_SHARE, s.open_rate or FUSED_OPEN_RATE
-        density = density or min(1.0, (1.0 - share) * budget / open_rate)
+        wanted = (1.0 - share) * budget * full / open_rate  # closed units also save what reads them
+        density = density or min(1.0, max(share * budget, (wanted - kept) / (full - kept)))
         gate_density = gate_density or min(1.0, share * budget * full / gates)
     elif not density:
         density = min(1.0, (budget * full - kept) / (full - kept))

@@ -19,6 +19,8 @@ from dynamicgate.usage import Usage
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+FRACTION, FRACTION_FROM_DENSE = 0.3, 0.1
+
 
 class RandomStart(Rewirer):
     """Layers that begin with a random mask."""
@@ -82,10 +84,12 @@ class Static(RandomStart):
 class SET(RandomStart):
     """Sparse evolutionary training: drop the weakest connections, grow random ones.
 
-    fraction: share of the connections exchanged at the first update; falls to zero along a cosine.
+    fraction: share of the connections exchanged at the first update; falls to zero along a cosine. None is 0.3, or 0.1
+        with a `start`: what was learned dense is worth more than what was drawn.
     every: optimizer steps between updates. until: share of training after which the mask stays.
-    start: share of the connections that exist at first, given like `density` and never less; what is too many has gone
-        by `until`, along a cubic that is steep at first. From 1 on the network learns dense what is worth keeping.
+    start: share of the connections that exist at first, given like `density` and never less; what is too many goes
+        between `begin` and `until`, along a cubic that is steep at first. From 1 on the network learns dense what is
+        worth keeping.
     The other arguments are those of `Static`.
     """
 
@@ -96,18 +100,23 @@ class SET(RandomStart):
         *,
         every: int = 100,
         until: float = 0.75,
-        fraction: float = 0.3,
+        fraction: float | None = None,
         start: Density = 0.0,
+        begin: float = 0.1,
         rescale: bool = False,
         seed: int = 0,
         **layers: Unpack[LayerOptions],
     ) -> None:
         """Make the layers of `model` sparse, in place."""
-        if not 0.0 < fraction <= 1.0:
-            raise ValueError(f"fraction is a share of the connections: expected 0 < fraction <= 1, received {fraction}")
-        self.fraction = fraction
         super().__init__(model, density, every=every, until=until, start=start, rescale=rescale, seed=seed, **layers)
         self.done = self.start == self._densities  # else connections that are too many are still to go
+        if fraction is None:
+            fraction = FRACTION if self.done else FRACTION_FROM_DENSE
+        if not 0.0 < fraction <= 1.0:
+            raise ValueError(f"fraction is a share of the connections: expected 0 < fraction <= 1, received {fraction}")
+        if not self.done and not 0.0 <= begin < until:
+            raise ValueError(f"connections go between begin and until: expected 0 <= begin < {until}, received {begin}")
+        self.fraction, self.begin = fraction, begin
         for layer in self.layers:
             if layer.count < layer.mask.numel() and not _exchanges(layer, fraction):
                 raise ValueError(
@@ -118,7 +127,7 @@ class SET(RandomStart):
     @property
     def settings(self) -> dict[str, object]:
         """What a run that continues this one must share."""
-        return {**super().settings, "fraction": self.fraction, "start": self.start}
+        return {**super().settings, "fraction": self.fraction, "start": self.start, "begin": self.begin}
 
     def _due(self, progress: float) -> bool:
         ends = progress >= self.until and not self.done  # wherever the periods end, what is too many goes now
@@ -133,7 +142,9 @@ class SET(RandomStart):
             silent = touches(layer.ends, self.open_rates.silent, layer.mask.shape)
             if silent is not None:  # nothing would be lost with them, nothing gained by more of them (sec 2.1)
                 keep, grow = keep.masked_fill(silent, -1.0), grow.masked_fill(silent, -1.0)
-            share = None if self.done else falling(self.start[layer.name], layer.density, 0.0, self.until, progress)
+            share = (
+                None if self.done else falling(self.start[layer.name], layer.density, self.begin, self.until, progress)
+            )
             mask = exchange(layer.structure, layer.mask, keep, grow, fraction, share)
             # A unit that opens again after a silent period goes on without the momentum of the time before it.
             self._replace(layer, mask, optimizer, reset=touches(layer.ends, revived, layer.mask.shape))
@@ -178,9 +189,10 @@ class RigL(SET):
         *,
         every: int = 100,
         until: float = 0.75,
-        fraction: float = 0.3,
+        fraction: float | None = None,
         gradient_steps: int = 1,
         start: Density = 0.0,
+        begin: float = 0.1,
         rescale: bool = False,
         seed: int = 0,
         **layers: Unpack[LayerOptions],
@@ -189,8 +201,8 @@ class RigL(SET):
         if not 1 <= gradient_steps <= max(1, every):
             raise ValueError(f"gradient_steps are part of a period of {every} steps, received {gradient_steps}")
         super().__init__(
-            model, density, every=every, until=until, fraction=fraction, start=start, rescale=rescale, seed=seed,
-            **layers,
+            model, density, every=every, until=until, fraction=fraction, start=start, begin=begin, rescale=rescale,
+            seed=seed, **layers,
         )  # fmt: skip
         self.gradient_steps = gradient_steps
         self._gradients: dict[str, Tensor] = {}

@@ -103,7 +103,7 @@ class Rewirer:
 
     def _add_layers(self, pattern: Structure, masks: Iterator[Tensor]) -> None:
         for (name, linear), mask in zip(self._chosen.items(), masks, strict=True):
-            put_mask_(linear, mask, pattern.name)
+            put_mask_(linear, mask, pattern.name, density=self._densities[name])
             ends = Ends(name, self.open_rates.gates)
             explored = linear.mask.clone()  # type: ignore[operator]
             self.layers.append(SparseLayer(name, linear, pattern, self._densities[name], ends, explored))
