@@ -26,6 +26,7 @@ from dynamicgate.plan.gpu.recorded import Recorded
 from dynamicgate.plan.lower import gate_net
 
 COMPILED = ", compiled"
+FULL_ROWS = 64
 
 
 class FeedForward(nn.Module):
@@ -63,6 +64,10 @@ class FeedForward(nn.Module):
             "both_bias",
         ):
             self.register_buffer(name, tensors.get(name))
+        both = tensors.get("both")
+        if both is not None:
+            parts = len(self.up_weight), net.blocks  # type: ignore[arg-type]
+            self.parts = [*parts, len(both) - sum(parts)]
         self.use_([(None, "dense")], {})
 
     def use_(self, ways: Sequence[tuple[int | None, str]], recorded: Mapping[int, Recorded]) -> None:
@@ -125,15 +130,17 @@ def _sliced(tensors: Tensors, factor_N: Tensor) -> Tensors:
 
 
 def _joined(tensors: Tensors, net: GateNet) -> tuple[Tensors, GateNet]:
-    """A linear gate below the projection up, in one memory: where everything is computed, it is in one product."""
+    """A linear gate below the projection up, in one memory: where everything is computed, it is in one product. Rows of
+    zeros fill it up: a product of 4,100 columns takes much longer than one of 4,160."""
     up_ND, up_bias_N = tensors["up_weight"], tensors["up_bias"]
     assert up_ND is not None
-    N = len(up_ND)
-    both = torch.cat((up_ND, net.weights[0]))
-    biases = ((up_bias_N, N), (net.biases[0], net.blocks))
+    N, G = len(up_ND), net.blocks
+    empty = -(N + G) % FULL_ROWS
+    both = torch.cat((up_ND, net.weights[0], up_ND.new_zeros(empty, up_ND.shape[1])))
+    biases = ((up_bias_N, N), (net.biases[0], G), (None, empty))
     bias = torch.cat([both.new_zeros(count) if b is None else b for b, count in biases])
     found = tensors | {"both": both, "both_bias": bias, "up_weight": both[:N]}
-    return found, replace(net, weights=(both[N:],), biases=(bias[N:],))
+    return found, replace(net, weights=(both[N : N + G],), biases=(bias[N : N + G],))
 
 
 def ungated(layer: Any, x_TD: Tensor) -> Tensor:
@@ -148,9 +155,8 @@ def dense(layer: Any, x_TD: Tensor) -> Tensor:
     if layer.both is None:
         h_TN, factor_TG = _hidden(layer, x_TD), layer.decide(x_TD)
     else:
-        units = layer.up_weight.shape[0]
-        both = F.linear(x_TD, layer.both, layer.both_bias)
-        h_TN, factor_TG = PHI[layer.activation](both[:, :units]), layer.decide.factors(both[:, units:].float())
+        up, gate, _ = F.linear(x_TD, layer.both, layer.both_bias).split(layer.parts, dim=1)
+        h_TN, factor_TG = PHI[layer.activation](up), layer.decide.factors(gate.float())
         h_TN = h_TN if layer.value_weight is None else h_TN * F.linear(x_TD, layer.value_weight, layer.value_bias)
     return F.linear(close_units(h_TN, factor_TG, layer.block), layer.down_weight, layer.down_bias)
 
