@@ -168,6 +168,32 @@ def test_the_reference_starts_where_the_model_is_not_at_fully_open() -> None:
     assert budget.lambda_ == pytest.approx(0.0, abs=1e-6)
 
 
+def test_gates_do_not_pay_for_connections_that_are_still_to_go() -> None:
+    model = GatedMLP((32, 16, 4), STATIC)
+    rewirer = dg.RigL(model, 0.5, start=1.0, every=1, until=0.75, begin=0.0)
+    dense, going = 32 * 16 + 16 * 4, 32 * 16 / 2
+    assert dg.Ledger(model).all_open == 1.0
+    assert dg.Ledger(model).settled == pytest.approx(1.0 - going / dense)
+    target = 0.8 * (1.0 - going / dense)
+    budget = Budget(target=target, warmup=0.1, ramp=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    x, y = task(rows=8)
+    for step in range(101):
+        progress = step / 101
+        budget.apply_(model, progress)
+        with dg.usage(model) as used:
+            loss = F.cross_entropy(model(x), y)
+        rewirer.watch(used)
+        (loss + 0.0 * budget.penalty(used, progress)).backward()
+        all_open = budget.ledger.all_open
+        share = budget.reference / all_open
+        assert 0.79 <= share <= 1.0, "a fifth of what exists is all they ever save"
+        assert progress < 0.6 or share == pytest.approx(0.8, abs=0.01)
+        rewirer.step(optimizer, progress)
+        optimizer.zero_grad()
+    assert budget.reference == pytest.approx(target, abs=1e-3)
+
+
 @pytest.mark.parametrize("setting", [{"top_k": 2}, {"evaluate": "soft"}])
 def test_a_target_for_gates_without_a_hard_threshold_is_refused(setting: dict[str, Any]) -> None:
     model = GatedMLP((32, 16, 4), GateConfig(**setting))
