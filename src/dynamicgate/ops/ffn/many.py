@@ -59,8 +59,8 @@ def forward(
         tile = work.tile("up" if value is None else "up_value")
         tma = fetchable(tile, up, value)
         sides = [
-            described(w, columns, tile.depth, tma)
-            for w in (up, either(value, up))
+            described(either(w, up), columns, tile.depth, tma and w is not None)  # each takes the host some time
+            for w in (up, value)
             for columns in (tile.columns, tile.columns // 2)
         ]
         even = work.even and D % tile.depth == 0 and block % tile.columns == 0
@@ -192,7 +192,8 @@ def _sum_of_pairs(
 
     One row for each pair goes through memory, in rounds of columns: there may be T * G of them."""
     (a, w), (a2, w2), (T, O) = factors[0], factors[-1], y.shape
-    kernel = "down_two" if len(factors) == 2 else "down" if by_column else "down_turned"
+    two = len(factors) == 2
+    kernel = "down_two" if two else "down" if by_column else "down_turned"
     tile, summing = work.tile(kernel), work.tile("reduce")
     columns = tune.most_bytes(y.device) // (work.pairs * y.itemsize) // tile.columns * tile.columns
     columns = min(O, max(columns, tile.columns))
@@ -207,9 +208,9 @@ def _sum_of_pairs(
         run = max(1, tile.run * tile.depth // work.block) if tile.run else 0
         pair_kernels.down[work.grid(tile)](
             described(a, work.rows, tile.depth, tma), described(w, *box, tma),
-            described(a2, work.rows, tile.depth, tma), described(w2, *box, tma),
+            described(a2, work.rows, tile.depth, tma and two), described(w2, *box, tma and two),
             described(partial, work.rows, stored, tma), index.tiles_M, index.like, work.units, w.shape[1], first, width,
-            O, SHARE=work.share, TWO=len(factors) == 2, BY_COLUMN=by_column, TMA=tma, PARTIAL=tune.PARTIAL, RUN=run,
+            O, SHARE=work.share, TWO=two, BY_COLUMN=by_column, TMA=tma, PARTIAL=tune.PARTIAL, RUN=run,
             HALVES=tile.halves, **work.sizes(tile, deep and width % tile.columns == 0), **after,
         )  # fmt: skip
         pair_kernels.reduce[work.grid(summing)](
