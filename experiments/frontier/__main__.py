@@ -15,6 +15,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from dynamicgate.files import write_text
@@ -100,11 +101,12 @@ def choose(results: Path) -> None:
     for table in asked("tuning"):
         runs, _ = read_results(results, jobs_of([table], seeds=None, quick=False))
         best: dict[str, tuple[float, dict[str, float]]] = {}
-        for (_, _, model), (run, *_) in runs.items():
-            if "unreachable" in run:
+        for (_, _, model), tried in runs.items():
+            reached = [run["quality"]["accuracy"] for run in tried if "unreachable" not in run]
+            if not reached:
                 continue
             asked_for = table.recipes[0].models[model]
-            found = run["quality"]["accuracy"], {key: asked_for[key] for key in ("lr", "dropout")}
+            found = fmean(reached), {key: asked_for[key] for key in ("lr", "dropout")}
             method = asked_for["model"]
             if method not in best or found[0] > best[method][0]:
                 best[method] = found
