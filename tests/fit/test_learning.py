@@ -203,12 +203,28 @@ def test_without_patience_the_last_weights_stay(tmp_path: Path) -> None:
 def test_weight_decay_is_for_weight_matrices_and_not_for_gates() -> None:
     model = dg.GatedMLP((8, 16, 16, 3), dg.GateConfig(net="two-layer", rank=2))
     frozen = model.layers[0].weight.requires_grad_(False)
-    options = Options(1, 8, 1e-3, 0.3, 0.05, 1, None, False, 0.0, None, 0)
-    decays, rest = adamw(model, options, torch.device("cpu")).param_groups
+    options = Options(1, 8, 1e-3, 0.3, 0.05, 1, None, False, 0.0, None, 0, gate_rate=0.2)
+    decays, rest, gates = adamw(model, options, torch.device("cpu")).param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert {names[id(p)] for p in decays["params"]} == {"layers.1.weight", "layers.2.weight"}
-    assert (decays["weight_decay"], rest["weight_decay"]) == (0.3, 0.0)
-    assert {id(p) for p in rest["params"]} == names.keys() - {id(p) for p in decays["params"]} - {id(frozen)}
+    assert [group["weight_decay"] for group in (decays, rest, gates)] == [0.3, 0.0, 0.0]
+    assert [group["relative"] for group in (decays, rest, gates)] == [1.0, 1.0, 0.2]
+    assert {names[id(p)] for p in rest["params"]} == {"layers.0.bias", "layers.1.bias", "layers.2.bias"}
+    trained = [*decays["params"], *rest["params"], *gates["params"]]
+    assert {id(p) for p in trained} == names.keys() - {id(frozen)}
+    assert all(".gate." in names[id(p)] for p in gates["params"])
+
+
+def test_gates_learn_at_their_own_rate() -> None:
+    moved = {}
+    for rate in (1.0, 0.01):
+        torch.manual_seed(0)
+        model = dg.GatedMLP((8, 16, 3), dg.GateConfig(block=4))
+        weight = dg.gates_of(model)["layers.1"].net.weight
+        before = weight.detach().clone()
+        fit(model, blobs(), budget=dg.Budget(weight=0.1), epochs=2, batch=24, gate_rate=rate, show=False)
+        moved[rate] = float((weight.detach() - before).abs().max())
+    assert 0.0 < moved[0.01] < 0.03 * moved[1.0]
 
 
 def test_the_learning_rate_warms_up_and_falls_to_zero() -> None:

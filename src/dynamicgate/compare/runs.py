@@ -61,6 +61,7 @@ def run_one(
         epochs=settings.epochs,
         batch=settings.batch,
         lr=settings.lr,
+        gate_rate=settings.gate_rate,
         weight_decay=settings.weight_decay,
         accumulate=settings.accumulate,
         clip=settings.clip,

@@ -53,6 +53,8 @@ class Knobs:
     lr: float = 0.0
     """Peak learning rate of AdamW, with warm-up and a cosine to zero; 0 is the default of the data set, 5/3 of that for
     models with sparse layers."""
+    gate_rate: float = 1.0
+    """Learning rate of gate networks relative to that."""
     weight_decay: float = 0.05
     """Decay of weight matrices."""
     dropout: float = 0.1
@@ -160,7 +162,7 @@ class Settings(Knobs):
 LATER = {
     "data_options": (), "density": 0.0, "start": 0.0, "gate_density": 0.0, "gate_share": 0.0, "open_rate": 0.0,
     "structure": "unstructured", "distill": 0.0, "output": "dense", "every": 0, "activation": "relu",
-    "distribution": "uniform", "widen": 1.0,
+    "distribution": "uniform", "widen": 1.0, "gate_rate": 1.0,
 }  # fmt: skip
 
 

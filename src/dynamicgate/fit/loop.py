@@ -109,7 +109,7 @@ class Run:
         if self.budget is not None:
             self.budget.apply_(self.model, now)
         for group in self.optimizer.param_groups:
-            group["lr"] = options.learning_rate(self.step, self.total)
+            group["lr"] = group["relative"] * options.learning_rate(self.step, self.total)
         shares = index.tensor_split(distributed.world_size())
         count = min(options.accumulate, len(shares[0]))  # the same for every process: the first share is the largest
         pieces = shares[distributed.rank()].tensor_split(count)

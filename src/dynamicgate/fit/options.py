@@ -28,6 +28,7 @@ class Options:
     label_smoothing: float
     patience: int | None
     seed: int
+    gate_rate: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "accumulate"):
@@ -35,6 +36,8 @@ class Options:
                 raise ValueError(f"{name} must be 1 or more, received {getattr(self, name)}")
         if not self.lr > 0:
             raise ValueError(f"the learning rate must be positive, received {self.lr}")
+        if not self.gate_rate > 0:
+            raise ValueError(f"gate_rate is relative to lr and must be positive, received {self.gate_rate}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip is the largest gradient norm and must be positive, received {self.clip}")
         if self.patience is not None and self.patience < 1:
@@ -47,14 +50,20 @@ class Options:
 
 
 def adamw(model: nn.Module, options: Options, device: torch.device) -> torch.optim.Optimizer:
-    """Weight decay on weight matrices only: decaying gate logits would move gates behind the budget's back."""
+    """Weight decay on weight matrices only: decaying gate logits would move gates behind the budget's back. `relative`
+    is the learning rate of a group relative to the run's."""
     decays: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
+    gates: list[nn.Parameter] = []
     of_gates = {id(parameter) for gate in gates_of(model).values() for parameter in gate.parameters()}
     for parameter in model.parameters():
         if parameter.requires_grad:
-            (decays if parameter.ndim >= 2 and id(parameter) not in of_gates else rest).append(parameter)
-    groups = [{"params": decays, "weight_decay": options.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+            (gates if id(parameter) in of_gates else decays if parameter.ndim >= 2 else rest).append(parameter)
+    groups = [
+        {"params": decays, "weight_decay": options.weight_decay, "relative": 1.0},
+        {"params": rest, "weight_decay": 0.0, "relative": 1.0},
+        {"params": gates, "weight_decay": 0.0, "relative": options.gate_rate},
+    ]
     return torch.optim.AdamW(groups, lr=options.lr, fused=device.type in ("cpu", "cuda"))
 
 

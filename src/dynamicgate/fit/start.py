@@ -30,6 +30,7 @@ def fit(
     epochs: int = 10,
     batch: int = 128,
     lr: float = 2e-3,
+    gate_rate: float = 1.0,
     weight_decay: float = 0.01,
     warmup: float = 0.05,
     accumulate: int = 1,
@@ -51,6 +52,7 @@ def fit(
 
     budget: what the gates may use. rewirer: which connections exist (RigL, SET, Static, Magnitude), made on `model`.
     batch: rows per optimizer step over all processes; `accumulate` works it off in that many pieces.
+    gate_rate: learning rate of the gate networks relative to `lr`.
     clip: largest gradient norm. bf16: autocast. class_weights: one per class, or "balanced".
     teacher: a trained model whose answers are imitated: `imitate` is its share of the loss, beside the labels.
     patience: epochs without a better validation accuracy before stopping; the best weights are then restored. With a
@@ -58,7 +60,9 @@ def fit(
     out: folder for log.jsonl, last.safetensors (continue by calling again with the same arguments) and
         best.safetensors. Interrupting with Ctrl-C saves a checkpoint first.
     """
-    options = Options(epochs, batch, lr, weight_decay, warmup, accumulate, clip, bf16, label_smoothing, patience, seed)
+    options = Options(
+        epochs, batch, lr, weight_decay, warmup, accumulate, clip, bf16, label_smoothing, patience, seed, gate_rate
+    )
     train = _as_arrays(train, "training data", least_classes=2)
     if valid is not None:
         valid = _as_arrays(valid, "validation data", least_classes=1)

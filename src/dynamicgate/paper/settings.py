@@ -44,7 +44,9 @@ def step_settings(job: Job, splits: Splits, prepare: Prepare | None = None) -> S
     torch.manual_seed(s.seed)
     model, budget, rewirer = (prepare or MODELS[s.model])(s, splits)
     device = distributed.choose_device(job.device)
-    options = Options(FOREVER, s.batch, s.lr, s.weight_decay, 0.05, s.accumulate, s.clip, s.bf16, 0.0, None, s.seed)
+    options = Options(
+        FOREVER, s.batch, s.lr, s.weight_decay, 0.05, s.accumulate, s.clip, s.bf16, 0.0, None, s.seed, s.gate_rate
+    )
     weights = weights_per_class("balanced" if s.balanced else None, splits.train, splits.classes)
     run = Run(model.to(device), splits.train, None, budget, rewirer, options, device, weights, None)
     model.train()
