@@ -117,6 +117,7 @@ class Gate(nn.Module):
         p_BG = torch.sigmoid(z_BG / self.tau)
         g_BG = self._harden(p_BG)
         policy = self.policy
+        decisive_BG = z_BG  # the logits that decide what multiplies the units: those with noise, if there is some
         if policy == "hard":
             hard_BG, soft_BG = g_BG, p_BG
         elif policy == "soft":
@@ -124,8 +125,11 @@ class Gate(nn.Module):
         elif policy == "bernoulli":
             hard_BG, soft_BG = self._keep_open(torch.bernoulli(p_BG.detach()), p_BG.detach()), p_BG
         else:
-            soft_BG = torch.sigmoid((z_BG + _logistic_noise(z_BG)) / self.tau)
+            decisive_BG = z_BG + _logistic_noise(z_BG)
+            soft_BG = torch.sigmoid(decisive_BG / self.tau)
             hard_BG = self._harden(soft_BG) if policy == "gumbel" else soft_BG
+        if config.ramp:
+            hard_BG = hard_BG * self._openness(decisive_BG.detach())
         factor_BG = _straight_through(hard_BG, soft_BG, scale=config.scale and policy != "soft")
         return Decision(p_BG, g_BG, factor_BG, z_BG, routed_BG=g_BG)
 
@@ -141,6 +145,10 @@ class Gate(nn.Module):
         if self.config.top_k is not None:
             return top_k_mask(p_BG, count_of(self.config.top_k, self.blocks))
         return self._keep_open((p_BG > self.theta).to(p_BG.dtype), p_BG)
+
+    def _openness(self, z_BG: Tensor) -> Tensor:
+        """How far blocks are open that are: from 0 at the threshold to 1 a ramp above it."""
+        return ((z_BG / self.tau - torch.logit(self.theta)) / self.config.ramp).clamp(0.0, 1.0)
 
     def _keep_open(self, g_BG: Tensor, p_BG: Tensor) -> Tensor:
         if not self.config.always_open:
