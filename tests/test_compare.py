@@ -292,6 +292,7 @@ def test_one_more_seed_or_model_is_added_to_what_is_there(settings: Settings, tm
         {"block": 1},
         {"seed": 1},
         {"tau": 0.9},
+        {"ramp": 0.5},
         {"clip": 1.0},
     ],
 )
