@@ -36,6 +36,19 @@ void list_rows(const Openness& open, int rows) {
       if (open.is_open[row * open.blocks + b]) open.rows_of[b * kChunkRows + open.count[b]++] = row;
 }
 
+// What the units of each block are multiplied by where it is open; anything where it is closed.
+void scale_blocks(const dynamicgate::Layer& layer, const float* z, const float* cut, float* factor) {
+  if (layer.inverse_tau > 0.0f) {
+    for (int b = 0; b < layer.blocks; ++b) factor[b] = sigmoid(z[b] * layer.inverse_tau);
+    return;
+  }
+  const float slope = -layer.inverse_tau;  // of a ramp, which starts at the cut
+  for (int b = 0; b < layer.blocks; ++b) {
+    const float height = (z[b] - cut[b]) * slope;
+    factor[b] = height < 1.0f ? height : 1.0f;
+  }
+}
+
 void decide(const dynamicgate::Layer& layer, const float* weights, const float* logits, int64_t stride,
             const Openness& open, int rows) {
   const float* cut = weights + static_cast<int64_t>(layer.cut) * kPanel;
@@ -44,8 +57,7 @@ void decide(const dynamicgate::Layer& layer, const float* weights, const float* 
     uint8_t* is_open = open.is_open + row * open.blocks;
     for (int b = 0; b < open.blocks; ++b) is_open[b] = z[b] > cut[b];
     if (layer.keep) open_largest(z, open.blocks, layer.keep, is_open);
-    if (open.factor)
-      for (int b = 0; b < open.blocks; ++b) open.factor[row * open.blocks + b] = sigmoid(z[b] * layer.inverse_tau);
+    if (open.factor) scale_blocks(layer, z, cut, open.factor + row * open.blocks);
   }
   list_rows(open, rows);
 }

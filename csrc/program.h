@@ -32,7 +32,8 @@ struct Layer {
   int32_t block_width;  // positions of a block
   int32_t cut;          // one float for each block: open iff logit > cut
   int32_t keep;         // the largest logits that open whatever the cut says
-  float inverse_tau;    // open units are multiplied by sigmoid(logit * inverse_tau); 0: by 1
+  float inverse_tau;    // open units are multiplied by sigmoid(logit * inverse_tau); 0: by 1; negative: it is -1 / ramp,
+                        // and they are multiplied by min(1, (logit - cut) / ramp)
 };
 
 struct Program {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 import dynamicgate as dg
 from dynamicgate.compare import MODELS, Settings, compare, run_one, settings_hash
 from dynamicgate.compare.models import small
-from dynamicgate.compare.settings import GATE_SHARE
+from dynamicgate.compare.settings import GATE_SHARE, LATER
 from dynamicgate.data import Arrays, Splits, check_arrays
 from dynamicgate.data import load as load_data
 
@@ -292,12 +292,33 @@ def test_one_more_seed_or_model_is_added_to_what_is_there(settings: Settings, tm
         {"block": 1},
         {"seed": 1},
         {"tau": 0.9},
+        {"ramp": 0.5},
         {"clip": 1.0},
     ],
 )
 def test_another_setting_is_another_folder(change: dict[str, Any], settings: Settings) -> None:
     splits = load_data(settings.data)
     assert settings_hash(replace(settings, **change), splits) != settings_hash(settings, splits)
+
+
+def test_a_run_without_a_ramp_is_found_where_it_was_before_there_were_ramps(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    splits = load_data(settings.data)
+    asked = asdict(settings)
+    now = settings_hash(settings, splits)
+    assert asked.pop("ramp") == 0.0
+    monkeypatch.delitem(LATER, "ramp")
+    monkeypatch.setattr("dynamicgate.compare.settings.asdict", lambda _settings: asked)
+    assert settings_hash(settings, splits) == now
+
+
+@pytest.mark.parametrize("model", ["static", "gate", "gate+rigl"])
+def test_the_ramp_reaches_the_gates(model: str) -> None:
+    splits = splits_of(40, 6)
+    asked = Settings(model=model, hidden=(64,), epochs=1, batch=8, ramp=1.1).resolved(splits)
+    found = dg.gates_of(MODELS[model](asked, splits).model)
+    assert [gate.config.ramp for gate in found.values()] == [1.1]
 
 
 def test_other_data_under_the_same_name_is_another_folder(settings: Settings) -> None:

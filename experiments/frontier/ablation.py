@@ -17,7 +17,8 @@ BUDGETS = (0.05, 0.2)
 TRIED_ON = ("digits", "mnist", "cifar10", "tiny-imagenet", "speech", "pbmc3k")
 BASE: dict[str, Any] = {
     "model": OURS, "gate_share": 0.05, "open_rate": 0.85, "block": 16, "policy": "hard", "scale": False, "start": 1.0,
-    "structure": "unstructured", "distribution": "erk", "widen": 1.0, "distill": 0.0,
+    "structure": "unstructured", "distribution": "erk", "widen": 1.0, "distill": 0.0, "ramp": 0.0,
+    "gate_rate": 1.0,
 }  # fmt: skip
 AS_IT_IS = "as it is"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -28,6 +29,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "single units": ("finest choice, thinnest gate", {"block": 1, "gate_share": 0.1}),
     "noise": ("closed gates are tried again", {"policy": "gumbel"}),
     "scaled": ("the gate also says how much", {"scale": True}),
+    "ramp": ("nothing jumps where a gate closes", {"ramp": 1.1}),
+    "slow gates": ("a fifth of the learning rate: gates follow what the layers learn", {"gate_rate": 0.2}),
+    "ramp, slow gates": ("both", {"ramp": 1.1, "gate_rate": 0.2}),
     "sparse start": ("RigL as published, never dense", {"start": 0.001}),
     "cells 16x1": ("what kernels on a CPU like", {"structure": "16x1"}),
     "uniform": ("all layers alike", {"distribution": "uniform"}),

@@ -24,6 +24,7 @@ class Sketch:
     cut: str = "some"  # "all", "none", "some", "each" (per block), "top" (only `keep`)
     keep: int = 0
     tau: float | None = None
+    ramp: float | None = None  # where the gate has a cut to start from: "some" and "each", without `keep`
     hidden: str = "identity"
     activation: str = "relu"
     given: bool = False
@@ -51,9 +52,10 @@ def build(inputs: int, sketches: list[Sketch], seed: int) -> list[ops.Layer]:
             shapes = [(s.rank, inputs), (blocks, s.rank)] if s.rank else [(blocks, inputs)]
             cuts = {"all": -torch.inf, "none": torch.inf, "top": torch.inf, "some": 0.2, "each": randn(blocks)}
             keep = min(s.keep or int(s.cut == "top"), blocks)
+            ramp = s.ramp if s.cut in ("some", "each") and not keep else None
             gate = ops.GateNet(
                 tuple(randn(*shape) for shape in shapes), tuple(randn(shape[0]) for shape in shapes),
-                hidden=s.hidden, cut=cuts[s.cut], keep=keep, tau=s.tau,
+                hidden=s.hidden, cut=cuts[s.cut], keep=keep, tau=s.tau if ramp is None else None, ramp=ramp,
             )  # fmt: skip
         skip = s.skip_zeros and s.layout in ("panels", "vectors") and not (layers and layers[-1].block)
         bias = randn(s.outputs) if seed % 3 else None

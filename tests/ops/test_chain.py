@@ -48,6 +48,26 @@ def test_every_layout_reads_a_gated_input(layout: str) -> None:
             run_and_check(layers, rows)
 
 
+@pytest.mark.parametrize("cut", ["some", "each"])
+@pytest.mark.parametrize("block", [1, 8, 16, 20])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_ramp_is_right_at_any_batch(layout: str, block: int, cut: str, threads: int) -> None:
+    first = Sketch(150, layout, block, cut=cut, ramp=3.0, activation="gelu")
+    layers = build(33, [first, Sketch(35, layout, 16, rank=3, ramp=0.6, cut=cut), Sketch(10)], seed=2)
+    for rows in (1, 2, 16, 63, 257):
+        run_and_check(layers, rows)
+
+
+def test_a_ramp_rises_from_nothing_at_the_cut_to_one() -> None:
+    gate = ops.GateNet((torch.ones(2, 1),), (None,), cut=torch.tensor([1.0, 2.0]), ramp=2.0)
+    layers = [ops.Layer(torch.zeros(2, 1), torch.ones(2), block=1, gate=gate, layout="rows")]
+    x = torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 9.0])[:, None]
+    for backend in (None, "torch"):
+        y = ops.run(x, ops.pack(layers), backend=backend)
+        assert y[:, 0].tolist() == [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+        assert y[:, 1].tolist() == [0.0, 0.0, 0.0, 0.0, 0.25, 0.5, 1.0]
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activations_are_right_to_rounding(activation: str) -> None:
     layers = [ops.Layer(torch.eye(1), torch.zeros(1), activation)]
@@ -127,6 +147,7 @@ sketches = st.builds(
     cut=st.sampled_from(["all", "none", "some", "some", "each", "top"]),
     keep=st.integers(0, 3),
     tau=st.sampled_from([None, 0.7]),
+    ramp=st.sampled_from([None, 0.8]),
     hidden=st.sampled_from(["identity", "relu"]),
     activation=st.sampled_from(ACTIVATIONS),
     skip_zeros=st.booleans(),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -26,6 +29,8 @@ GATES = {
     "scaled top-k": dg.GateConfig(block=4, scale=True, top_k=2, tau=2.0),
     "soft": dg.GateConfig(block=4, evaluate="soft"),
     "threshold": dg.GateConfig(block=4, theta=0.8, tau=0.5),
+    "ramp": dg.GateConfig(block=4, theta=0.6, tau=0.5, ramp=1.5),
+    "static, ramp": dg.GateConfig(kind="static", tau=0.7, ramp=2.0),
 }
 
 
@@ -36,6 +41,34 @@ def test_every_kind_of_gate_gives_the_hard_models_outputs(name: str) -> None:
     assert_same(fast, model, x, undecided(model, x))
     assert fast.plan.notes == [note for note in fast.plan.notes if "in torch" not in note]
     assert fast.plan.checked["rows"] > 0
+
+
+@pytest.mark.parametrize("net", ["linear", "two-layer"])
+@pytest.mark.parametrize("block", [1, 16])
+@pytest.mark.parametrize("sizes", [(20, 37, 5), (20, 37, 51, 3)])
+def test_gates_with_a_ramp_give_the_hard_models_outputs_on_odd_sizes(
+    sizes: tuple[int, ...], block: int, net: str
+) -> None:
+    config = dg.GateConfig(net=net, rank=3, block=block, theta=0.6, tau=0.8, ramp=1.3)  # type: ignore[arg-type]
+    model, x = gated(config, sizes), torch.randn(257, 20)
+    with dg.usage(model) as used:
+        model(x)
+        factor_BG = used["layers.1"].factor_BG
+    assert bool(((factor_BG > 0.1) & (factor_BG < 0.9)).any())
+    fast = quick(model, x, batches=(1, 256))
+    for rows in (1, 257):
+        # No row is left out: what rounding may close is multiplied by next to nothing.
+        assert_same(fast, model, x[:rows])
+    with torch.no_grad():
+        assert (fast(x) - gated_as(model, ramp=0.0)(x)).abs().max() > 1e-2
+
+
+def gated_as(model: nn.Module, **changes: object) -> nn.Module:
+    """A copy whose gates have other settings."""
+    twin = copy.deepcopy(model)
+    for gate in dg.gates_of(twin).values():
+        gate.config = replace(gate.config, **changes)
+    return twin
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 8, 16, 17, 48, 64])

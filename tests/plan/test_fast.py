@@ -16,7 +16,8 @@ import dynamicgate as dg
 from dynamicgate.plan import check
 from dynamicgate.plan.chain import Chain
 from dynamicgate.plan.choose import Forms
-from dynamicgate.plan.lower import lower
+from dynamicgate.plan.forms import GateInTorch
+from dynamicgate.plan.lower import gate_net, lower
 from dynamicgate.plan.paths import find_paths, look, trace
 from plan.models import Block, Branching, Residual, assert_same, gated, quick, scatter, undecided
 
@@ -174,6 +175,7 @@ def test_a_file_brings_back_the_same_bits_and_the_plan(model: nn.Module, tmp_pat
         (quick(model, x), None),
         (mixed(model, x), None),
         (quick(gated(dg.GateConfig(block=4, top_k=2, scale=True)), x), None),
+        (mixed(gated(dg.GateConfig(block=4, theta=0.6, ramp=1.3)), x), None),
         (quick(norm, x.relu()), None),
         (quick(experts, x), experts),
     ):
@@ -185,6 +187,22 @@ def test_a_file_brings_back_the_same_bits_and_the_plan(model: nn.Module, tmp_pat
         assert str(back.plan) == str(fast.plan)
     with safe_open(tmp_path / "fast.safetensors", "pt") as file:
         assert json.loads(file.metadata()["dynamicgate"])["kind"] == "plan"
+
+
+def test_every_regime_of_gates_with_a_ramp_gives_the_hard_models_outputs() -> None:
+    model, x = gated(dg.GateConfig(block=4, theta=0.6, ramp=1.3)), torch.randn(300, 20)
+    fast = mixed(model, x)
+    for rows in (1, 16, 300):
+        assert_same(fast, model, x[:rows])
+
+
+def test_gates_of_plans_from_before_there_were_ramps_are_built() -> None:
+    net = gate_net(dg.gates_of(gated(dg.GateConfig(block=4, ramp=0.8, tau=0.5)))["layers.1"])
+    gate = GateInTorch(net)
+    about = json.loads(json.dumps(gate.describe()))
+    assert GateInTorch.built(about, gate.state_dict()).ramp == pytest.approx(0.4)
+    del about["ramp"]
+    assert GateInTorch.built(about, gate.state_dict()).ramp is None
 
 
 def test_a_partly_compiled_model_is_loaded_into_an_instance(tmp_path: Path) -> None:

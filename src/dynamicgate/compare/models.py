@@ -148,7 +148,8 @@ def _affordable(
 
 
 def _gate(s: Settings, **shape: Any) -> GateConfig:
-    return GateConfig(train=s.policy, tau=s.tau, theta=s.theta, scale=s.scale, **shape)  # type: ignore[arg-type]
+    rule: dict[str, Any] = {"train": s.policy, "tau": s.tau, "theta": s.theta, "scale": s.scale, "ramp": s.ramp}
+    return GateConfig(**rule, **shape)
 
 
 def _distribution(s: Settings) -> Distribution:

@@ -80,6 +80,8 @@ class Knobs:
     """Threshold of the gates."""
     scale: bool = False
     """Multiply open units by their gate's probability."""
+    ramp: float = 0.0
+    """How far above its threshold a gate's logit opens its units in full; 0: at once."""
     accumulate: int = 1
     """Work a batch off in this many pieces."""
     clip: float | None = None
@@ -162,7 +164,7 @@ class Settings(Knobs):
 LATER = {
     "data_options": (), "density": 0.0, "start": 0.0, "gate_density": 0.0, "gate_share": 0.0, "open_rate": 0.0,
     "structure": "unstructured", "distill": 0.0, "output": "dense", "every": 0, "activation": "relu",
-    "distribution": "uniform", "widen": 1.0, "gate_rate": 1.0,
+    "distribution": "uniform", "widen": 1.0, "gate_rate": 1.0, "ramp": 0.0,
 }  # fmt: skip
 
 

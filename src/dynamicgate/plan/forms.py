@@ -24,7 +24,8 @@ class GateInTorch(nn.Module):
     def __init__(self, net: ops.GateNet) -> None:
         """The same decisions as `ops` makes of `net`."""
         super().__init__()
-        self.hidden, self.keep, self.tau, self.cut = net.hidden, net.keep, net.tau, float(net.cut)
+        self.hidden, self.keep, self.cut = net.hidden, net.keep, float(net.cut)
+        self.tau, self.ramp = net.tau, net.ramp
         self.stages = len(net.weights)
         for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
             self.register_buffer(f"weight_{i}", weight)
@@ -46,18 +47,22 @@ class GateInTorch(nn.Module):
         factor_BG = (z_BG > self.cut).to(z_BG.dtype)
         if self.keep:
             factor_BG = torch.maximum(factor_BG, top_k_mask(z_BG, self.keep))
+        if self.ramp is not None:
+            return factor_BG * ((z_BG - self.cut) / self.ramp).clamp(0.0, 1.0)
         return factor_BG if self.tau is None else factor_BG * torch.sigmoid(z_BG / self.tau)
 
     def describe(self) -> dict[str, Any]:
         """What is not a tensor, for JSON; infinities as text."""
-        return {"hidden": self.hidden, "keep": self.keep, "tau": self.tau, "cut": str(self.cut), "stages": self.stages}
+        scale = {"tau": self.tau, "ramp": self.ramp}
+        return {"hidden": self.hidden, "keep": self.keep, "cut": str(self.cut), "stages": self.stages, **scale}
 
     @staticmethod
     def built(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> GateInTorch:
         """From `describe` and the buffers."""
         numbers = range(about["stages"])
         weights, biases = (tuple(tensors.get(f"{word}_{i}") for i in numbers) for word in ("weight", "bias"))
-        net = ops.GateNet(weights, biases, about["hidden"], float(about["cut"]), about["keep"], about["tau"])  # type: ignore[arg-type]
+        rule = (about["hidden"], float(about["cut"]), about["keep"], about["tau"])
+        net = ops.GateNet(weights, biases, *rule, about.get("ramp"))  # type: ignore[arg-type]  # older plans have no ramp
         return GateInTorch(net)
 
 

@@ -110,6 +110,7 @@ class SET(RandomStart):
         """Make the layers of `model` sparse, in place."""
         super().__init__(model, density, every=every, until=until, start=start, rescale=rescale, seed=seed, **layers)
         self.done = self.start == self._densities  # else connections that are too many are still to go
+        least = FRACTION if fraction is None else fraction  # that must be able to exchange something
         if fraction is None:
             fraction = FRACTION if self.done else FRACTION_FROM_DENSE
         if not 0.0 < fraction <= 1.0:
@@ -118,9 +119,9 @@ class SET(RandomStart):
             raise ValueError(f"connections go between begin and until: expected 0 <= begin < {until}, received {begin}")
         self.fraction, self.begin = fraction, begin
         for layer in self.layers:
-            if layer.count < layer.mask.numel() and not _exchanges(layer, fraction):
+            if layer.count < layer.mask.numel() and not _exchanges(layer, least):
                 raise ValueError(
-                    f"{layer.name!r} has too few connections ({layer.count}) for a fraction of {fraction} to exchange "
+                    f"{layer.name!r} has too few connections ({layer.count}) for a fraction of {least} to exchange "
                     "any: raise the density or the fraction, or use Static"
                 )
 

@@ -24,6 +24,7 @@ def made(
     rank: int = 0,
     hidden: str = "identity",
     tau: float | None = None,
+    ramp: float | None = None,
     activation: str = "relu",
     bias: bool = False,
     value: bool = False,
@@ -41,7 +42,7 @@ def made(
 
     x_TD = normal(tokens, D) * D**0.5
     weights = (normal(rank, D), normal(G, rank)) if rank else (normal(G, D),)
-    gate = GateNet(weights, tuple(normal(len(w)) if bias else None for w in weights), hidden, tau=tau)
+    gate = GateNet(weights, tuple(normal(len(w)) if bias else None for w in weights), hidden, tau=tau, ramp=ramp)
     z = logits(x_TD.double(), gate).flatten().sort().values
     place = min(max(round(len(z) * (1 - opened)), 1), len(z) - 1) if len(z) > 1 else 0
     cut = (z[place] + z[place - 1]) / 2 if place else z[0] - 1

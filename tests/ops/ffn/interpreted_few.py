@@ -50,6 +50,23 @@ def test_a_gate_of_two_maps_that_scales_by_p(tokens: int, hidden: str) -> None:
     assert error(made(tokens, rank=5, hidden=hidden, tau=0.7, bias=True)) < 1e-6
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize("block", [1, 16, 20])
+@pytest.mark.parametrize("rank", [0, 5])
+def test_a_gate_with_a_ramp(tokens: int, block: int, rank: int) -> None:
+    given = made(tokens, block=block, rank=rank, ramp=0.7, bias=True)
+    assert error(given) < 1e-6
+    sharp = decode_ffn(**with_gate(given, ramp=None))
+    assert not torch.allclose(decode_ffn(**given), sharp, rtol=1e-2, atol=1e-2)
+
+
+def test_a_ramp_starts_at_the_cut_of_each_block() -> None:
+    given = made(3, ramp=0.7)
+    cut_G = given["gate"].cut + torch.linspace(-0.3, 0.3, given["gate"].blocks)
+    cut_G[1] = torch.inf
+    assert error(with_gate(given, cut=cut_G)) < 1e-6
+
+
 @pytest.mark.parametrize("tokens", [1, 6])
 @pytest.mark.parametrize("block", [1, 20])
 def test_the_largest_logits_open_whatever_the_cut_says(tokens: int, block: int) -> None:

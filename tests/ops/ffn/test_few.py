@@ -30,7 +30,9 @@ def test_the_kernels_compile_for_a_hopper_gpu(tokens: int, monkeypatch: pytest.M
     for name in ("linear_kernel", "gate_kernel", "rank_kernel", "ffn_kernel"):
         monkeypatch.setattr(few_launch, name, Compiled(getattr(few_launch, name)))
     given = made(tokens, sizes=(256, 512, 64), block=32, rank=16, tau=1.0, bias=True, dtype=torch.bfloat16)
-    for gate in (given["gate"], with_gate(given, keep=2)["gate"]):
+    cut_G = torch.zeros(given["gate"].blocks)
+    others = ({"keep": 2}, {"tau": None, "ramp": 0.5}, {"tau": None, "ramp": 0.5, "cut": cut_G})
+    for gate in (given["gate"], *(with_gate(given, **other)["gate"] for other in others)):
         few_launch.launch(given["x_TD"], gate, given["up_ND"], given["down_ON"], 32, "gelu", given["up_bias_N"],
                           given["down_bias_O"], None, None)  # fmt: skip
     assert few_launch.ffn_kernel.compiled == {"linear_kernel", "gate_kernel", "rank_kernel", "ffn_kernel"}
@@ -40,17 +42,19 @@ def test_the_kernels_compile_for_a_hopper_gpu(tokens: int, monkeypatch: pytest.M
 def test_without_a_gpu_the_reference_answers(tokens: int) -> None:
     assert error(made(tokens, bias=True, value=True, activation="silu", tau=0.5)) < 1e-6
     assert error(with_gate(made(tokens, rank=3, hidden="relu"), keep=2)) < 1e-6
+    assert error(made(tokens, rank=3, ramp=0.8)) < 1e-6
 
 
 def test_the_op_is_registered_in_full() -> None:
-    given = made(2, bias=True, value=True, rank=3, tau=1.0)
-    torch.library.opcheck(torch.ops.dynamicgate.decode_ffn.default, arguments(given))
+    for scale in ({"tau": 1.0}, {"ramp": 0.5}):
+        given = made(2, bias=True, value=True, rank=3, **scale)
+        torch.library.opcheck(torch.ops.dynamicgate.decode_ffn.default, arguments(given))
 
 
 def arguments(given: Given) -> tuple[object, ...]:
     """As the op takes them."""
     gate: GateNet = given["gate"]
-    cut = (gate.cut, None, gate.keep, gate.tau)
+    cut = (gate.cut, None, gate.keep, gate.tau, gate.ramp)
     biases = (given[name] for name in ("up_bias_N", "down_bias_O", "value_ND", "value_bias_N"))
     layer = (given["up_ND"], given["down_ON"], given["block"], given["activation"], *biases)
     return (given["x_TD"], list(gate.weights), list(gate.biases), gate.hidden, *cut, *layer)

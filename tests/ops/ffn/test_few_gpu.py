@@ -44,6 +44,15 @@ def test_unit_gates_of_low_rank_scaled_by_p(tokens: int) -> None:
     assert error(made(tokens, sizes=(512, 2048, 256), block=1, rank=16, tau=0.5, **BF16)) < 1e-2
 
 
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize(("block", "rank"), [(1, 16), (128, 0)])
+def test_gates_with_a_ramp(tokens: int, block: int, rank: int) -> None:
+    given = made(tokens, sizes=(512, 2048, 256), block=block, rank=rank, ramp=0.7, **BF16)
+    assert error(given) < 1e-2
+    cut_G = torch.full((given["gate"].blocks,), given["gate"].cut, device="cuda")
+    assert error(with_gate(given, cut=cut_G)) < 1e-2
+
+
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_the_largest_logits_open(tokens: int) -> None:
     given = made(tokens, sizes=(512, 2048, 256), block=128, **BF16)

@@ -62,7 +62,8 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
                 hidden=ACTIVATIONS[gates[0].activation],
                 cut=weights[cut * PANEL :][:blocks],
                 keep=keep,
-                tau=1.0 / scale if scale else None,
+                tau=1.0 / scale if scale > 0.0 else None,
+                ramp=-1.0 / scale if scale < 0.0 else None,
             )
         layers.append(
             Layer(

@@ -22,8 +22,8 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of the kernels; the r
 _library = torch.library.Library("dynamicgate", "FRAGMENT")
 _library.define(
     "decode_ffn(Tensor x, Tensor[] gate_weights, Tensor?[] gate_biases, str hidden, float cut, Tensor? cuts, int keep, "
-    "float? tau, Tensor up, Tensor down, int block, str activation, Tensor? up_bias, Tensor? down_bias, Tensor? value, "
-    "Tensor? value_bias) -> Tensor",
+    "float? tau, float? ramp, Tensor up, Tensor down, int block, str activation, Tensor? up_bias, Tensor? down_bias, "
+    "Tensor? value, Tensor? value_bias) -> Tensor",
     tags=[torch.Tag.pt2_compliant_tag],
 )
 
@@ -44,7 +44,8 @@ def decode_ffn(
     """`gated_ffn` for 1 to 16 tokens, its gate in front, for inference: a block is read once, if any token opens it.
 
     x_TD: any leading dimensions; weights as in `nn.Linear`. bfloat16, float16 or float32, the same for all but the cut.
-    gate: decides from x; closed blocks are neither read nor computed; with `tau`, open units are multiplied by p.
+    gate: decides from x; closed blocks are neither read nor computed; with `tau`, open units are multiplied by p,
+        with `ramp` by how far their logit is above the cut.
     activation: relu, gelu (exact), silu or identity; SwiGLU is silu with `value_ND`.
     """
     rows = x_TD.reshape(-1, x_TD.shape[-1])
@@ -52,8 +53,8 @@ def decode_ffn(
     _check(rows, gate, up_ND, down_ON, block, activation, *tensors)
     cut, cuts = (0.0, gate.cut) if isinstance(gate.cut, Tensor) else (gate.cut, None)
     y: Tensor = torch.ops.dynamicgate.decode_ffn(
-        rows, gate.weights, gate.biases, gate.hidden, cut, cuts, gate.keep, gate.tau, up_ND, down_ON, block, activation,
-        *tensors,
+        rows, gate.weights, gate.biases, gate.hidden, cut, cuts, gate.keep, gate.tau, gate.ramp, up_ND, down_ON, block,
+        activation, *tensors,
     )  # fmt: skip
     return y.reshape(*x_TD.shape[:-1], down_ON.shape[0])
 
@@ -99,6 +100,7 @@ def _decode(
     cuts: Tensor | None,
     keep: int,
     tau: float | None,
+    ramp: float | None,
     up: Tensor,
     down: Tensor,
     block: int,
@@ -108,7 +110,7 @@ def _decode(
     value: Tensor | None,
     value_bias: Tensor | None,
 ) -> Tensor:
-    gate = GateNet(tuple(gate_weights), tuple(gate_biases), hidden, cut if cuts is None else cuts, keep, tau)
+    gate = GateNet(tuple(gate_weights), tuple(gate_biases), hidden, cut if cuts is None else cuts, keep, tau, ramp)
     served = x.dtype in DTYPES and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
     if served and not triton_missing():
         from dynamicgate.ops.ffn.few_launch import launch
@@ -121,8 +123,8 @@ def _decode(
     )  # fmt: skip
 
 
-def _shape(x: Tensor, weights: Any, biases: Any, hidden: Any, cut: Any, cuts: Any, keep: Any, tau: Any, up: Tensor,
-           down: Tensor, *rest: Any) -> Tensor:  # fmt: skip
+def _shape(x: Tensor, weights: Any, biases: Any, hidden: Any, cut: Any, cuts: Any, keep: Any, tau: Any, ramp: Any,
+           up: Tensor, down: Tensor, *rest: Any) -> Tensor:  # fmt: skip
     return x.new_empty(x.shape[0], down.shape[0])
 
 

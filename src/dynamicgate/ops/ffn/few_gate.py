@@ -33,28 +33,34 @@ def gate_logits(
 
 
 @triton.jit
-def above(z, cut, cuts, stride, block, here, CUTS: tl.constexpr):
-    """Whether logits are above the cut, of all blocks or of each."""
+def cut_of(cut, cuts, stride, block, here, CUTS: tl.constexpr):
+    """What logits must exceed: one number for all blocks, or one for each."""
     if CUTS:
-        is_open = z > tl.load(cuts + block * stride, here, 0.0)[:, None]
+        found = tl.load(cuts + block * stride, here, 0.0)[:, None]
     else:
-        is_open = z > cut
-    return is_open
+        found = cut
+    return found
 
 
 @triton.jit
 def settle(
-    z, is_open, block, here, factor, opened, arrived, tokens, blocks, tau, TOKENS: tl.constexpr, SCALE: tl.constexpr
-):
-    """Write what was decided: factor_TG, whether any token opens a block, and a barrier that nobody has reached."""
+    z, least, is_open, block, here, factor, opened, arrived, tokens, blocks, width,
+    TOKENS: tl.constexpr, SCALE: tl.constexpr,
+):  # fmt: skip
+    """Write what was decided: factor_TG, whether any token opens a block, and a barrier that nobody has reached.
+
+    SCALE: open units are multiplied by 0: 1, 1: p at the temperature `width`, 2: a ramp of this width above the cut.
+    """
     token = tl.arange(0, TOKENS)
     there = here[:, None] & (token < tokens)[None, :]
     is_open = is_open & there
-    if SCALE:
-        p = tl.sigmoid(z / tau)
+    if SCALE == 1:
+        much = tl.sigmoid(z / width)
+    elif SCALE == 2:
+        much = tl.minimum((z - least) / width, 1.0)
     else:
-        p = 1.0
-    tl.store(factor + token[None, :] * blocks + block[:, None], tl.where(is_open, p, 0.0), there)
+        much = 1.0
+    tl.store(factor + token[None, :] * blocks + block[:, None], tl.where(is_open, much, 0.0), there)
     tl.store(opened + block, tl.max(is_open.to(tl.int32), 1), here)
     tl.store(arrived, 0, tl.program_id(0) == 0)
 
@@ -81,7 +87,7 @@ def linear_kernel(
 
 @triton.jit
 def gate_kernel(
-    x, weight, bias, cuts, factor, opened, arrived, tokens, inputs, blocks, cut, stride, tau,
+    x, weight, bias, cuts, factor, opened, arrived, tokens, inputs, blocks, cut, stride, width,
     BIAS: tl.constexpr, CUTS: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
     DEPTH: tl.constexpr, STAGES: tl.constexpr, AFTER: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
@@ -93,13 +99,13 @@ def gate_kernel(
     if AFTER:
         cuda.gdc_wait()
     z = gate_logits(x, weight, bias, block, here, tokens, inputs, BIAS, ROWS, TOKENS, DEPTH, STAGES)
-    is_open = above(z, cut, cuts, stride, block, here, CUTS)
-    settle(z, is_open, block, here, factor, opened, arrived, tokens, blocks, tau, TOKENS, SCALE)
+    least = cut_of(cut, cuts, stride, block, here, CUTS)
+    settle(z, least, z > least, block, here, factor, opened, arrived, tokens, blocks, width, TOKENS, SCALE)
 
 
 @triton.jit
 def rank_kernel(
-    logits, cuts, factor, opened, arrived, tokens, blocks, cut, stride, tau, keep,
+    logits, cuts, factor, opened, arrived, tokens, blocks, cut, stride, width, keep,
     CUTS: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, OTHERS: tl.constexpr,
     AFTER: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
@@ -120,5 +126,6 @@ def rank_kernel(
         theirs = tl.load(logits + token[:, None] * blocks + other[None, :], mask, -float("inf"))[None, :, :]
         first = (other[None, :] < block[:, None])[:, None, :]
         ahead += tl.sum(((theirs > z[:, :, None]) | ((theirs == z[:, :, None]) & first)).to(tl.int32), 2)
-    is_open = above(z, cut, cuts, stride, block, here, CUTS) | (ahead < keep)
-    settle(z, is_open, block, here, factor, opened, arrived, tokens, blocks, tau, TOKENS, SCALE)
+    least = cut_of(cut, cuts, stride, block, here, CUTS)
+    is_open = (z > least) | (ahead < keep)
+    settle(z, least, is_open, block, here, factor, opened, arrived, tokens, blocks, width, TOKENS, SCALE)

@@ -200,4 +200,4 @@ def _rest(layer: Any) -> dict[str, Any]:
 def _net(decide: Any) -> GateNet:
     numbers = range(decide.stages)
     weights, biases = (tuple(getattr(decide, f"{word}_{i}") for i in numbers) for word in ("weight", "bias"))
-    return GateNet(weights, biases, decide.hidden, decide.cut, decide.keep, decide.tau)
+    return GateNet(weights, biases, decide.hidden, decide.cut, decide.keep, decide.tau, decide.ramp)
