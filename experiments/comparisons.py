@@ -16,6 +16,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,15 +64,14 @@ def train(name: str, models: tuple[str, ...]) -> None:
         shutil.copyfile(out / "results.json", HERE / "results" / f"{name}.json")
 
 
-def train_side_by_side(name: str, jobs: int) -> None:
-    """One process for each model; what they finish is then found."""
+def side_by_side(script: str, calls: Iterable[Sequence[str]], jobs: int) -> None:
+    """A process with one thread for each call of a script; what they finish is then found."""
 
-    def one(model: str) -> None:
-        command = [sys.executable, __file__, "--only", name, "--models", model]
-        subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    def one(words: Sequence[str]) -> None:
+        subprocess.run([sys.executable, script, *words], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
 
     with ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(one, COMPARISONS[name].models))
+        list(pool.map(one, calls))
 
 
 def table(results: dict[str, Any]) -> str:
@@ -114,7 +114,7 @@ def main() -> None:
         models = tuple(args.models.split(",")) if args.models else asked.models
         if not args.tables:
             if args.jobs > 1 and not args.models:
-                train_side_by_side(name, args.jobs)
+                side_by_side(__file__, [["--only", name, "--models", model] for model in asked.models], args.jobs)
             train(name, models)
         if models == asked.models:
             results = json.loads((HERE / "results" / f"{name}.json").read_text(encoding="utf-8"))

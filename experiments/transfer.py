@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from comparisons import side_by_side
 
 from dynamicgate.compare import Settings, compare
 from dynamicgate.data import default_data_dir
@@ -70,16 +68,10 @@ def main() -> None:
         run(args.budget, (args.model,) if args.model else MODELS)
         return
     if args.jobs > 1:
-        with ThreadPoolExecutor(args.jobs) as pool:
-            pairs = [(budget, model) for budget in BUDGETS for model in MODELS]
-            list(pool.map(lambda pair: alone(*pair), pairs))
+        calls = [["--budget", f"{budget:g}", "--model", model] for budget in BUDGETS for model in MODELS]
+        side_by_side(__file__, calls, args.jobs)
     for budget in BUDGETS:
         shutil.copyfile(run(budget, MODELS) / "results.json", HERE / "results" / f"transfer-{budget:g}.json")
-
-
-def alone(budget: float, model: str) -> None:
-    """One model in a process of its own; what it finishes is then found."""
-    subprocess.run([sys.executable, __file__, "--budget", str(budget), "--model", model], check=True)
 
 
 if __name__ == "__main__":

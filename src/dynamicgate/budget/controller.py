@@ -9,7 +9,7 @@ from typing import Any
 from dynamicgate.schedule import cosine
 
 LAMBDA_LIMIT = 10.0  # wind-up guard: the loss is a cross entropy of order 1
-NEARLY = 1.01
+NEARLY = 1.01  # all connections that go have gone, but for rounding
 STEER_LIMIT = 0.2  # logits per step
 
 
