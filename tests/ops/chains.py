@@ -53,8 +53,11 @@ def build(inputs: int, sketches: list[Sketch], seed: int) -> list[ops.Layer]:
             cuts = {"all": -torch.inf, "none": torch.inf, "top": torch.inf, "some": 0.2, "each": randn(blocks)}
             keep = min(s.keep or int(s.cut == "top"), blocks)
             ramp = s.ramp if s.cut in ("some", "each") and not keep else None
+            # a ramp multiplies the result by the logits, whose rounding grows with them: they have the size of the rest
+            sizes = [1.0 if ramp is None else shape[1] ** -0.5 for shape in shapes]
             gate = ops.GateNet(
-                tuple(randn(*shape) for shape in shapes), tuple(randn(shape[0]) for shape in shapes),
+                tuple(randn(*shape) * size for shape, size in zip(shapes, sizes, strict=True)),
+                tuple(randn(shape[0]) for shape in shapes),
                 hidden=s.hidden, cut=cuts[s.cut], keep=keep, tau=s.tau if ramp is None else None, ramp=ramp,
             )  # fmt: skip
         skip = s.skip_zeros and s.layout in ("panels", "vectors") and not (layers and layers[-1].block)
