@@ -14,21 +14,10 @@ from torch import Tensor, nn
 
 import dynamicgate as dg
 from dynamicgate import Gate, GateConfig, Site
-from dynamicgate.gate import StaticLogits, close_units, top_k_mask
+from dynamicgate.gate import close_units, top_k_mask
+from gates import static_gate
 
 TAUS = (0.3, 1.0, 2.0)
-
-
-def static_gate(logits: list[float] | Tensor, **config: Any) -> Gate:
-    """A gate whose logits are these, whatever it reads."""
-    logits = torch.as_tensor(logits, dtype=torch.float32)
-    config.setdefault("block", 1)
-    width = len(logits) * config["block"]
-    gate = Gate(Site("out", ("in",), "in", width), GateConfig(kind="static", **config), features=3)
-    assert isinstance(gate.net, StaticLogits)
-    with torch.no_grad():
-        gate.net.bias.copy_(logits)
-    return gate
 
 
 def mlp(*sizes: int) -> nn.Sequential:
@@ -175,80 +164,6 @@ def test_a_scaled_gate_multiplies_by_g_times_p_in_evaluation() -> None:
 
 
 # --- gates that open continuously
-
-
-def ramped(z: Tensor, tau: float, theta: float, ramp: float) -> Tensor:
-    """What multiplies the units, in float64."""
-    height = z.double() / tau - math.log(theta / (1 - theta))
-    return (height / ramp).clamp(0.0, 1.0)
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("kind", ["static", "dynamic"])
-@pytest.mark.parametrize(("tau", "theta", "ramp"), [(1.0, 0.5, 1.1), (0.3, 0.8, 0.5), (2.0, 0.2, 4.0)])
-def test_a_ramp_opens_units_by_how_far_their_logit_is_above_the_threshold(
-    tau: float, theta: float, ramp: float, kind: Any, training: bool
-) -> None:
-    config = GateConfig(kind=kind, net="linear", tau=tau, theta=theta, ramp=ramp)
-    gate = Gate(Site("out", ("in",), "in", 301), config, features=3).train(training)
-    with torch.no_grad():
-        gate.bias.copy_(torch.linspace(-12.0, 12.0, 301))
-    decision = gate(torch.randn(7, 3))
-    expected = ramped(decision.z_BG.detach(), tau, theta, ramp)
-    assert ((expected > 0) & (expected < 1)).any()
-    torch.testing.assert_close(decision.factor_BG.double(), expected, rtol=1e-5, atol=2e-6)
-    assert torch.equal(decision.g_BG, (decision.p_BG > gate.theta).float())
-    assert bool((decision.factor_BG[decision.g_BG == 0] == 0).all())
-    assert bool((decision.factor_BG[decision.z_BG / tau > math.log(theta / (1 - theta)) + 1.01 * ramp] == 1).all())
-
-
-@pytest.mark.parametrize("theta", [0.5, 0.7])
-def test_nothing_jumps_where_a_gate_with_a_ramp_closes(theta: float) -> None:
-    tau, near = 0.5, torch.tensor([-1e-3, -1e-5, 0.0, 1e-5, 1e-3])
-    cut = tau * math.log(theta / (1 - theta))
-    factors = {ramp: static_gate(cut + near, tau=tau, theta=theta, ramp=ramp)(torch.zeros(1, 3)) for ramp in (0.0, 1.0)}
-    assert set(factors[0.0].factor_BG.flatten().tolist()) == {0.0, 1.0}
-    assert factors[1.0].factor_BG.tolist()[0] == pytest.approx([0.0, 0.0, 0.0, 2e-5, 2e-3], abs=1e-6)
-    assert torch.equal(factors[1.0].g_BG, factors[0.0].g_BG)
-
-
-@pytest.mark.parametrize("train", ["hard", "gumbel"])
-def test_a_ramp_leaves_probabilities_decisions_and_the_gradient_as_they_are(train: Any) -> None:
-    logits = torch.linspace(-4.0, 4.0, 257)
-    seen = []
-    for ramp in (0.0, 0.8):
-        torch.manual_seed(3)  # the same noise
-        gate = static_gate(logits, train=train, tau=0.7, theta=0.4, ramp=ramp)
-        decision = gate(torch.zeros(20, 3))
-        (decision.factor_BG * torch.linspace(-1.0, 2.0, 257)).sum().backward()
-        seen.append((decision, gate.net.bias.grad))
-    (sharp, gradient), (smooth, same) = seen
-    assert torch.equal(gradient, same)
-    assert torch.equal(sharp.p_BG, smooth.p_BG)
-    assert torch.equal(sharp.g_BG, smooth.g_BG)
-    assert torch.equal(sharp.factor_BG, (smooth.factor_BG > 0).float())
-    assert bool(((smooth.factor_BG > 0) & (smooth.factor_BG < 1)).any())
-
-
-def test_a_noisy_gate_with_a_ramp_starts_from_the_noisy_logit() -> None:
-    gate = static_gate([0.3] * 5, train="gumbel", tau=0.7, theta=0.4, ramp=2.0)
-    torch.manual_seed(5)
-    factor = gate(torch.zeros(400, 3)).factor_BG
-    torch.manual_seed(5)
-    u = torch.rand(400, 5).double()
-    torch.testing.assert_close(factor.double(), ramped(0.3 + torch.logit(u), 0.7, 0.4, 2.0), rtol=1e-4, atol=1e-5)
-
-
-def test_a_ramp_begins_where_the_threshold_is_now() -> None:
-    gate = static_gate([1.0], ramp=2.0)
-    assert gate(torch.zeros(1, 3)).factor_BG.item() == pytest.approx(0.5)
-    gate.theta.fill_(torch.sigmoid(torch.tensor(0.5)))
-    assert gate(torch.zeros(1, 3)).factor_BG.item() == pytest.approx(0.25)
-    gate.tau.fill_(1.25)
-    assert gate(torch.zeros(1, 3)).factor_BG.item() == pytest.approx(0.15)
-
-
-# --- top-k and the floor under it (sec 3.4, 4.1(4))
 
 
 @settings(deadline=None, max_examples=60)
@@ -455,48 +370,6 @@ def test_a_gate_that_reads_the_same_layer_decides_from_the_units_themselves() ->
 
 
 # --- configuration and state
-
-
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [
-        ({"block": 0}, "block is a number of units.*received 0"),
-        ({"block": -4}, "block is a number of units.*received -4"),
-        ({"block": 2.0}, "block is a number of units.*received 2.0"),
-        ({"rank": 0}, "rank must be an integer >= 1, received 0"),
-        ({"theta": 0.0}, "expected 0 < theta < 1, received 0.0"),
-        ({"theta": 1.0}, "expected 0 < theta < 1, received 1.0"),
-        ({"theta": float("nan")}, "expected 0 < theta < 1, received nan"),
-        ({"tau": 0.0}, "tau must be positive and finite, received 0.0"),
-        ({"tau": -1.0}, "tau must be positive and finite, received -1.0"),
-        ({"tau": float("inf")}, "tau must be positive and finite, received inf"),
-        ({"open": 0.0}, "open is a probability.*received 0.0"),
-        ({"open": 1.0}, "open is a probability.*received 1.0"),
-        ({"top_k": 0}, "top_k opens exactly k blocks.*received 0"),
-        ({"top_k": -0.5}, "top_k opens exactly k blocks.*received -0.5"),
-        ({"top_k": 1.0}, "top_k opens exactly k blocks.*received 1.0"),
-        ({"always_open": -1}, "always_open is a number of blocks.*received -1"),
-        ({"always_open": 1.5}, "always_open is a number of blocks.*received 1.5"),
-        ({"kind": "random"}, "kind must be one of dynamic, static, router, received 'random'"),
-        ({"net": "deep"}, "net must be one of auto, linear, low-rank, two-layer, received 'deep'"),
-        ({"reads": "next"}, "reads must be one of previous, same, received 'next'"),
-        ({"train": "loud"}, "train must be one of hard, soft, bernoulli, concrete, gumbel, received 'loud'"),
-        ({"evaluate": "bernoulli"}, "evaluate must be one of hard, soft, received 'bernoulli'"),
-        ({"ramp": -0.1}, "ramp is a distance.*received -0.1"),
-        ({"ramp": float("nan")}, "ramp is a distance.*received nan"),
-        ({"ramp": float("inf")}, "ramp is a distance.*received inf"),
-        ({"ramp": 1.0, "scale": True}, "above a threshold.*received scale=True with ramp=1.0"),
-        ({"ramp": 1.0, "kind": "router"}, "above a threshold.*received kind='router' with"),
-        ({"ramp": 1.0, "top_k": 2}, "above a threshold.*received top_k=2 with"),
-        ({"ramp": 1.0, "always_open": 0.5}, "above a threshold.*received always_open=0.5 with"),
-        ({"ramp": 1.0, "evaluate": "soft", "train": "soft"}, "received train='soft', evaluate='soft' with"),
-        ({"ramp": 1.0, "train": "bernoulli"}, "above a threshold.*received train='bernoulli' with"),
-        ({"ramp": 1.0, "train": "concrete"}, "above a threshold.*received train='concrete' with"),
-    ],
-)
-def test_a_setting_that_makes_no_sense_is_answered_with_a_sentence(setting: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        GateConfig(**setting)
 
 
 def test_tau_and_theta_travel_with_the_checkpoint_and_decide_after_loading() -> None:

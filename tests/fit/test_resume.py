@@ -228,12 +228,6 @@ def test_a_checkpoint_of_other_gates_is_refused(stopped: Path) -> None:
         fit(gated(train="soft"), blobs(), budget=Budget(target=0.6), **options(stopped))
 
 
-def test_a_ramp_is_part_of_what_a_run_is_but_its_absence_is_not(stopped: Path) -> None:
-    with pytest.raises(ValueError, match=r"this run has gates=.*'ramp': 0.5") as caught:
-        fit(gated(ramp=0.5), blobs(), budget=Budget(target=0.6), **options(stopped))
-    assert str(caught.value).count("'ramp'") == 1  # checkpoints from before there were ramps can be continued
-
-
 def test_a_checkpoint_of_another_model_lists_what_differs(tmp_path: Path) -> None:
     fit(dense(), blobs(), **options(tmp_path))
     wider = torch.nn.Sequential(torch.nn.Linear(8, 17), torch.nn.ReLU(), torch.nn.Linear(17, 3))

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from dynamicgate.budget import Budget
 from dynamicgate.data import Arrays
 from dynamicgate.fit.options import Options
-from dynamicgate.gate import GateConfig
 from dynamicgate.rewire import Rewirer
 from dynamicgate.usage import gates_of
 
@@ -38,10 +37,5 @@ def identity(
         "budget": held,
         "rewirer": rewirer.settings if rewirer is not None else None,
         "class_weights": None if class_weights is None else class_weights.tolist(),
-        "gates": {name: _told(gate.config) for name, gate in gates_of(model).items()},
+        "gates": {name: asdict(gate.config) for name, gate in gates_of(model).items()},
     }
-
-
-def _told(config: GateConfig) -> dict[str, Any]:
-    """All of it but a ramp that is not there: checkpoints from before there were ramps can be continued."""
-    return {name: value for name, value in asdict(config).items() if name != "ramp" or value}
