@@ -382,6 +382,22 @@ def test_calibration_tells_apart_logits_that_a_sigmoid_cannot() -> None:
     assert Budget(target=0.5).calibrate_(model, [task(rows=8)[0]]) == pytest.approx(0.5)
 
 
+def test_calibration_looks_at_the_data_a_few_times_only() -> None:
+    model = GatedMLP((32, 64, 4), GateConfig(net="low-rank", rank=2))
+    x, _ = task()
+    trained = Budget(target=0.5).calibrate_(model, [x])  # where training leaves a model
+    looks: list[int] = []
+    model.register_forward_hook(lambda *_: looks.append(1))
+    assert Budget(target=trained - 0.01).calibrate_(model, [x]) == pytest.approx(trained - 0.01, abs=1e-3)
+    assert len(looks) < 12
+
+
+def test_calibration_comes_as_near_as_gates_can() -> None:
+    model = GatedMLP((32, 64, 4), STATIC)
+    x, _ = task(rows=8)
+    assert Budget(target=0.5).calibrate_(model, [x]) in (0.0, 1.0)  # all gates have one logit
+
+
 def test_calibrating_a_model_that_meets_its_target_changes_nothing() -> None:
     model = GatedMLP((32, 64, 4), STATIC)
     x, _ = task(rows=64)

@@ -12,6 +12,9 @@ from dynamicgate.gate import Gate
 from dynamicgate.trace import evaluating
 from dynamicgate.usage import gates_of, unwrap, usage
 
+FIRST_SHIFT, FARTHEST = 0.25, 1e4  # logits
+NEAR = 5e-4  # of the target: what other inputs execute differs by more
+
 
 def cut(gate: Gate) -> Tensor:
     """tau * logit(theta): the logit above which the gate opens. Log it: tau and theta move it together."""
@@ -33,30 +36,38 @@ def executed_relative(model: nn.Module, ledger: Ledger, inputs: Iterable[Tensor]
 
 @torch.no_grad()
 def shift_biases_(model: nn.Module, ledger: Ledger, target: float, inputs: list[Tensor], rounds: int) -> float:
-    """Find by bisection the one shift of all logits with which the model executes `target`; returns what it executes.
+    """Search for the one shift of all logits with which the model executes `target`; returns what it executes.
 
     The biases move, not the thresholds: logits may be large, and a threshold on their sigmoid cannot tell 20 from 30.
     """
     gates = gates_of(model)
     before = {name: gate.bias.detach().clone() for name, gate in gates.items()}
 
-    def relative_at(shift: float) -> float:
-        for name, gate in gates.items():
-            gate.bias.copy_(before[name] - shift)
-        return executed_relative(model, ledger, inputs)
+    excess: dict[float, float] = {}  # of every shift that was tried
 
-    now = relative_at(0.0)
-    found = [(abs(now - target), 0.0)]
-    reach = 1.0
-    while reach < 1e4 and not relative_at(reach) <= target <= relative_at(-reach):
-        reach *= 4.0
-    low, high = -reach, reach
-    for _ in range(rounds):
-        middle = 0.5 * (low + high)
-        relative = relative_at(middle)
-        found.append((abs(relative - target), middle))
-        low, high = (middle, high) if relative > target else (low, middle)
-    return relative_at(min(found, key=lambda f: (f[0], abs(f[1])))[1])
+    def shift_(by: float) -> None:
+        for name, gate in gates.items():
+            gate.bias.copy_(before[name] - by)
+
+    def too_much(shift: float) -> bool:
+        shift_(shift)
+        excess[shift] = executed_relative(model, ledger, inputs) - target
+        return excess[shift] > 0.0
+
+    towards = 1.0 if too_much(0.0) else -1.0
+    low, high = 0.0, towards * FIRST_SHIFT  # training has left little to do
+    while abs(excess[low]) > NEAR * target and abs(high) < FARTHEST and too_much(high) == (towards > 0.0):
+        low, high = high, 4.0 * high
+    for round_ in range(rounds if high in excess else 0):
+        if min(map(abs, excess.values())) <= NEAR * target:
+            break
+        # every other time where a straight line crosses the target: nearly right if many gates lie between both ends
+        share = 0.5 if round_ % 2 else excess[low] / (excess[low] - excess[high])
+        middle = low + (high - low) * min(max(share, 0.05), 0.95)
+        low, high = (middle, high) if too_much(middle) == (towards > 0.0) else (low, middle)
+    best = min(excess, key=lambda shift: (abs(excess[shift]), abs(shift)))
+    shift_(best)
+    return target + excess[best]
 
 
 def check_reachable(target: float, floor: float, ledger: Ledger) -> None:
