@@ -30,6 +30,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "noise": ("closed gates are tried again", {"policy": "gumbel"}),
     "scaled": ("the gate also says how much", {"scale": True}),
     "ramp": ("nothing jumps where a gate closes", {"ramp": 1.1}),
+    "longer ramp": ("and gates say how much over a wider range", {"ramp": 2.2}),
+    "ramp, lighter gate": ("a restriction that is hardly one", {"ramp": 1.1, "gate_share": 0.02, "open_rate": 0.95}),
+    "ramp, twice as wide": ("each unit has fewer inputs and so less to learn by heart", {"ramp": 1.1, "widen": 2.0}),
+    "ramp, lighter gate, twice as wide": (
+        "all three",
+        {"ramp": 1.1, "gate_share": 0.02, "open_rate": 0.95, "widen": 2.0},
+    ),
     "slow gates": ("a fifth of the learning rate: gates follow what the layers learn", {"gate_rate": 0.2}),
     "ramp, slow gates": ("both", {"ramp": 1.1, "gate_rate": 0.2}),
     "sparse start": ("RigL as published, never dense", {"start": 0.001}),
@@ -43,6 +50,7 @@ RIVALS: dict[str, dict[str, Any]] = {
     "pruned": {"model": "pruned"},
     "rigl": {"model": "rigl"},
     "rigl from dense": {"model": "rigl", "start": 1.0, "distribution": "erk"},
+    "rigl from dense, twice as wide": {"model": "rigl", "start": 1.0, "distribution": "erk", "widen": 2.0},
     "pruned, twice as wide": {"model": "pruned", "widen": 2.0},
     "pruned by erk": {"model": "pruned", "distribution": "erk"},
 }
