@@ -71,10 +71,24 @@ def read_cells(folder: Path, results: Path, name: str, *, quick: bool = False) -
     for (_, _, model), rows in runs.items():
         reached = [run for run in rows if "unreachable" not in run]
         if reached:
-            accuracy = [run["quality"]["accuracy"] for run in reached]
-            relative = [run["macs"]["relative"] for run in reached]
-            found[method_of(model)] = Cell(accuracy, relative, reached)
+            found[method_of(model)] = cell_of(reached)
     return found, data.get(f"{name}/ours", {})
+
+
+def cell_of(runs: Sequence[Run]) -> Cell:
+    """The runs of one method."""
+    return Cell([run["quality"]["accuracy"] for run in runs], [run["macs"]["relative"] for run in runs], runs)
+
+
+def read_transfer(folder: Path) -> Cells:
+    """The cells of experiments/transfer.py, as far as it has been run."""
+    found: Cells = {}
+    for budget in JUDGED:
+        path = folder / f"transfer-{budget:g}.json"
+        runs = json.loads(path.read_text(encoding="utf-8"))["runs"] if path.exists() else []
+        for model in dict.fromkeys(run["model"] for run in runs):
+            found[model, budget] = cell_of([run for run in runs if run["model"] == model])
+    return found
 
 
 def method_of(model: str) -> tuple[str, float | None]:

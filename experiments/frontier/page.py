@@ -12,7 +12,21 @@ from dynamicgate.report.markdown import markdown
 
 from .ablation import AS_IT_IS, RIVALS, TRIED_ON, VARIANTS
 from .ablation import BUDGETS as TRIED
-from .cells import BATCHES, CLOSE, JUDGED, Cell, Cells, Clock, Duel, area, clock_duels, duels, read_cells, read_clock
+from .cells import (
+    BATCHES,
+    CLOSE,
+    JUDGED,
+    Cell,
+    Cells,
+    Clock,
+    Duel,
+    area,
+    clock_duels,
+    duels,
+    read_cells,
+    read_clock,
+    read_transfer,
+)
 from .plot import by_clock, by_cost
 from .sets import AT_A_BUDGET, AT_FULL_COST, BUDGETS, OURS, OURS_IN_CELLS, SETS, UNGATED
 
@@ -90,6 +104,7 @@ def write(root: Path, results: Path, *, quick: bool = False) -> None:
                 write_text(where / FIGURES / f"clock-{name}-{batch}.svg", by_clock(name, cells, timed, batch))
             parts.append(latencies(name, timed))
         parts.append(gates(cells))
+    parts.append(elsewhere(read_transfer(results.parent)))
     write_text(where / PAGE, "\n".join(part for part in parts if part).rstrip("\n") + "\n")
     print(f"{OURS} against the controls: {counted(fought, ' cells')}")
     print(f"wrote {where / PAGE}")
@@ -195,6 +210,24 @@ def accuracies(cells: Cells) -> str:
     full = ", ".join(f"{method} {spread(cells[method, None])}" for method in AT_FULL_COST if (method, None) in cells)
     note = "The area is the mean accuracy over the logarithm of the budget, ± half a 95 % interval over seeds."
     return f"{markdown(columns, rows, numbers=True)}\n\nAt full cost: {full or ABSENT}. {note}"
+
+
+def elsewhere(cells: Cells) -> str:
+    """Data that nobody tuned on."""
+    if not cells:
+        return ""
+    models = list(dict.fromkeys(model for model, _ in cells))
+    rows = [[model, *(spread(cells.get((model, budget))) for budget in JUDGED)] for model in models]
+    fought = duels("characters", cells)
+    return (
+        "## Data that nobody tuned on\n\n"
+        "Which character follows sixteen others, as a user's own file: `dynamicgate compare --data characters.npz` "
+        "with a budget and nothing else said, every method with its defaults (`python experiments/transfer.py`). "
+        f"{OURS}: {counted(fought, ' cells')}.\n\n"
+        + markdown(["accuracy, %", *(f"{budget:g}" for budget in JUDGED)], rows, numbers=True)
+        + "\n"
+        + lost("Lost", fought)
+    )
 
 
 def latencies(name: str, clock: Clock) -> str:
