@@ -19,6 +19,7 @@ from dynamicgate.compare.models import small
 from dynamicgate.compare.settings import GATE_SHARE, LATER
 from dynamicgate.data import Arrays, Splits, check_arrays
 from dynamicgate.data import load as load_data
+from dynamicgate.rewire import RigL
 
 META = {"created", "commit", "command", "versions", "machine", "budget", "seeds", "epochs", "hidden", "data"}
 RUN = {
@@ -77,7 +78,7 @@ def test_the_small_network_costs_what_the_budget_allows_to_within_a_unit(
 def test_the_models_are_what_they_are_called(settings: Settings) -> None:
     splits = load_data(settings.data)
     made = {
-        name: prepare(replace(settings, dropout=0.25, model=name).resolved(splits), splits)
+        name: prepare(replace(settings, dropout=0.25, gate_share=0.2, model=name).resolved(splits), splits)
         for name, prepare in MODELS.items()
     }
     assert {name for name, prepared in made.items() if prepared.model.dropout.p == 0.0} == {"dense", "small"}
@@ -113,6 +114,22 @@ def test_without_a_density_sparse_models_spend_the_budget(hidden: tuple[int, ...
     routed = {site: torch.eye(8)[:1] for site in dg.gates_of(switch)}
     full = macs((40, *hidden, 6))
     assert float(dg.Ledger(switch).executed(routed)) / full == pytest.approx(0.2, abs=0.05)
+
+
+@pytest.mark.parametrize(("budget", "gates"), [(0.05, 0), (0.1, 1)])
+def test_a_gate_that_could_read_next_to_nothing_is_left_out(budget: float, gates: int, tmp_path: Path) -> None:
+    splits = load_data("digits").flat()  # 9,472 MACs: a twentieth of 5 % pays for 3 inputs of each of 8 gates
+    settings = Settings("digits", model="gate+rigl", budget=budget, epochs=1)
+    model, budget_, rewirer = MODELS["gate+rigl"](settings.resolved(splits), splits)
+    assert len(dg.gates_of(model)) == gates
+    assert (budget_ is None) == (gates == 0)
+    assert isinstance(rewirer, RigL)
+    if not gates:
+        found = run_one(settings.resolved(splits), splits, tmp_path, show=False)
+        assert found["macs"]["relative"] == pytest.approx(budget, abs=0.001)
+        assert found["notes"][0] == "no gates: a budget of 0.05 pays for fewer than 4 inputs for each of them"
+    asked = replace(settings, gate_share=0.05).resolved(splits)
+    assert len(dg.gates_of(MODELS["gate+rigl"](asked, splits).model)) == 1, "who asks for a share gets it"
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "erk"])

@@ -91,7 +91,10 @@ def rigl(s: Settings, splits: Splits) -> Prepared:
 
 
 def gate_rigl(s: Settings, splits: Splits) -> Prepared:
-    """Gates and rewiring in one layer, gate networks sparse like the layers they gate, held to the budget together."""
+    """Gates and rewiring in one layer, gate networks sparse like the layers they gate, held to the budget together.
+    Without gates where the budget does not pay for any that could tell inputs apart."""
+    if not s.gate_density:
+        return rigl(s, splits)
     model, budget, _ = gate(s, splits)
     last = len(s.hidden)
     layers = [f"layers.{index}" for index in range(last + (s.output == "sparse"))]

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dynamicgate.compare.models import MODELS, Prepared
-from dynamicgate.compare.settings import Settings, dense_macs, settings_hash
+from dynamicgate.compare.settings import FEWEST_READ, FUSED, Settings, dense_macs, settings_hash
 from dynamicgate.cost import Ledger
 from dynamicgate.data import Splits, load
 from dynamicgate.evidence import Evidence
@@ -89,7 +89,7 @@ def run_one(
         "rewiring": rewirer.rows() if rewirer else None,
         "samples": found["samples"],
         "gates": found["gates"],
-        "notes": found["notes"],
+        "notes": [*_taken_off(settings, found["gates"]), *found["notes"]],
         "valid": history.final,
         "steps": history.steps,
         "collapses": [str(collapse) for collapse in budget.collapses] if budget else [],
@@ -100,6 +100,12 @@ def run_one(
         write_text(folder / "evidence.json", json.dumps(evidence.to_dict(splits)))
         write_text(finished, json.dumps(run))
     return run
+
+
+def _taken_off(settings: Settings, gates: list[dict[str, Any]]) -> list[str]:
+    if settings.model != FUSED or gates:
+        return []
+    return [f"no gates: a budget of {settings.budget:g} pays for fewer than {FEWEST_READ} inputs for each of them"]
 
 
 def _taught(settings: Settings, splits: Splits, folder: Path, device: str) -> tuple[nn.Module, float]:

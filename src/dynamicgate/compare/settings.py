@@ -33,6 +33,7 @@ FUSED = "gate+rigl"
 FUSED_BLOCK = 16
 FUSED_GATE_SHARE = 0.05
 FUSED_OPEN_RATE = 0.85
+FEWEST_READ = 4  # inputs of a gate: one that reads fewer says next to nothing about them, and is not worth its cost
 FUSED_DISTRIBUTION: Distribution = "erk"
 FUSED_START = 1.0  # dense at first: what is worth keeping is then known, and not only guessed from a gradient
 SPARSE_LR = 5 / 3  # times the usual rate: few connections bear larger steps
@@ -101,7 +102,8 @@ class Knobs:
     """Share of the connections that exist at first in the hidden layers of set, rigl and gate+rigl; 0 is all of them in
     gate+rigl, the density in the others."""
     gate_density: float = 0.0
-    """The same for the gate networks of gate+rigl; 0 is what their share of the budget pays for."""
+    """The same for the gate networks of gate+rigl; 0 is what their share of the budget pays for, and no gates
+    where the default share pays for fewer than four inputs for each of them."""
     structure: str = "unstructured"
     """Pattern of the masks: unstructured, fan-in (every output has as many inputs), or cells of outputs x inputs that
     come and go together, like 16x1 or 32x32."""
@@ -201,9 +203,11 @@ def _with_densities(s: Settings, splits: Splits) -> Settings:
     output = ("sparse" if last > 0.5 * budget * full else "dense") if s.output == "auto" else s.output
     kept = last if output == "dense" else 0
     density, gate_density = s.density, s.gate_density
-    if s.model == FUSED:
-        gates = sum(a * math.ceil(b / s.block) for a, b in pairwise(sizes[:-1]))
-        share, open_rate = s.gate_share or FUSED_GATE_SHARE, s.open_rate or FUSED_OPEN_RATE
+    blocks = [math.ceil(width / s.block) for width in s.widths]
+    share, open_rate = s.gate_share or FUSED_GATE_SHARE, s.open_rate or FUSED_OPEN_RATE
+    asked = gate_density or s.gate_share
+    if s.model == FUSED and (asked or share * budget * full >= FEWEST_READ * sum(blocks)):
+        gates = sum(a * b for a, b in zip(sizes, blocks, strict=False))
         wanted = (1.0 - share) * budget * full / open_rate  # closed units also save what reads them
         density = density or min(1.0, max(share * budget, (wanted - kept) / (full - kept)))
         gate_density = gate_density or min(1.0, share * budget * full / gates)
