@@ -31,6 +31,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scaled": ("the gate also says how much", {"scale": True}),
     "ramp": ("nothing jumps where a gate closes", {"ramp": 1.1}),
     "longer ramp": ("and gates say how much over a wider range", {"ramp": 2.2}),
+    "longer ramp, heavier gate": (
+        "what gates say is worth more of them",
+        {"ramp": 2.2, "gate_share": 0.1, "open_rate": 0.7},
+    ),
     "ramp, lighter gate": ("a restriction that is hardly one", {"ramp": 1.1, "gate_share": 0.02, "open_rate": 0.95}),
     "ramp, twice as wide": ("each unit has fewer inputs and so less to learn by heart", {"ramp": 1.1, "widen": 2.0}),
     "ramp, lighter gate, twice as wide": (
