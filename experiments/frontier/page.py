@@ -196,7 +196,7 @@ def search(results: Path, *, quick: bool) -> str:
     columns = ["what", "why", *(f"{name} {budget:g}" for name, budget in places), "mean"]
     return (
         "## The search\n\nOne thing changed at a time, three seeds, points of validation accuracy to the recipe as it "
-        f"is.\n\n{markdown(columns, rows)}\n"
+        f"is; the mean is over the places where a change was tried.\n\n{markdown(columns, rows)}\n"
     )
 
 
