@@ -53,8 +53,9 @@ def build(inputs: int, sketches: list[Sketch], seed: int) -> list[ops.Layer]:
             cuts = {"all": -torch.inf, "none": torch.inf, "top": torch.inf, "some": 0.2, "each": randn(blocks)}
             keep = min(s.keep or int(s.cut == "top"), blocks)
             ramp = s.ramp if s.cut in ("some", "each") and not keep else None
-            # a ramp multiplies the result by the logits, whose rounding grows with them: they have the size of the rest
-            sizes = [1.0 if ramp is None else shape[1] ** -0.5 for shape in shapes]
+            # where logits also scale the result their rounding, which grows with them, does so too: they stay small
+            scales = ramp is not None or s.tau is not None
+            sizes = [shape[1] ** -0.5 if scales else 1.0 for shape in shapes]
             gate = ops.GateNet(
                 tuple(randn(*shape) * size for shape, size in zip(shapes, sizes, strict=True)),
                 tuple(randn(shape[0]) for shape in shapes),
