@@ -42,7 +42,6 @@ def shift_biases_(model: nn.Module, ledger: Ledger, target: float, inputs: list[
     """
     gates = gates_of(model)
     before = {name: gate.bias.detach().clone() for name, gate in gates.items()}
-
     excess: dict[float, float] = {}  # of every shift that was tried
 
     def shift_(by: float) -> None:

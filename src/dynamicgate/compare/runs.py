@@ -89,7 +89,7 @@ def run_one(
         "rewiring": rewirer.rows() if rewirer else None,
         "samples": found["samples"],
         "gates": found["gates"],
-        "notes": [*_taken_off(settings, found["gates"]), *found["notes"]],
+        "notes": [*_left_out(settings), *found["notes"]],
         "valid": history.final,
         "steps": history.steps,
         "collapses": [str(collapse) for collapse in budget.collapses] if budget else [],
@@ -102,8 +102,8 @@ def run_one(
     return run
 
 
-def _taken_off(settings: Settings, gates: list[dict[str, Any]]) -> list[str]:
-    if settings.model != FUSED or gates:
+def _left_out(settings: Settings) -> list[str]:
+    if settings.model != FUSED or settings.gate_density:
         return []
     return [f"no gates: a budget of {settings.budget:g} pays for fewer than {FEWEST_READ} inputs for each of them"]
 
