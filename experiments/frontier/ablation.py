@@ -31,6 +31,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "scaled": ("the gate also says how much", {"scale": True}),
     "ramp": ("nothing jumps where a gate closes", {"ramp": 1.1}),
     "longer ramp": ("and gates say how much over a wider range", {"ramp": 2.2}),
+    "longest ramp": ("hardly any gate is ever open in full", {"ramp": 4.4}),
+    "ramp, heavier gate": ("more of them", {"ramp": 1.1, "gate_share": 0.1, "open_rate": 0.7}),
     "longer ramp, heavier gate": (
         "what gates say is worth more of them",
         {"ramp": 2.2, "gate_share": 0.1, "open_rate": 0.7},
