@@ -63,7 +63,8 @@ def cells(features: int, width: int, block: int, share: float, seconds: float) -
             times = race({key: partial(way(name), body) for key, name in names.items()}, xs, seconds / len(TOKENS))
         ratio = min(times["eager"], times["compiled"]) / times["plan"]
         row = {"features": features, "width": width, "block": block, "share": share, "tokens": tokens}
-        yield {**row, "chosen": regime.chosen, "ratio": ratio, "us": times, "checked": fast.plan.checked}
+        found = {"chosen": regime.chosen, "ratio": ratio, "us": times, "timed": regime.times}
+        yield {**row, **found, "checked": fast.plan.checked}
 
 
 def main() -> None:

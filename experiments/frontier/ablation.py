@@ -13,7 +13,7 @@ from dynamicgate.paper import Table
 
 from .sets import OURS, SETS, at_a_budget, table, tuning_change
 
-BUDGETS = (0.05, 0.2)
+BUDGETS = (0.05, 0.1, 0.2)
 TRIED_ON = ("digits", "mnist", "cifar10", "tiny-imagenet", "speech", "pbmc3k")
 BASE: dict[str, Any] = {
     "model": OURS, "gate_share": 0.05, "open_rate": 0.85, "block": 16, "policy": "hard", "scale": False, "start": 1.0,
@@ -49,6 +49,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cells 16x1": ("what kernels on a CPU like", {"structure": "16x1"}),
     "uniform": ("all layers alike", {"distribution": "uniform"}),
     "twice as wide": ("more units to choose from, each with fewer inputs", {"widen": 2.0}),
+    "half as wide again": ("between the two", {"widen": 1.5}),
+    "lighter gate, half as wide again": (
+        "choose from more, and close less of it",
+        {"gate_share": 0.02, "open_rate": 0.95, "widen": 1.5},
+    ),
+    "lighter gate, twice as wide": ("more of that", {"gate_share": 0.02, "open_rate": 0.95, "widen": 2.0}),
     "distilled": ("the dense network knows more than the labels say; it must be trained too", {"distill": 0.5}),
 }
 RIVALS: dict[str, dict[str, Any]] = {

@@ -26,6 +26,7 @@ from dynamicgate.plan.gpu.recorded import Recorded
 from dynamicgate.plan.lower import gate_net
 
 COMPILED = ", compiled"
+FUSED = "dense, fused"
 FULL_ROWS = 64
 
 
@@ -50,7 +51,7 @@ class FeedForward(nn.Module):
             net = gate_net(gate)
             if len(net.weights) == 1:
                 tensors, net = _joined(tensors, net)
-            self.decide = GateInTorch(net)
+            self.decide, self.blocks = GateInTorch(net), net.blocks
             if gate.config.kind == "router":
                 self.decide = RouterInTorch(self.decide, net.keep, float(gate.tau))
         for name in (
@@ -64,10 +65,6 @@ class FeedForward(nn.Module):
             "both_bias",
         ):
             self.register_buffer(name, tensors.get(name))
-        both = tensors.get("both")
-        if both is not None:
-            parts = len(self.up_weight), net.blocks  # type: ignore[arg-type]
-            self.parts = [*parts, len(both) - sum(parts)]
         self.use_([(None, "dense")], {})
 
     def use_(self, ways: Sequence[tuple[int | None, str]], recorded: Mapping[int, Recorded]) -> None:
@@ -98,7 +95,7 @@ class FeedForward(nn.Module):
 
     def candidates(self, tokens: int) -> list[str]:
         """The ways that are worth timing for so many tokens."""
-        found = ["dense", f"dense{COMPILED}"]
+        found = ["dense", f"dense{COMPILED}"] + [FUSED] * (self.both is not None)
         if self.decide is not None and self.block >= LEAST_BLOCK:
             found += ["gated"]
         if isinstance(self.decide, GateInTorch) and tokens <= MOST_TOKENS:
@@ -152,13 +149,15 @@ def dense(layer: Any, x_TD: Tensor) -> Tensor:
     """Everything, closed units multiplied by zero."""
     if layer.decide is None:
         return ungated(layer, x_TD)
-    if layer.both is None:
-        h_TN, factor_TG = _hidden(layer, x_TD), layer.decide(x_TD)
-    else:
-        up, gate, _ = F.linear(x_TD, layer.both, layer.both_bias).split(layer.parts, dim=1)
-        h_TN, factor_TG = PHI[layer.activation](up), layer.decide.factors(gate.float())
-        h_TN = h_TN if layer.value_weight is None else h_TN * F.linear(x_TD, layer.value_weight, layer.value_bias)
-    return F.linear(close_units(h_TN, factor_TG, layer.block), layer.down_weight, layer.down_bias)
+    if layer.both is not None:
+        return _in_one_product(layer, x_TD, _between)
+    h_TN = close_units(_hidden(layer, x_TD), layer.decide(x_TD), layer.block)
+    return F.linear(h_TN, layer.down_weight, layer.down_bias)
+
+
+def fused(layer: Any, x_TD: Tensor) -> Tensor:
+    """Everything, by the products of eager torch, which add their biases, and one pass between them."""
+    return _in_one_product(layer, x_TD, _compiled_between())
 
 
 def gated(layer: Any, x_TD: Tensor) -> Tensor:
@@ -171,7 +170,7 @@ def decode(layer: Any, x_TD: Tensor) -> Tensor:
     return decode_ffn(x_TD, _net(layer.decide), layer.up_weight, layer.down_weight, **_rest(layer))
 
 
-WAYS: dict[str, Way] = {"ungated": ungated, "dense": dense, "gated": gated, "decode": decode}
+WAYS: dict[str, Way] = {"ungated": ungated, "dense": dense, FUSED: fused, "gated": gated, "decode": decode}
 
 
 @cache
@@ -179,6 +178,26 @@ def way(name: str) -> Way:
     """The function of this name, compiled if it says so."""
     plain = WAYS[name.removesuffix(COMPILED)]
     return torch.compile(plain) if name.endswith(COMPILED) else plain
+
+
+def _in_one_product(layer: Any, x_TD: Tensor, between: Callable[[Any, Tensor, Tensor | None], Tensor]) -> Tensor:
+    """Dense, where the logits of the gate come out of the projection up."""
+    both_TM = F.linear(x_TD, layer.both, layer.both_bias)
+    value_TN = None if layer.value_weight is None else F.linear(x_TD, layer.value_weight, layer.value_bias)
+    return F.linear(between(layer, both_TM, value_TN), layer.down_weight, layer.down_bias)
+
+
+def _between(layer: Any, both_TM: Tensor, value_TN: Tensor | None) -> Tensor:
+    """The hidden units, closed ones zero."""
+    N, G = len(layer.up_weight), layer.blocks
+    h_TN = PHI[layer.activation](both_TM[:, :N])
+    h_TN = h_TN if value_TN is None else h_TN * value_TN
+    return close_units(h_TN, layer.decide.factors(both_TM[:, N : N + G].float()), layer.block)
+
+
+@cache
+def _compiled_between() -> Callable[[Any, Tensor, Tensor | None], Tensor]:
+    return torch.compile(_between)
 
 
 def _hidden(layer: Any, x_TD: Tensor) -> Tensor:
