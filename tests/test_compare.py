@@ -87,7 +87,8 @@ def test_the_models_are_what_they_are_called(settings: Settings) -> None:
         "static": ["static"], "random": ["static"], "gate": ["dynamic"], "gate+rigl": ["dynamic"], "switch": ["router"],
     }  # fmt: skip
     targets = {name: prepared.budget.target for name, prepared in made.items() if prepared.budget}
-    assert targets == {"static": 0.5, "gate": 0.5, "gate+rigl": 0.5, "switch": None}
+    of_itself = pytest.approx(0.5 / 1.5)  # it is half as wide again as the network that the budget is a share of
+    assert targets == {"static": 0.5, "gate": 0.5, "gate+rigl": of_itself, "switch": None}
     rewirers = {name: type(prepared.rewirer).__name__ for name, prepared in made.items() if prepared.rewirer}
     assert rewirers == {
         "pruned": "Magnitude", "static-sparse": "Static", "set": "SET", "rigl": "RigL", "gate+rigl": "RigL",
@@ -106,7 +107,8 @@ def test_without_a_density_sparse_models_spend_the_budget(hidden: tuple[int, ...
         assert 0.0 < chosen.density < 0.2 or chosen.output == "sparse"
     both = replace(base, model="rigl", density=0.3, output="sparse").resolved(splits)
     assert dg.Ledger(MODELS["rigl"](both, splits).model).relative({}) == pytest.approx(0.3, abs=0.001)
-    fused = MODELS["gate+rigl"](replace(base, model="gate+rigl").resolved(splits), splits)
+    asked = replace(base, model="gate+rigl", gate_share=0.05, open_rate=0.85, widen=1.0)
+    fused = MODELS["gate+rigl"](asked.resolved(splits), splits)
     ledger = dg.Ledger(fused.model)
     assert ledger.gate / ledger.dense == pytest.approx(0.05 * 0.2, rel=0.1), "a twentieth of the budget decides"
     assert ledger.settled * 0.85 + 0.15 * ledger.gate / ledger.dense == pytest.approx(0.2, rel=0.02)
@@ -116,7 +118,7 @@ def test_without_a_density_sparse_models_spend_the_budget(hidden: tuple[int, ...
     assert float(dg.Ledger(switch).executed(routed)) / full == pytest.approx(0.2, abs=0.05)
 
 
-@pytest.mark.parametrize(("budget", "gates"), [(0.05, 0), (0.1, 1)])
+@pytest.mark.parametrize(("budget", "gates"), [(0.05, 0), (0.3, 1)])
 def test_a_gate_that_could_read_next_to_nothing_is_left_out(budget: float, gates: int, tmp_path: Path) -> None:
     splits = load_data("digits").flat()  # 9,472 MACs: a twentieth of 5 % pays for 3 inputs of each of 8 gates
     settings = Settings("digits", model="gate+rigl", budget=budget, epochs=1)
@@ -130,6 +132,24 @@ def test_a_gate_that_could_read_next_to_nothing_is_left_out(budget: float, gates
         assert found["notes"][0] == "no gates: a budget of 0.05 pays for fewer than 4 inputs for each of them"
     asked = replace(settings, gate_share=0.05).resolved(splits)
     assert len(dg.gates_of(MODELS["gate+rigl"](asked, splits).model)) == 1, "who asks for a share gets it"
+
+
+@pytest.mark.parametrize(
+    ("budget", "widen", "gate_share", "open_rate"),
+    [(0.02, 1.0, 0.05, 0.85), (0.099, 1.0, 0.05, 0.85), (0.1, 1.25, 0.02, 0.95), (0.2, 1.5, 0.02, 0.95),
+     (1.0, 1.5, 0.02, 0.95)],
+)  # fmt: skip
+def test_the_larger_the_budget_the_wider_the_model_and_the_lighter_its_gates(
+    budget: float, widen: float, gate_share: float, open_rate: float
+) -> None:
+    splits = splits_of(400, 6)
+    asked = Settings(model="gate+rigl", budget=budget, hidden=(256,), epochs=200, batch=4)
+    found = asked.resolved(splits)
+    assert found.widths == (round(widen * 256),)
+    same = replace(asked, widen=widen, gate_share=gate_share, open_rate=open_rate).resolved(splits)
+    assert (found.density, found.gate_density) == (same.density, same.gate_density)
+    assert found.gate_density > 0.0
+    assert replace(asked, model="rigl").resolved(splits).widths == (256,)
 
 
 @pytest.mark.parametrize("distribution", ["uniform", "erk"])
@@ -333,7 +353,7 @@ def test_a_run_without_a_ramp_is_found_where_it_was_before_there_were_ramps(
 @pytest.mark.parametrize("model", ["static", "gate", "gate+rigl"])
 def test_the_ramp_reaches_the_gates(model: str) -> None:
     splits = splits_of(40, 6)
-    asked = Settings(model=model, hidden=(64,), epochs=1, batch=8, ramp=1.1).resolved(splits)
+    asked = Settings(model=model, hidden=(64,), epochs=1, batch=8, ramp=1.1, gate_share=0.2).resolved(splits)
     found = dg.gates_of(MODELS[model](asked, splits).model)
     assert [gate.config.ramp for gate in found.values()] == [1.1]
 

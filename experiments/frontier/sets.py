@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dynamicgate.compare.settings import FUSED_DISTRIBUTION
+from dynamicgate.compare.settings import FUSED_DISTRIBUTION, spending
 from dynamicgate.data import Splits
 from dynamicgate.paper import Recipe, Table
 from dynamicgate.paper.recipe import load_module
@@ -94,6 +94,12 @@ def at_a_budget(method: str, budget: float) -> str:
     return f"{method} {budget:g}"
 
 
+def wider(budget: float) -> dict[str, float]:
+    """As wide as the recipe with gates, where that is wider than asked for."""
+    widen = spending(budget).widen
+    return {} if widen == 1.0 else {"widen": widen}
+
+
 def tables() -> Iterator[Table]:
     """Both tables of every set."""
     chosen = json.loads(CHOSEN.read_text(encoding="utf-8")) if CHOSEN.exists() else {}
@@ -108,6 +114,7 @@ def tables() -> Iterator[Table]:
                 "model": method.split(" ")[0],
                 "budget": budget,
                 **best.get(method, {}),
+                **(wider(budget) if method == UNGATED else {}),
             }
             for method in AT_A_BUDGET
             for budget in BUDGETS
