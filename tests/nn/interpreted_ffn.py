@@ -52,5 +52,5 @@ def test_the_ways_of_a_plan_agree(options: dict[str, Any]) -> None:
     x = torch.randn(5, 12)
     with torch.no_grad():
         y = layer(x)
-        for name in ("dense", "gated", "decode"):
+        for name in ("dense", "dense, fused", "gated", "decode"):
             torch.testing.assert_close(WAYS[name](planned, x), y, rtol=1e-5, atol=1e-5)

@@ -48,7 +48,6 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> Compile:
         plain: Any = lambda name: layers.WAYS[name.removesuffix(layers.COMPILED)]  # noqa: E731
         for module in (room, layers):
             monkeypatch.setattr(module, "way", plain)
-        monkeypatch.setattr(layers, "_compiled_between", lambda: layers._between)
         monkeypatch.setattr(room, "race", invented)
         return compile_on_gpu(model, x, batches=batches, calibration=None, seconds=1.0)
 

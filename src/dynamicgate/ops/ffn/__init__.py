@@ -10,11 +10,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dynamicgate.ops.ffn.closing import close_hidden
 from dynamicgate.ops.ffn.few import decode_ffn
 from dynamicgate.ops.ffn.op import run
 from dynamicgate.ops.ffn.reference import PHI, reference
 
-__all__ = ["decode_ffn", "gated_ffn", "reference"]
+__all__ = ["close_hidden", "decode_ffn", "gated_ffn", "reference"]
 
 
 def gated_ffn(

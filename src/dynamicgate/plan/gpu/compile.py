@@ -22,7 +22,7 @@ from dynamicgate.plan.seen import MOST_ROWS, about_closed, executed, inputs_of, 
 from dynamicgate.usage import gates_of
 
 MOST_RECORDED = 1024  # tokens: beyond, launching takes hardly a part of the time, and recordings hold memory
-PREFER_DENSE = 0.97  # a lead of less than 3 % over dense is noise
+PREFER_DENSE = 0.95  # a lead of less than 5 % over dense may be noise, and is gone the next time
 UNGATED = "ungated"
 Call = Callable[[Tensor], Tensor]
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from dynamicgate.gate import close_units
 from dynamicgate.nn.ffn import LEAST_BLOCK
 from dynamicgate.ops import GateNet
-from dynamicgate.ops.ffn import decode_ffn, gated_ffn
+from dynamicgate.ops.ffn import close_hidden, decode_ffn, gated_ffn
 from dynamicgate.ops.ffn.few import MOST_TOKENS
 from dynamicgate.ops.ffn.reference import PHI
 from dynamicgate.plan.forms import GateInTorch, RouterInTorch
@@ -95,7 +95,9 @@ class FeedForward(nn.Module):
 
     def candidates(self, tokens: int) -> list[str]:
         """The ways that are worth timing for so many tokens."""
-        found = ["dense", f"dense{COMPILED}"] + [FUSED] * (self.both is not None)
+        found = ["dense", f"dense{COMPILED}"]
+        if self.both is not None and isinstance(self.decide, GateInTorch) and not self.decide.keep:
+            found += [FUSED]
         if self.decide is not None and self.block >= LEAST_BLOCK:
             found += ["gated"]
         if isinstance(self.decide, GateInTorch) and tokens <= MOST_TOKENS:
@@ -149,15 +151,27 @@ def dense(layer: Any, x_TD: Tensor) -> Tensor:
     """Everything, closed units multiplied by zero."""
     if layer.decide is None:
         return ungated(layer, x_TD)
-    if layer.both is not None:
-        return _in_one_product(layer, x_TD, _between)
-    h_TN = close_units(_hidden(layer, x_TD), layer.decide(x_TD), layer.block)
-    return F.linear(h_TN, layer.down_weight, layer.down_bias)
+    if layer.both is None:
+        h_TN, factor_TG = _hidden(layer, x_TD), layer.decide(x_TD)
+    else:
+        N = len(layer.up_weight)
+        both_TM = F.linear(x_TD, layer.both, layer.both_bias)
+        h_TN, factor_TG = (
+            PHI[layer.activation](both_TM[:, :N]),
+            layer.decide.factors(both_TM[:, N : N + layer.blocks].float()),
+        )
+        h_TN = h_TN if layer.value_weight is None else h_TN * F.linear(x_TD, layer.value_weight, layer.value_bias)
+    return F.linear(close_units(h_TN, factor_TG, layer.block), layer.down_weight, layer.down_bias)
 
 
 def fused(layer: Any, x_TD: Tensor) -> Tensor:
-    """Everything, by the products of eager torch, which add their biases, and one pass between them."""
-    return _in_one_product(layer, x_TD, _compiled_between())
+    """Everything, by the products of eager torch, which add their biases, and one pass of ours between them."""
+    value_TN = None if layer.value_weight is None else F.linear(x_TD, layer.value_weight, layer.value_bias)
+    h_TN = close_hidden(
+        F.linear(x_TD, layer.both, layer.both_bias), len(layer.up_weight), block=layer.block, cut=layer.decide.cut,
+        tau=layer.decide.tau, ramp=layer.decide.ramp, activation=layer.activation, value_TN=value_TN,
+    )  # fmt: skip
+    return F.linear(h_TN, layer.down_weight, layer.down_bias)
 
 
 def gated(layer: Any, x_TD: Tensor) -> Tensor:
@@ -178,26 +192,6 @@ def way(name: str) -> Way:
     """The function of this name, compiled if it says so."""
     plain = WAYS[name.removesuffix(COMPILED)]
     return torch.compile(plain) if name.endswith(COMPILED) else plain
-
-
-def _in_one_product(layer: Any, x_TD: Tensor, between: Callable[[Any, Tensor, Tensor | None], Tensor]) -> Tensor:
-    """Dense, where the logits of the gate come out of the projection up."""
-    both_TM = F.linear(x_TD, layer.both, layer.both_bias)
-    value_TN = None if layer.value_weight is None else F.linear(x_TD, layer.value_weight, layer.value_bias)
-    return F.linear(between(layer, both_TM, value_TN), layer.down_weight, layer.down_bias)
-
-
-def _between(layer: Any, both_TM: Tensor, value_TN: Tensor | None) -> Tensor:
-    """The hidden units, closed ones zero."""
-    N, G = len(layer.up_weight), layer.blocks
-    h_TN = PHI[layer.activation](both_TM[:, :N])
-    h_TN = h_TN if value_TN is None else h_TN * value_TN
-    return close_units(h_TN, layer.decide.factors(both_TM[:, N : N + G].float()), layer.block)
-
-
-@cache
-def _compiled_between() -> Callable[[Any, Tensor, Tensor | None], Tensor]:
-    return torch.compile(_between)
 
 
 def _hidden(layer: Any, x_TD: Tensor) -> Tensor:
