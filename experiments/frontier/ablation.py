@@ -22,7 +22,7 @@ BASE: dict[str, Any] = {
 }  # fmt: skip
 AS_IT_IS = "as it is"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    AS_IT_IS: ("a gate that takes 5 % of the budget and leaves 85 % open, connections from dense, by erk", {}),
+    AS_IT_IS: ("where the search began", {}),
     "lighter gate": ("it takes 2 % and leaves 95 % open", {"gate_share": 0.02, "open_rate": 0.95}),
     "heavier gate": ("it takes 10 % and leaves 70 % open", {"gate_share": 0.1, "open_rate": 0.7}),
     "few open": ("many connections to choose from", {"gate_share": 0.1, "open_rate": 0.5}),

@@ -48,6 +48,7 @@ class Duel(NamedTuple):
     control: str
     points: float
     faster: bool = False
+    half: float | None = None  # of a 95 % interval over seeds that both have
 
     @property
     def outcome(self) -> str:
@@ -113,11 +114,19 @@ def read_clock(folder: Path, results: Path, name: str, *, quick: bool = False) -
 def duels(name: str, cells: Cells, controls: Sequence[str] = CONTROLS) -> list[Duel]:
     """Ours against every control at the judged budgets, where the control can be had at equal cost."""
     return [
-        Duel(name, budget, control, cells[OURS, budget].mean - cells[control, budget].mean)
+        duel(name, budget, control, cells[OURS, budget], cells[control, budget])
         for budget in JUDGED
         for control in controls
         if (OURS, budget) in cells and (control, budget) in cells and cells[control, budget].meets(budget)
     ]
+
+
+def duel(name: str, budget: float, control: str, ours: Cell, theirs: Cell) -> Duel:
+    """One cell, paired by seed."""
+    reached = {run["seed"]: run["quality"]["accuracy"] for run in theirs.runs}
+    apart = [100.0 * (run["quality"]["accuracy"] - reached[run["seed"]]) for run in ours.runs if run["seed"] in reached]
+    half = interval(apart).half if apart else None
+    return Duel(name, budget, control, ours.mean - theirs.mean, half=half)
 
 
 def clock_duels(name: str, cells: Cells, clock: Clock, batch: int, ours: str = OURS_IN_CELLS) -> list[Duel]:
