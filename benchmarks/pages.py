@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from dynamicgate.files import write_text
@@ -127,6 +128,19 @@ def gpu_speedups(results: dict[str, Any], part: str) -> str:
     return markdown(["layer", "tokens", "block", *[f"open {share:g}" for share in shares]], lines, numbers=True)
 
 
+def gpu_plan(results: dict[str, Any]) -> str:
+    """Least and median ratio of dense torch to chosen plans, by open share and tokens, and what counts overall."""
+    rows = results["runs"]
+    tokens, shares = (sorted({row[key] for row in rows}) for key in ("tokens", "share"))
+    lines = []
+    for share in shares:
+        ratios = [[r["ratio"] for r in rows if (r["share"], r["tokens"]) == (share, count)] for count in tokens]
+        lines.append([f"open {share:g}", *(f"{min(found):.2f} / {median(found):.2f}" for found in ratios)])
+    least, target = results["meta"]["least_ratio"], results["meta"]["target"]
+    told = f"{sum(row['ratio'] >= target for row in rows)} of {len(rows)} at {target} or more, the least {least:.3f}."
+    return markdown(["least / median", *(f"{count:,}" for count in tokens)], lines, numbers=True) + f"\n\n{told}"
+
+
 TABLES = {
     "gated": Table(COMPILE, "benchmarks/results/cpu.json", gated),
     "sparse": Table(COMPILE, "benchmarks/results/cpu.json", sparse),
@@ -136,6 +150,7 @@ TABLES = {
     "latency": Table(COMPILE, "experiments/results/latency.json", latency),
     "ops": Table("src/dynamicgate/ops/chain/README.md", "benchmarks/results/cpu_ops.json", ops),
     "gpu-forward": Table(FFN, "benchmarks/results/gpu.json", partial(gpu_speedups, part="forward")),
+    "gpu-plan": Table("docs/gpu.md", "benchmarks/results/gpu_plan.json", gpu_plan),
     "gpu-backward": Table(FFN, "benchmarks/results/gpu.json", partial(gpu_speedups, part="backward")),
 }
 

@@ -55,6 +55,42 @@ def test_a_tenth_of_a_point_is_a_tie_and_a_dearer_control_is_no_rival() -> None:
     }  # fmt: skip
 
 
+def test_a_lost_cell_says_how_sure_it_is() -> None:
+    def runs(*accuracy: float, first: int = 0) -> object:
+        found = [{"seed": first + i, "quality": {"accuracy": x}} for i, x in enumerate(accuracy)]
+        return CELLS.Cell(accuracy, [0.1] * len(accuracy), found)
+
+    cells = {
+        ("gate+rigl", 0.1): runs(0.80, 0.90, 0.85), ("rigl", 0.1): runs(0.81, 0.911, 0.86),
+        ("set", 0.1): runs(0.90, 0.86, 0.90), ("small", 0.1): runs(0.99, 0.99, first=7),
+    }  # fmt: skip
+    found = {duel.control: duel for duel in CELLS.duels("clouds", cells)}
+    assert found["rigl"].points == pytest.approx(-1.0333, abs=1e-3)
+    assert found["rigl"].half == pytest.approx(4.3027 * 0.057735 / 3**0.5, rel=1e-3), "seeds are paired"
+    assert found["small"].half is None, "no seed in common"
+    text = PAGE.lost("Lost", list(found.values()))
+    assert "clouds at 0.1 to rigl, -1.03 ± 0.14" in text
+    assert "to small, -14.00;" in text or "to small, -14.00." in text
+    assert "one is beyond it" in text
+    assert PAGE.lost("Lost", []) == ""
+
+
+def test_the_search_has_a_table_for_each_budget_of_what_was_tried_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = load_module(FOLDER, "search")
+    tried = {
+        "digits": {("as it is", 0.05): cell(0.9), ("lighter gate", 0.05): cell(0.91), ("pruned", 0.05): cell(0.88)},
+        "mnist": {("as it is", 0.05): cell(0.5), ("lighter gate", 0.05): cell(0.52)},
+    }
+    found = {name: tried.get(name, {}) for name in search.TRIED_ON}
+    monkeypatch.setattr(search, "read_cells", lambda _f, _r, name, quick: (found[name.removesuffix("-ablation")], {}))
+    text = search.search(FOLDER, Path(), quick=False)
+    assert "| at 0.05 | why | digits | mnist | mean |" in text
+    assert "| lighter gate | it takes 2 % and leaves 95 % open | +1.00 | +2.00 | +1.50 |" in text
+    assert "| pruned | control | -2.00 | – | -2.00 |" in text
+    assert "as it is" not in text
+    assert "at 0.1" not in text.split("default.")[1]
+
+
 def on_the_clock(**ratios: tuple[float, ...]) -> dict[tuple[str, float], object]:
     """Latencies of methods at the first so many budgets, the same at both batch sizes."""
     return {
