@@ -86,7 +86,7 @@ void run_step(Step& s, int* panels, const Pool* pool) {
     if (needed) panels[s.panel_count++] = p;
   }
   s.panels = panels;
-  if (s.linear->layout == dynamicgate::kCsr) pack_rows(s);
+  if (s.linear->layout == dynamicgate::kCsr && !s.is_packed) pack_rows(s);
   Parts parts = {&s, 1};
   if (pool && pool->threads > 1) {
     const int64_t useful = least<int64_t>(work(s) / kWorkWorthATask, pool->threads * 2);
@@ -134,8 +134,12 @@ void unpad(const Layer& layer, const float* h, int64_t stride, float* y, int row
              sizeof(float) * least(block, layer.main.units - b * block));
 }
 
+bool reads_densely(const Linear& linear) {
+  return linear.layout == dynamicgate::kRows || linear.layout == dynamicgate::kCsr;
+}
+
 bool reads_densely(const Layer& layer) {
-  return layer.main.layout == dynamicgate::kRows || layer.main.layout == dynamicgate::kCsr;
+  return reads_densely(layer.main) || (layer.gate_stages && reads_densely(layer.gate[0]));
 }
 
 void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* pool) {
@@ -161,7 +165,8 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
   for (int l = 0; l < program.layers; ++l) {
     const Layer& layer = program.layer()[l];
     const bool last = l + 1 == program.layers;
-    const bool skip = !reads_densely(layer) && leaves_out_zeros(layer, in, in_open, rows);
+    const bool skip = !reads_densely(layer.main) && leaves_out_zeros(layer, in, in_open, rows);
+    bool is_packed = false;  // the rows, by the gate: the layer may read the same copy
     const bool listed = layer.main.layout == dynamicgate::kPanels || layer.main.skip_zeros ||
                         (layer.gate_stages && layer.gate[0].layout == dynamicgate::kPanels);
     if (skip && listed) {  // once, for the gate and the layer; vectors look for zeros themselves
@@ -180,8 +185,11 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
       for (int g = 0; g < layer.gate_stages; ++g) {
         const Linear& stage = layer.gate[g];
         Step s = make_step(call, stage, z, z_stride, z_open, buffers.logits[g], stage.width, everything(stage.width), rows);
-        if (g == 0) s.skip = skip, s.nonzero = buffers.nonzero;
+        // Vectors look for zeros themselves, and only in a single row.
+        if (g == 0) s.skip = skip && (rows == 1 || stage.layout == dynamicgate::kPanels), s.nonzero = buffers.nonzero;
+        s.packed = buffers.packed;
         run_step(s, buffers.panels, pool);
+        is_packed = stage.layout == dynamicgate::kCsr;
         z = buffers.logits[g], z_stride = stage.width, z_open = everything(stage.width);
       }
       if (layer.gate_stages)
@@ -193,7 +201,7 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
     float* out = in_place ? y : buffers.hidden[l % 2];
     Step s = make_step(call, layer.main, in, in_stride, in_open, out, layer.main.width, open, rows);
     s.skip = skip, s.nonzero = buffers.nonzero;
-    s.packed = buffers.packed;
+    s.packed = buffers.packed, s.is_packed = is_packed;
     run_step(s, buffers.panels, pool);
     if (layer.blocks && (last || reads_densely(program.layer()[l + 1])))
       close_the_rest(open, out, layer.main.width, layer.main.width, rows);

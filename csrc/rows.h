@@ -83,13 +83,19 @@ constexpr int kSparseTileRows = 6;  // from so many rows on a tile of 16, howeve
 // One panel of sixteen outputs, for up to sixteen rows: result[n][m] -> out[m][n].
 DG_INLINE void write_panel(const Step& s, int panel, int first, int height, const float (*result)[kPanel]) {
   const int unit = panel * kPanel;
+  const bool one_block = s.out_open.is_open && s.out_open.block % kPanel == 0;  // and so no border within the panel
   for (int m = 0; m < height; ++m) {
     const int row = first + m;
+    if (one_block && !s.out_open.has(row, unit_block(s, unit))) continue;
     float line[kPanel];
     for (int n = 0; n < kPanel; ++n) line[n] = result[n][m] + s.bias[unit + n];
     activate(s.linear->activation, line, kPanel, 1.0f);
     float* out = s.out + row * s.out_stride + unit;
-    if (!s.out_open.is_open) {
+    if (one_block && s.out_open.factor) {
+      const float factor = s.out_open.factor[row * s.out_open.blocks + unit_block(s, unit)];
+      for (int n = 0; n < kPanel; ++n) line[n] *= factor;
+    }
+    if (!s.out_open.is_open || one_block) {
       memcpy(out, line, sizeof line);
       continue;
     }

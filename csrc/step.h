@@ -47,6 +47,7 @@ struct Step {
   Nonzero nonzero;
   bool skip;             // zeros are left out: `nonzero` has been filled
   float* packed;         // [rows / 16][inputs][16] for csr
+  bool is_packed;        // it has been filled with these rows
   const int* panels;     // panels with anything to do
   int panel_count;
   int panel_block(int panel) const { return out_open.is_open ? panel * kPanel / out_open.block_width : 0; }

@@ -55,7 +55,10 @@ Buffers allot(const Call& call, int rows, Allotter& memory) {
     const Layer& layer = program.layer()[l];
     width = most<int64_t>(width, layer.main.width);
     blocks = most<int64_t>(blocks, layer.blocks);
-    for (int g = 0; g < layer.gate_stages; ++g) logits = most<int64_t>(logits, layer.gate[g].width);
+    for (int g = 0; g < layer.gate_stages; ++g) {
+      logits = most<int64_t>(logits, layer.gate[g].width);
+      if (layer.gate[g].layout == dynamicgate::kCsr) packed = most<int64_t>(packed, layer.gate[g].inputs);
+    }
     panels = most(width, logits) / kPanel;
     if (layer.main.layout == dynamicgate::kCsr) packed = most<int64_t>(packed, layer.main.inputs);
     nonzero = most<int64_t>(nonzero, layer.main.inputs * (layer.main.skip_zeros ? rows : 1));

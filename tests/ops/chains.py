@@ -29,6 +29,18 @@ class Sketch:
     activation: str = "relu"
     given: bool = False
     skip_zeros: bool = False
+    gate_layout: str = "panels"  # what the first map of the gate network is sparse for: "csr", "vectors"
+
+
+def sparse_for(layout: str, weight: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """`weight` with zeros where this layout can leave them out."""
+    outputs, inputs = weight.shape
+    if layout == "csr":
+        return weight * (torch.rand(outputs, inputs, generator=generator) < share)
+    if layout == "vectors":
+        rows = torch.rand(-(-outputs // 16), inputs, generator=generator) < share
+        return weight * rows.repeat_interleave(16, dim=0)[:outputs]
+    return weight
 
 
 def build(inputs: int, sketches: list[Sketch], seed: int) -> list[ops.Layer]:
@@ -40,12 +52,7 @@ def build(inputs: int, sketches: list[Sketch], seed: int) -> list[ops.Layer]:
 
     layers: list[ops.Layer] = []
     for s in sketches:
-        weight = randn(s.outputs, inputs) / inputs**0.5
-        if s.layout == "csr":
-            weight = weight * (torch.rand(s.outputs, inputs, generator=generator) < 0.3)
-        elif s.layout == "vectors":
-            rows = torch.rand(-(-s.outputs // 16), inputs, generator=generator) < 0.4
-            weight = weight * rows.repeat_interleave(16, dim=0)[: s.outputs]
+        weight = sparse_for(s.layout, randn(s.outputs, inputs) / inputs**0.5, 0.35, generator)
         gate = None
         blocks = -(-s.outputs // s.block) if s.block else 0
         if blocks and not s.given:
@@ -56,8 +63,10 @@ def build(inputs: int, sketches: list[Sketch], seed: int) -> list[ops.Layer]:
             # where logits also scale the result their rounding, which grows with them, does so too: they stay small
             scales = ramp is not None or s.tau is not None
             sizes = [shape[1] ** -0.5 if scales else 1.0 for shape in shapes]
+            maps = [randn(*shape) * size for shape, size in zip(shapes, sizes, strict=True)]
+            maps[0] = sparse_for(s.gate_layout, maps[0], 0.2, generator)
             gate = ops.GateNet(
-                tuple(randn(*shape) * size for shape, size in zip(shapes, sizes, strict=True)),
+                tuple(maps),
                 tuple(randn(shape[0]) for shape in shapes),
                 hidden=s.hidden, cut=cuts[s.cut], keep=keep, tau=s.tau if ramp is None else None, ramp=ramp,
             )  # fmt: skip

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dynamicgate import ops
 from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS
+from dynamicgate.ops.chain.pack import Span, gate_layout, whole
 from ops.chains import Sketch, assert_close, build, inputs_for
 
 ODD = (1, 3, 17, 63, 1000)
@@ -56,6 +57,35 @@ def test_a_ramp_is_right_at_any_batch(layout: str, block: int, cut: str, threads
     layers = build(33, [first, Sketch(35, layout, 16, rank=3, ramp=0.6, cut=cut), Sketch(10)], seed=2)
     for rows in (1, 2, 16, 63, 257):
         run_and_check(layers, rows)
+
+
+@pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.parametrize("rank", [0, 20])
+@pytest.mark.parametrize("gate", ["csr", "vectors"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_sparse_gate_is_right_at_any_batch(layout: str, gate: str, rank: int, skip: bool, threads: int) -> None:
+    rest = {"rank": rank, "gate_layout": gate, "skip_zeros": skip}
+    first, second = Sketch(150, layout, 8, **rest), Sketch(100, layout, 16, **rest)
+    layers = build(90, [first, second, Sketch(10)], seed=3)
+    maps = [layer.gate.weights[0] for layer in layers if layer.gate is not None]
+    assert {gate_layout(w, whole(w.shape[1])) for w in maps} == {gate}
+    for rows in (1, 2, 5, 16, 63, 257):
+        run_and_check(layers, rows)
+
+
+def test_a_gate_has_the_layout_that_costs_least() -> None:
+    dense, small = torch.ones(48, 40), torch.ones(5, 40)
+    sparse, columns = torch.zeros(48, 40), torch.zeros(48, 40)
+    sparse[:, 3], sparse[2, 5:9] = 1.0, 1.0
+    columns[:, 7:9] = 1.0
+    scattered = torch.eye(48, 40)
+    gated = Span(40, 8, 16, gated=True)
+    assert [gate_layout(w, whole(40)) for w in (dense, small, sparse, columns, scattered)] == [
+        "panels", "rows", "vectors", "vectors", "csr",
+    ]  # fmt: skip
+    assert gate_layout(small, gated) == "panels", "rows cannot leave out closed inputs"
+    assert gate_layout(scattered, gated) == "csr"
+    assert gate_layout(torch.eye(48, 1 << 17), whole(1 << 17)) == "panels", "indices have two bytes"
 
 
 def test_a_ramp_rises_from_nothing_at_the_cut_to_one() -> None:
@@ -151,6 +181,7 @@ sketches = st.builds(
     hidden=st.sampled_from(["identity", "relu"]),
     activation=st.sampled_from(ACTIVATIONS),
     skip_zeros=st.booleans(),
+    gate_layout=st.sampled_from(["panels", "csr", "vectors"]),
 )
 
 
