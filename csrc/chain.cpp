@@ -116,6 +116,17 @@ Openness everything(int inputs) {
   return all;
 }
 
+// Columns know nothing of blocks: they walk through all of their inputs at once.
+Openness read_by(const Linear& linear, const Openness& in_open) {
+  return linear.layout == dynamicgate::kColumns ? everything(linear.inputs) : in_open;
+}
+
+// Whether a step leaves out zeros: vectors and columns look for them themselves, and only in a single row.
+bool skips(const Linear& linear, bool found, int rows) {
+  if (linear.layout == dynamicgate::kColumns) return rows == 1;
+  return found && (rows == 1 || linear.skip_zeros || linear.layout == dynamicgate::kPanels);
+}
+
 void close_the_rest(const Openness& open, float* h, int64_t stride, int64_t width, int rows) {
   for (int row = 0; row < rows; ++row)
     for (int b = 0; b < open.blocks; ++b)
@@ -134,8 +145,10 @@ void unpad(const Layer& layer, const float* h, int64_t stride, float* y, int row
              sizeof(float) * least(block, layer.main.units - b * block));
 }
 
+// Closed blocks of the input are then read like open ones, and must hold zeros.
 bool reads_densely(const Linear& linear) {
-  return linear.layout == dynamicgate::kRows || linear.layout == dynamicgate::kCsr;
+  return linear.layout == dynamicgate::kRows || linear.layout == dynamicgate::kCsr ||
+         linear.layout == dynamicgate::kColumns;
 }
 
 bool reads_densely(const Layer& layer) {
@@ -184,9 +197,9 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
       Openness z_open = in_open;
       for (int g = 0; g < layer.gate_stages; ++g) {
         const Linear& stage = layer.gate[g];
-        Step s = make_step(call, stage, z, z_stride, z_open, buffers.logits[g], stage.width, everything(stage.width), rows);
-        // Vectors look for zeros themselves, and only in a single row.
-        if (g == 0) s.skip = skip && (rows == 1 || stage.layout == dynamicgate::kPanels), s.nonzero = buffers.nonzero;
+        Step s = make_step(call, stage, z, z_stride, read_by(stage, z_open), buffers.logits[g], stage.width,
+                           everything(stage.width), rows);
+        if (g == 0) s.skip = skips(stage, skip, rows), s.nonzero = buffers.nonzero;
         s.packed = buffers.packed;
         run_step(s, buffers.panels, pool);
         is_packed = stage.layout == dynamicgate::kCsr;
@@ -199,8 +212,8 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
     }
     const bool in_place = last && layer.main.width == layer.main.units;  // no padding: straight into the result
     float* out = in_place ? y : buffers.hidden[l % 2];
-    Step s = make_step(call, layer.main, in, in_stride, in_open, out, layer.main.width, open, rows);
-    s.skip = skip, s.nonzero = buffers.nonzero;
+    Step s = make_step(call, layer.main, in, in_stride, read_by(layer.main, in_open), out, layer.main.width, open, rows);
+    s.skip = skips(layer.main, skip, rows), s.nonzero = buffers.nonzero;
     s.packed = buffers.packed, s.is_packed = is_packed;
     run_step(s, buffers.panels, pool);
     if (layer.blocks && (last || reads_densely(program.layer()[l + 1])))

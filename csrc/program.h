@@ -8,12 +8,12 @@ namespace dynamicgate {
 constexpr int32_t kMagic = 0x44470001;  // "DG", format 1
 constexpr int kPanel = 16;              // outputs side by side in memory: one cache line of floats
 
-enum Layout : int32_t { kPanels = 0, kRows = 1, kVectors = 2, kCsr = 3 };
+enum Layout : int32_t { kPanels = 0, kRows = 1, kVectors = 2, kCsr = 3, kColumns = 4 };
 enum Activation : int32_t { kIdentity = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3, kSilu = 4, kTanh = 5 };
 
 struct Linear {
   int32_t layout;
-  int32_t inputs;      // features read; rows and csr count the padding between blocks as well
+  int32_t inputs;      // features read; rows, csr and columns count the padding between blocks as well
   int32_t units;       // outputs, without padding
   int32_t width;       // positions written for each row: outputs, each gated block padded to whole panels
   int32_t weight;      // where the weights start, in units of 16 floats

@@ -121,7 +121,7 @@ void accumulate(const Step& s, int in_block, const Panels& group) {
   if (!rows) return;
   const int units = s.units(in_block);
   const int all_panels = s.linear->width / kPanel;
-  if (s.linear->layout == dynamicgate::kVectors) {
+  if (s.linear->layout == dynamicgate::kVectors || s.linear->layout == dynamicgate::kColumns) {
     const int32_t* start = s.words + s.linear->index + in_block * all_panels;
     const uint16_t* index = reinterpret_cast<const uint16_t*>(
         s.words + s.linear->index + s.in_open.blocks * all_panels + 1);

@@ -37,7 +37,7 @@ def sparse_for(layout: str, weight: Tensor, share: float, generator: torch.Gener
     outputs, inputs = weight.shape
     if layout == "csr":
         return weight * (torch.rand(outputs, inputs, generator=generator) < share)
-    if layout == "vectors":
+    if layout in ("vectors", "columns"):
         rows = torch.rand(-(-outputs // 16), inputs, generator=generator) < share
         return weight * rows.repeat_interleave(16, dim=0)[:outputs]
     return weight

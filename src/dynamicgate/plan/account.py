@@ -74,7 +74,7 @@ def choices_of(stages: Sequence[Stage], form: str, options: Sequence[Option]) ->
         words = [form] if form in (TORCH, OWN) else _words(layer, *options[i])
         if layer.block and form in (TORCH, OWN):
             words.append("closed by gate")
-        elif i and stages[i - 1].layer.block and form not in (TORCH, OWN):
+        elif i and stages[i - 1].layer.block and form not in (TORCH, OWN) and options[i][0] not in ("csr", "columns"):
             words.append("open inputs only")
         if outputs < stage.shape[0] or inputs < stage.shape[1]:
             words.append(f"sliced to {outputs} x {inputs}")
@@ -83,7 +83,7 @@ def choices_of(stages: Sequence[Stage], form: str, options: Sequence[Option]) ->
 
 
 def _words(layer: ops.Layer, layout: str, skips: bool) -> list[str]:
-    words = {"vectors": "16x1 vectors"}
+    words = {"vectors": "16x1 vectors", "columns": "16x1 vectors"}
     if layout == "csr":
         fan_in = layer.weight.count_nonzero(1)
         words["csr"] = "constant fan-in" if bool((fan_in == fan_in[0]).all()) else "CSR"

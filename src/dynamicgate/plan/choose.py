@@ -136,6 +136,8 @@ def options(lowered: Lowered, zeros: float) -> list[list[Option]]:
         if density < 0.9:
             vectors = float(_columns_of_16(layer.weight).float().mean())
             sparse = [("vectors", False)] if vectors < 0.9 else []
+            if sparse and before is not None and before.block:  # most inputs are open, or so it may be
+                sparse = [("columns", False), *sparse]
             sparse += [("csr", False)] if density < 0.5 else []
             of_layer = [*sparse, *of_layer]
         after_relu = before is not None and before.activation == "relu" and not before.block

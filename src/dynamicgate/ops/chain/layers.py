@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 ACTIVATIONS = ("identity", "relu", "gelu", "gelu_tanh", "silu", "tanh")
-LAYOUTS = ("panels", "rows", "vectors", "csr")
+LAYOUTS = ("panels", "rows", "vectors", "csr", "columns")
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ class Layer:
     block: outputs that open and close together, the last block may be ragged; 0: not gated.
     gate: decides from the input of this layer; without one, `block` > 0 means that the caller gives `factor_BG`.
     layout: "panels" for dense weights, "rows" for unit gates, "vectors" for weights in which 16 adjacent outputs share
-        their inputs, "csr" for weights that are zero anywhere. All give the same result for the same weights.
+        their inputs, "columns" for such weights behind a gate that is mostly open (closed inputs are read, as zeros),
+        "csr" for weights that are zero anywhere. All give the same result for the same weights.
     skip_zeros: leave out inputs that are exactly zero; "panels" or "vectors", and the layer before must not be gated.
     """
 

@@ -69,7 +69,8 @@ def output_span(units: int, block: int, layout: str) -> Span:
     """Panels must not cross the border of a block, so blocks are padded to whole panels; rows need no padding."""
     if not block:
         return whole(units)
-    return Span(units, block, _padded(block) if layout in ("panels", "vectors") else block, gated=True)
+    padded = layout in ("panels", "vectors", "columns")
+    return Span(units, block, _padded(block) if padded else block, gated=True)
 
 
 class _Writer:
@@ -154,9 +155,8 @@ def gate_layout(weight_GD: Tensor, before: Span) -> str:
     cost = {"panels": float(padded * inputs)}
     if outputs <= DOT_OUTPUTS and not before.gated:  # a gated input is read block by block, which rows cannot
         cost["rows"] = float(outputs * inputs)
-    if before.block <= INDEX_LIMIT:
-        cost["vectors"] = VECTOR_COST * PANEL * float(columns)
     if before.width <= INDEX_LIMIT:
+        cost["columns" if before.gated else "vectors"] = VECTOR_COST * PANEL * float(columns)
         cost["csr"] = CSR_COST * float(weight_GD.count_nonzero())
     return min(cost, key=lambda layout: cost[layout])
 
@@ -169,7 +169,8 @@ def _linear(
     weight_ND = weight_ND.detach()
     index = 0
     inputs = weight_ND.shape[1]
-    indexed = before.block if layout == "vectors" else before.width if layout == "csr" else inputs if skip_zeros else 0
+    through = layout in ("csr", "columns")  # whatever is closed
+    indexed = before.block if layout == "vectors" else before.width if through else inputs if skip_zeros else 0
     if indexed > INDEX_LIMIT:
         raise ValueError(
             f"indices of {layout} reach {INDEX_LIMIT} inputs, received {indexed}, padding of blocks included"
@@ -178,7 +179,7 @@ def _linear(
         at = writer.add(width * inputs, lambda out: panels(_spread(weight_ND, 0, after, width), before, out))
     elif layout == "vectors":
         spread_WD = _spread(weight_ND, 0, after, width)
-        values, starts, columns = vectors_by_input(spread_WD) if skip_zeros else vectors(spread_WD, before)
+        values, starts, columns = vectors_by_input(spread_WD) if skip_zeros else vectors(spread_WD, before.block)
         at, index = writer.add(values.numel(), _written(values)), writer.add_index(starts, columns)
     else:
         inputs = before.width
@@ -189,7 +190,7 @@ def _linear(
         if layout == "rows":
             at = writer.add(width * inputs, lambda out: out.view(width, inputs).copy_(spread()))
         else:
-            values, starts, columns = csr(spread())
+            values, starts, columns = csr(spread()) if layout == "csr" else vectors(spread(), inputs)
             at, index = writer.add(values.numel(), _written(values)), writer.add_index(starts, columns)
     bias_W = torch.zeros(width, dtype=torch.float32)
     if bias_N is not None:
@@ -220,11 +221,11 @@ def panels(weight_WD: Tensor, before: Span, out: Tensor) -> None:
         to.view(len(panels_PSD), -1, PANEL).copy_(piece_PSK.transpose(1, 2))
 
 
-def vectors(weight_WD: Tensor, before: Span) -> tuple[Tensor, Tensor, Tensor]:
+def vectors(weight_WD: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
     """As panels, without all-zero columns: values [vectors][16], starts, and the input of each within its block."""
     kept, starts, columns = [], [0], []
     panels_PSD = weight_WD.unflatten(0, (-1, PANEL))
-    for piece in panels_PSD.split(before.block, dim=2):
+    for piece in panels_PSD.split(block, dim=2):
         for panel_SK in piece:
             column = panel_SK.any(dim=0).nonzero().flatten()
             kept.append(panel_SK[:, column].T.reshape(-1))

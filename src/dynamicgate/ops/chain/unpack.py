@@ -84,6 +84,9 @@ def _read(weights: Tensor, program: Tensor, linear: _Linear, before: Span, after
         return torch.cat(rows, dim=1)[after.positions], bias
     if layout == "rows":
         return floats[: linear.width * linear.inputs].view(linear.width, -1)[after.positions][:, before.positions], bias
+    if layout == "columns":  # vectors over everything that lies before, padding included
+        as_vectors = linear._replace(layout=LAYOUTS.index("vectors"))
+        return _read(weights, program, as_vectors, whole(linear.inputs), after)[0][:, before.positions], bias
     panels = linear.width // PANEL
     by_input = layout == "vectors" and linear.skip_zeros
     groups = linear.width if layout == "csr" else linear.inputs if by_input else before.blocks * panels
