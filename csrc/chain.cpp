@@ -224,6 +224,22 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
   }
 }
 
+// Sparse columns read their inputs here and there, once for each panel: those of all rows at once must stay in the L2,
+// and to read few weights more often costs less (3072-1024, 5 % of the columns, 256 rows: 0.128 -> 0.08 of dense).
+int64_t rows_at_once(const Program& program) {
+  constexpr int64_t kCachedInputs = 1 << 15, kFewWeights = 1 << 16, kFewestRows = 10;
+  int64_t inputs = 0, dense = 0;
+  for (int l = 0; l < program.layers; ++l) {
+    const Linear& linear = program.layer()[l].main;
+    if (linear.layout == dynamicgate::kVectors || linear.layout == dynamicgate::kColumns)
+      inputs = most<int64_t>(inputs, linear.inputs);
+    else if (linear.layout != dynamicgate::kCsr)
+      dense += static_cast<int64_t>(linear.inputs) * linear.width;
+  }
+  if (!inputs || dense > kFewWeights) return kChunkRows;
+  return most<int64_t>(kFewestRows, least<int64_t>(kChunkRows, kCachedInputs / inputs));
+}
+
 struct Chunks {
   const Call* call;
   int64_t size;
@@ -252,8 +268,9 @@ void DG_NAME(chain_, DG_LEVEL)(const Call& call) {
     const int64_t count = (call.rows + chunks.size - 1) / chunks.size;
     return call.pool->run(*call.pool, static_cast<int>(count), run_chunk, &chunks);
   }
-  for (int64_t first = 0; first < call.rows; first += kChunkRows)
-    run_rows_of_batch(call, first, static_cast<int>(least<int64_t>(kChunkRows, call.rows - first)), call.pool);
+  const int64_t chunk = rows_at_once(*call.program);
+  for (int64_t first = 0; first < call.rows; first += chunk)
+    run_rows_of_batch(call, first, static_cast<int>(least<int64_t>(chunk, call.rows - first)), call.pool);
 }
 
 }  // namespace dynamicgate
