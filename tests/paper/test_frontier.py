@@ -91,6 +91,14 @@ def test_the_search_has_a_table_for_each_budget_of_what_was_tried_there(monkeypa
     assert "at 0.1" not in text.split("default.")[1]
 
 
+def test_controls_without_a_time_are_named() -> None:
+    timed = {(method, 0.05): {} for method in SETS.CONTROLS}
+    some = {key: row for key, row in timed.items() if key[0] not in ("gate", "switch")}
+    text = PAGE.untimed({"digits": timed, "mnist": some, "speech": {}})
+    assert text == "\nNot timed, for want of the trained models: mnist gate, switch.\n"
+    assert PAGE.untimed({"digits": timed}) == ""
+
+
 def on_the_clock(**ratios: tuple[float, ...]) -> dict[tuple[str, float], object]:
     """Latencies of methods at the first so many budgets, the same at both batch sizes."""
     return {
