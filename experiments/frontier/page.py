@@ -69,9 +69,9 @@ python experiments/frontier page      # this page again, from the committed resu
 
 `{UNGATED}` below is the same recipe without gates, so the last table of the next section says what gates add
 and what they cost. A gate is a restriction: every input makes do without some units, and in training that acts like
-dropout that knows the input. What it saves pays for more connections. With an MLP that reads one vector that is close to
-an even trade: on most data sets here gates neither add nor cost a tenth of a point. They add most on Tiny-ImageNet from
-0.1 on, and cost most there at 0.05. Most of the lead over the controls is that connections are chosen from a dense
+dropout that knows the input. What it saves pays for more connections. With an MLP that reads one vector that is close
+to an even trade: on most data sets here gates neither add nor cost a tenth of a point. They add most on Tiny-ImageNet
+from 0.1 on, and cost most there at 0.05. Most of the lead over the controls is that connections are chosen from a dense
 start, spread by layer size, and, from 0.1 on, chosen among more: pruned networks gain from width as well, as the search
 shows. So `{UNGATED}` at the same width is a fair choice, too. What gates have besides is the clock, for which a
 closed block is work that is never started.
