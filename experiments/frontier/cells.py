@@ -130,12 +130,13 @@ def duel(name: str, budget: float, control: str, ours: Cell, theirs: Cell) -> Du
 
 
 def clock_duels(name: str, cells: Cells, clock: Clock, batch: int, ours: str = OURS_IN_CELLS) -> list[Duel]:
-    """Ours at the judged budgets against the accuracy that every control reaches at the same latency."""
+    """What ours reaches at the latencies of the judged budgets, against what every control reaches there."""
     found = []
     for budget in JUDGED:
         if (ours, budget) not in clock or (ours, budget) not in cells:
             continue
-        mine, ratio = cells[ours, budget].mean, clock[ours, budget]["batches"][str(batch)]["ratio"]
+        ratio = clock[ours, budget]["batches"][str(batch)]["ratio"]
+        mine = accuracy_at(timed(cells, clock, ours, batch), ratio)
         for control in CONTROLS:
             points = timed(cells, clock, control, batch)
             if points:

@@ -167,7 +167,7 @@ def clock_summary(on_clock: Mapping[tuple[str, int], list[Duel]]) -> str:
     faster = sum(duel.faster for batch in BATCHES for duel in on_clock[OURS_IN_CELLS, batch])
     text = (
         f"\nOn the clock: {told[OURS_IN_CELLS]}. That is {OURS_IN_CELLS} at the same budgets, compiled, on one thread, "
-        "against the accuracy that each control, compiled too, reaches at the same latency; "
+        "against each control, compiled too, at the same latency, where every method may take a model that is faster; "
         f"{faster} are won because no timed model of the control is as fast.\n"
     )
     text += "".join(lost(f"Lost at batch {batch}", on_clock[OURS_IN_CELLS, batch]) for batch in BATCHES)

@@ -136,6 +136,9 @@ def test_controls_are_judged_by_what_they_reach_at_the_same_latency() -> None:
         assert found["set"].points == pytest.approx(1.05), "beyond its slowest model it has no better one"
         assert found["small"].points == pytest.approx(35.05), "told, but it does not decide"
     assert CELLS.clock_duels("clouds", cells, clock, 1, SETS.OURS) == []
+    cells[SETS.OURS_IN_CELLS, 0.02] = cell(0.9)
+    (pruned,) = (duel for duel in CELLS.clock_duels("clouds", cells, clock, 1) if duel.control == "pruned")
+    assert pruned.points == pytest.approx(0.0), "ours may take its faster model, too"
 
 
 def test_the_slower_never_does_worse() -> None:
