@@ -222,12 +222,12 @@ def test_data_that_nobody_tuned_on_have_a_section_where_there_are_results(tmp_pa
     accuracy = {"dense": (0.5, 0.5), "small": (0.4, 0.42), "rigl": (0.5, 0.501), "gate+rigl": (0.49, 0.51)}
     for budget, more in ((0.05, 0.0), (0.1, 0.02)):
         runs = [
-            {"model": m, "quality": {"accuracy": x + more * (m == "rigl")}, "macs": {"relative": budget}}
+            {"model": m, "seed": seed, "quality": {"accuracy": x + more * (m == "rigl")}, "macs": {"relative": budget}}
             for m, xs in accuracy.items()
-            for x in xs
+            for seed, x in enumerate(xs)
         ]
         (tmp_path / f"transfer-{budget:g}.json").write_text(json.dumps({"meta": {}, "runs": runs}), encoding="utf-8")
     told = PAGE.elsewhere(CELLS.read_transfer(tmp_path))
     assert "2 cells won, 1 tied, 1 lost" in told
     assert "| gate+rigl | 50.00 ± 1.41 | 50.00 ± 1.41 | – |" in told
-    assert "Lost: characters at 0.1 to rigl, -2.05." in told
+    assert "Lost: characters at 0.1 to rigl, -2.05 ± " in told
