@@ -26,13 +26,12 @@ from .cells import (
     read_transfer,
 )
 from .plot import by_clock, by_cost
-from .search import search
+from .search import ABSENT, search
 from .sets import AT_A_BUDGET, AT_FULL_COST, BUDGETS, CONTROLS, OURS, OURS_IN_CELLS, SETS, UNGATED
 
 PAGE = Path("docs") / "why-it-works.md"
 FIGURES = Path("docs") / "figures"
 FOLDER = Path(__file__).resolve().parent
-ABSENT = "–"
 INTRO = f"""\
 # Why it works, and where it does not
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate import ops
-from dynamicgate.ops.chain.pack import PANEL
+from dynamicgate.ops.chain.pack import PANEL, columns_of_16
 from dynamicgate.plan.chain import Chain
 from dynamicgate.plan.copies import held_bytes
 from dynamicgate.plan.forms import GateInTorch, PackedForm, RouterInTorch, TorchForm, torch_stage
@@ -134,7 +134,7 @@ def options(lowered: Lowered, zeros: float) -> list[list[Option]]:
             of_layer = list(dict.fromkeys([rows, *of_layer]))
         density = int(layer.weight.count_nonzero()) / layer.weight.numel()
         if density < 0.9:
-            vectors = float(_columns_of_16(layer.weight).float().mean())
+            vectors = float(columns_of_16(layer.weight).float().mean())
             sparse = [("vectors", False)] if vectors < 0.9 else []
             if sparse and before is not None and before.block:  # most inputs are open, or so it may be
                 sparse = [("columns", False), *sparse]
@@ -185,8 +185,3 @@ def _best_layouts(forms: Forms, choices: Sequence[list[Option]], xs: list[Tensor
         times = race({name: forms.call(forms.get(name)) for name in rivals}, xs, seconds)
         current[i] = rivals[min(times, key=lambda name: times[name])]
     return forms.name_of(current)
-
-
-def _columns_of_16(weight_ND: Tensor) -> Tensor:
-    padded = torch.nn.functional.pad(weight_ND != 0, (0, 0, 0, -weight_ND.shape[0] % PANEL))
-    return padded.unflatten(0, (-1, PANEL)).any(1)

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from ops.ffn.compiled import Compiled
+
 ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test counts the kernels that it compiles itself."""
+    monkeypatch.setattr(Compiled, "compiled", set())
 
 
 @pytest.fixture

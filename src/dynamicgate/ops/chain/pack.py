@@ -150,9 +150,8 @@ def _gate(writer: _Writer, layer: Layer, before: Span, after: Span) -> list[int]
 def gate_layout(weight_GD: Tensor, before: Span) -> str:
     """The layout in which the first map of a gate network takes least time, by what a weight costs in each."""
     outputs, inputs = weight_GD.shape
-    padded = _padded(outputs)
-    columns = F.pad(weight_GD != 0, (0, 0, 0, padded - outputs)).unflatten(0, (-1, PANEL)).any(1).sum()
-    cost = {"panels": float(padded * inputs)}
+    columns = columns_of_16(weight_GD).sum()
+    cost = {"panels": float(_padded(outputs) * inputs)}
     if outputs <= DOT_OUTPUTS and not before.gated:  # a gated input is read block by block, which rows cannot
         cost["rows"] = float(outputs * inputs)
     if before.width <= INDEX_LIMIT:
@@ -197,6 +196,12 @@ def _linear(
         bias_W[after.positions] = bias_N.detach().to(torch.float32)
     kind, phi = LAYOUTS.index(layout), ACTIVATIONS.index(activation)
     return [kind, inputs, after.units, width, at, writer.add(width, _written(bias_W)), index, phi, int(skip_zeros)]
+
+
+def columns_of_16(weight_ND: Tensor) -> Tensor:
+    """Which columns of each panel have anything but zeros: [panels, inputs]."""
+    padded = F.pad(weight_ND != 0, (0, 0, 0, -weight_ND.shape[0] % PANEL))
+    return padded.unflatten(0, (-1, PANEL)).any(1)
 
 
 def _written(values: Tensor) -> Callable[[Tensor], object]:

@@ -5,8 +5,7 @@ Shapes in names: T tokens, N hidden units in G blocks (the last may be ragged), 
 
 from __future__ import annotations
 
-import os
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from torch import Tensor
 from dynamicgate.ops.chain.layers import GateNet
 from dynamicgate.ops.chain.reference import decide
 from dynamicgate.ops.ffn.few import DTYPES
-from dynamicgate.ops.ffn.op import triton_missing
+from dynamicgate.ops.ffn.op import register_for_inference, serves
 from dynamicgate.ops.ffn.reference import PHI
 
 _library = torch.library.Library("dynamicgate", "FRAGMENT")
@@ -57,8 +56,7 @@ def close_hidden(
 
 def _close(both: Tensor, value: Tensor | None, units: int, block: int, activation: str, cut: float,
            tau: float | None, ramp: float | None) -> Tensor:  # fmt: skip
-    served = both.dtype in DTYPES and (both.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
-    if served and not triton_missing():
+    if both.dtype in DTYPES and serves(both):
         from dynamicgate.ops.ffn.closing_kernel import launch
 
         with torch.cuda.device_of(both):
@@ -76,11 +74,4 @@ def _shape(both: Tensor, value: Any, units: int, *rest: Any) -> Tensor:
     return both.new_empty(both.shape[0], units)
 
 
-def _no_gradient(ctx: Any, dh: Tensor) -> NoReturn:
-    raise RuntimeError("close_hidden is for inference and has no gradient; train with gated_ffn")
-
-
-for _device in ("CPU", "CUDA"):
-    _library.impl("close_hidden", _close, _device)
-torch.library.register_fake("dynamicgate::close_hidden", _shape, lib=_library)
-torch.library.register_autograd("dynamicgate::close_hidden", _no_gradient, lib=_library)
+register_for_inference(_library, "close_hidden", _close, _shape)

@@ -5,15 +5,14 @@ Shapes in names: T tokens, D inputs, N hidden units in G blocks (the last may be
 
 from __future__ import annotations
 
-import os
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dynamicgate.ops.chain.layers import GateNet, Layer, check
 from dynamicgate.ops.chain.reference import decide, logits
-from dynamicgate.ops.ffn.op import triton_missing
+from dynamicgate.ops.ffn.op import register_for_inference, serves
 from dynamicgate.ops.ffn.reference import PHI, reference
 
 MOST_TOKENS = 16
@@ -111,8 +110,7 @@ def _decode(
     value_bias: Tensor | None,
 ) -> Tensor:
     gate = GateNet(tuple(gate_weights), tuple(gate_biases), hidden, cut if cuts is None else cuts, keep, tau, ramp)
-    served = x.dtype in DTYPES and (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
-    if served and not triton_missing():
+    if x.dtype in DTYPES and serves(x):
         from dynamicgate.ops.ffn.few_launch import launch
 
         with torch.cuda.device_of(x):
@@ -128,11 +126,4 @@ def _shape(x: Tensor, weights: Any, biases: Any, hidden: Any, cut: Any, cuts: An
     return x.new_empty(x.shape[0], down.shape[0])
 
 
-def _no_gradient(ctx: Any, dy: Tensor) -> NoReturn:
-    raise RuntimeError("decode_ffn is for inference and has no gradient; train with gated_ffn")
-
-
-for _device in ("CPU", "CUDA"):
-    _library.impl("decode_ffn", _decode, _device)
-torch.library.register_fake("dynamicgate::decode_ffn", _shape, lib=_library)
-torch.library.register_autograd("dynamicgate::decode_ffn", _no_gradient, lib=_library)
+register_for_inference(_library, "decode_ffn", _decode, _shape)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -55,11 +56,28 @@ def triton_missing() -> str:
     return ""
 
 
+def serves(x: Tensor) -> bool:
+    """Whether Triton kernels run where this tensor is: on CUDA, and on the CPU where Triton interprets them."""
+    return (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and not triton_missing()
+
+
+def register_for_inference(
+    library: torch.library.Library, name: str, run: Callable[..., Tensor], shape: Callable[..., Tensor]
+) -> None:
+    """An op of ours that has no gradient, and says so."""
+
+    def no_gradient(ctx: Any, *gradients: Tensor) -> NoReturn:
+        raise RuntimeError(f"{name} is for inference and has no gradient; train with gated_ffn")
+
+    for device in ("CPU", "CUDA"):
+        library.impl(name, run, device)
+    torch.library.register_fake(f"dynamicgate::{name}", shape, lib=library)
+    torch.library.register_autograd(f"dynamicgate::{name}", no_gradient, lib=library)
+
+
 def _kernels(x: Tensor) -> ModuleType | None:
-    """The Triton kernels where they serve this tensor: on CUDA, and on the CPU where Triton interprets them."""
-    if not x.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
-        return None
-    if triton_missing():
+    """The Triton kernels where they serve this tensor."""
+    if not serves(x):
         return None
     from dynamicgate.ops.ffn import many
 
