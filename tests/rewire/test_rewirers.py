@@ -349,40 +349,6 @@ def test_gradual_pruning_follows_the_cubic() -> None:
     assert rewirer.density_at(0.6, 0.2) == rewirer.density_at(0.9, 0.2) == 0.2
 
 
-@pytest.mark.parametrize("structure", ["unstructured", "fan-in", "4x1"])
-def test_a_denser_start_falls_along_the_cubic_and_ends_at_the_density(structure: str) -> None:
-    torch.manual_seed(0)
-    model = dg.GatedMLP((20, 30, 16, 3))
-    rewirer = rigl(model, 0.2, every=35, until=0.6, structure=structure, start={"layers.0": 1.0}, begin=0.1)
-    dense, sparse = rewirer.layers
-    optimizer = torch.optim.AdamW(model.parameters())
-    assert dense.count == 600
-    kept = sparse.count
-    counts = []
-    for step in range(100):
-        F.cross_entropy(model(torch.randn(8, 20)), torch.randint(3, (8,))).backward()
-        rewirer.step(optimizer, step / 100)
-        optimizer.step()
-        optimizer.zero_grad()
-        counts.append(dense.count)
-        assert sparse.count == kept
-    assert counts == sorted(counts, reverse=True)
-    assert counts[34] == pytest.approx(600 * (0.2 + 0.8 * ((60 - 34) / 50) ** 3), abs=20)
-    assert counts[59] > counts[60]  # the last period ends before `until`
-    assert counts[60] == counts[-1] == pytest.approx(120, abs=4)
-    assert rewirer.updates == 2
-    assert bool((dense.weight[~dense.mask] == 0.0).all())
-
-
-def test_a_denser_start_goes_on_from_its_state() -> None:
-    models = [dg.GatedMLP((20, 30, 3)) for _ in range(2)]
-    first, second = (rigl(model, 0.2, start=1.0) for model in models)
-    train(models[0], first, torch.optim.AdamW(models[0].parameters()), 50, 60)
-    assert first.done
-    second.load_state_dict(first.state_dict())
-    assert second.done
-
-
 def test_pruning_units_leaves_a_network_that_could_be_sliced() -> None:
     torch.manual_seed(0)
     model = dg.GatedMLP((10, 20, 16, 3))

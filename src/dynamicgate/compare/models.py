@@ -81,13 +81,13 @@ def static_sparse(s: Settings, splits: Splits) -> Prepared:
 def set_(s: Settings, splits: Splits) -> Prepared:
     """Weak connections exchanged for random ones."""
     model = _mlp(s, splits)
-    return Prepared(model, rewirer=SET(model, s.density, start=s.start, every=s.every, seed=s.seed, **_sparse(s)))
+    return Prepared(model, rewirer=SET(model, s.density, **_dynamic(s), **_sparse(s)))
 
 
 def rigl(s: Settings, splits: Splits) -> Prepared:
     """Weak connections exchanged for those with the largest gradients."""
     model = _mlp(s, splits)
-    return Prepared(model, rewirer=RigL(model, s.density, start=s.start, every=s.every, seed=s.seed, **_sparse(s)))
+    return Prepared(model, rewirer=RigL(model, s.density, **_dynamic(s), **_sparse(s)))
 
 
 def gate_rigl(s: Settings, splits: Splits) -> Prepared:
@@ -101,8 +101,8 @@ def gate_rigl(s: Settings, splits: Splits) -> Prepared:
     shapes = {name: model.get_submodule(name).weight.shape for name in layers}
     shares = densities(shapes, s.density, _distribution(s))  # type: ignore[arg-type]
     shares |= {f"layers.{index}.gate.net*": s.gate_density for index in range(1, last + 1)}
-    start = dict.fromkeys(layers, s.start)
-    rewirer = RigL(model, shares, start=start, structure=s.structure, every=s.every, seed=s.seed)
+    dynamic = {**_dynamic(s), "start": dict.fromkeys(layers, s.start)}
+    rewirer = RigL(model, shares, structure=s.structure, **dynamic)
     return Prepared(model, budget, rewirer)
 
 
@@ -158,6 +158,11 @@ def _gate(s: Settings, **shape: Any) -> GateConfig:
 def _distribution(s: Settings) -> Distribution:
     assert s.distribution != "auto", "settings must be resolved"
     return s.distribution
+
+
+def _dynamic(s: Settings) -> dict[str, Any]:
+    """How connections come and go."""
+    return {"start": s.start, "settled": s.settled or None, "every": s.every, "seed": s.seed}
 
 
 def _sparse(s: Settings) -> LayerOptions:

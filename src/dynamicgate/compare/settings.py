@@ -121,8 +121,10 @@ class Knobs:
     start: float = 0.0
     """Share of the connections that exist at first in the hidden layers of set, rigl and gate+rigl; 0 is all of them in
     gate+rigl, the density in the others."""
+    settled: float = 0.0
+    """Share of training by which what is too many at first is gone; 0 is when rewiring ends, 0.75."""
     gate_density: float = 0.0
-    """The same for the gate networks of gate+rigl; 0 is what their share of the budget pays for, and no gates
+    """As `density`, for the gate networks of gate+rigl; 0 is what their share of the budget pays for, and no gates
     where the default share pays for fewer than four inputs for each of them."""
     structure: str = "unstructured"
     """Pattern of the masks: unstructured, fan-in (every output has as many inputs), or cells of outputs x inputs that
@@ -187,6 +189,7 @@ LATER = {
     "data_options": (), "density": 0.0, "start": 0.0, "gate_density": 0.0, "gate_share": 0.0, "open_rate": 0.0,
     "structure": "unstructured", "distill": 0.0, "output": "dense", "every": 0, "activation": "relu",
     "distribution": "uniform", "widen": 1.0, "gate_rate": 1.0, "ramp": 0.0,
+    "settled": 0.0,
 }  # fmt: skip
 
 

@@ -88,8 +88,8 @@ class SET(RandomStart):
         with a `start`: what was learned dense is worth more than what was drawn.
     every: optimizer steps between updates. until: share of training after which the mask stays.
     start: share of the connections that exist at first, given like `density` and never less; what is too many goes
-        between `begin` and `until`, along a cubic that is steep at first. From 1 on the network learns dense what is
-        worth keeping.
+        between `begin` and `settled` (None: `until`), along a cubic that is steep at first. From 1 on the network
+        learns dense what is worth keeping.
     The other arguments are those of `Static`.
     """
 
@@ -103,6 +103,7 @@ class SET(RandomStart):
         fraction: float | None = None,
         start: Density = 0.0,
         begin: float = 0.1,
+        settled: float | None = None,
         rescale: bool = False,
         seed: int = 0,
         **layers: Unpack[LayerOptions],
@@ -115,9 +116,12 @@ class SET(RandomStart):
             fraction = FRACTION if self.done else FRACTION_FROM_DENSE
         if not 0.0 < fraction <= 1.0:
             raise ValueError(f"fraction is a share of the connections: expected 0 < fraction <= 1, received {fraction}")
-        if not self.done and not 0.0 <= begin < until:
-            raise ValueError(f"connections go between begin and until: expected 0 <= begin < {until}, received {begin}")
-        self.fraction, self.begin = fraction, begin
+        self.fraction, self.begin, self.settled = fraction, begin, until if settled is None else settled
+        if not self.done and not 0.0 <= begin < self.settled <= until:
+            raise ValueError(
+                "connections go between begin and settled: expected 0 <= begin < settled <= until, "
+                f"received {begin}, {self.settled} and {until}"
+            )
         for layer in self.layers:
             if layer.count < layer.mask.numel() and not _exchanges(layer, least):
                 raise ValueError(
@@ -128,10 +132,11 @@ class SET(RandomStart):
     @property
     def settings(self) -> dict[str, object]:
         """What a run that continues this one must share."""
-        return {**super().settings, "fraction": self.fraction, "start": self.start, "begin": self.begin}
+        own = {"fraction": self.fraction, "start": self.start, "begin": self.begin, "settled": self.settled}
+        return {**super().settings, **own}
 
     def _due(self, progress: float) -> bool:
-        ends = progress >= self.until and not self.done  # wherever the periods end, what is too many goes now
+        ends = progress >= self.settled and not self.done  # wherever the periods end, what is too many goes now
         return ends or super()._due(progress)
 
     def _rewire(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
@@ -144,12 +149,14 @@ class SET(RandomStart):
             if silent is not None:  # nothing would be lost with them, nothing gained by more of them (sec 2.1)
                 keep, grow = keep.masked_fill(silent, -1.0), grow.masked_fill(silent, -1.0)
             share = (
-                None if self.done else falling(self.start[layer.name], layer.density, self.begin, self.until, progress)
+                None
+                if self.done
+                else falling(self.start[layer.name], layer.density, self.begin, self.settled, progress)
             )
             mask = exchange(layer.structure, layer.mask, keep, grow, fraction, share)
             # A unit that opens again after a silent period goes on without the momentum of the time before it.
             self._replace(layer, mask, optimizer, reset=touches(layer.ends, revived, layer.mask.shape))
-        self.done = self.done or progress >= self.until
+        self.done = self.done or progress >= self.settled
 
     def state_dict(self) -> dict[str, object]:
         """See `Rewirer.state_dict`."""
@@ -194,6 +201,7 @@ class RigL(SET):
         gradient_steps: int = 1,
         start: Density = 0.0,
         begin: float = 0.1,
+        settled: float | None = None,
         rescale: bool = False,
         seed: int = 0,
         **layers: Unpack[LayerOptions],
@@ -202,8 +210,8 @@ class RigL(SET):
         if not 1 <= gradient_steps <= max(1, every):
             raise ValueError(f"gradient_steps are part of a period of {every} steps, received {gradient_steps}")
         super().__init__(
-            model, density, every=every, until=until, fraction=fraction, start=start, begin=begin, rescale=rescale,
-            seed=seed, **layers,
+            model, density, every=every, until=until, fraction=fraction, start=start, begin=begin,
+            settled=settled, rescale=rescale, seed=seed, **layers,
         )  # fmt: skip
         self.gradient_steps = gradient_steps
         self._gradients: dict[str, Tensor] = {}
