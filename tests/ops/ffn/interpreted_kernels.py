@@ -9,13 +9,14 @@ import pytest
 import torch
 import triton
 
-from dynamicgate.ops.ffn import backward, exact, forward, gated_ffn, index, like, reference, tune
+from dynamicgate.ops.ffn import adding, backward, exact, forward, gated_ffn, index, like, reference, tune
 from ops.ffn.cases import errors, run, tensors
 
 OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl"}
 LAUNCHED = {
     backward: ("hidden_gradient", "weight_gradient", "bias_gradient"),
     exact: ("exact_hidden", "exact_pairs", "exact_factor"),
+    adding: ("down_adding",),
     forward: ("up", "down", "reduce"),
     index: ("_count", "_scan", "_place", "_share"),
     like: ("like_up", "like_down"),
@@ -63,9 +64,30 @@ def test_swiglu(gradient: str) -> None:
     assert max(errors(given, block=24, activation="silu", gradient=gradient).values()) < 1e-5
 
 
-def test_half_precision() -> None:
+def test_half_precision_through_rows_of_pairs() -> None:
     given = tensors(40, 32, 64, 32, 16, dtype=torch.float16)
     assert max(errors(given, block=16, activation="silu").values()) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ((40, 32, 64, 32, 16), {}),
+        ((37, 20, 50, 19, 24), {"bias": False}),
+        ((37, 20, 50, 40, 24), {"value": True}),
+        ((20, 16, 32, 80, 16), {"opened": 0.0}),
+        ((150, 24, 64, 24, 16), {"patterns": 3, "opened": 1.0}),
+    ],
+    ids=["even", "odd", "swiglu", "all closed", "all open"],
+)
+@pytest.mark.parametrize("gradient", ["sparse", "exact"])
+def test_pairs_added_to_the_outputs(
+    monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], options: dict[str, Any], gradient: str
+) -> None:
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: False)  # memory stays poisoned
+    given = tensors(*sizes, dtype=torch.float16, **options)
+    assert tune.adds(sizes[0], given["factor_TG"].shape[1], sizes[-1], False, torch.float16, torch.device("cpu"))
+    assert max(errors(given, block=sizes[-1], activation="silu", gradient=gradient).values()) < 2e-3
 
 
 @pytest.mark.parametrize("blocks", [slice(3), slice(0), slice(1, 2)], ids=["all open", "all closed", "one takes all"])

@@ -49,8 +49,9 @@ def hidden_gradient(
         ns = n + tl.arange(0, COLUMNS)
         dh = tl.zeros((ROWS, COLUMNS), tl.float32)
         dh, _ = rows_times(
-            dh, dh, dy, O, t, w, w, N, ns, n, ns, n, O, n_end, DEPTH, False, EVEN, TMA, False, PRECISION, STAGES
-        )
+            dh, dh, dy, O, t, w, w, N, ns, n, ns, n, O, n_end, dy, dy, 0, 0, 0, DEPTH, False, EVEN, TMA, False,
+            PRECISION, STAGES, 0, False,
+        )  # fmt: skip
         f = tl.load(factor + t * G + g, mask=exists, other=1.0)[:, None]
         part = tl.zeros((ROWS,), tl.float32)
         for half in tl.static_range(2):  # a whole tile of h, dh and dz does not fit the registers

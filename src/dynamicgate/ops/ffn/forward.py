@@ -16,6 +16,7 @@ from dynamicgate.ops.ffn.tiles import (
     pair_rows,
     pair_tile,
     rows_times,
+    start_outputs,
     weights,
     whole_rounds,
 )
@@ -23,10 +24,11 @@ from dynamicgate.ops.ffn.tiles import (
 
 @triton.jit
 def up_tile(
-    x, w, w_value, bias, value_bias, factor, hidden, pre, val, spans, tokens, tiles, tile, unit, D, N, G,
+    x, w, w_value, bias, value_bias, factor, hidden, pre, val, spans, tokens, tiles, tile, unit, D, N, G, y, y_bias,
+    first_y, end_y, O,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr, VALUE: tl.constexpr, VALUE_BIAS: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr,
-    TMA: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, START: tl.constexpr, Y_BIAS: tl.constexpr,
 ):  # fmt: skip
     """hidden = factor * act(x up' + bias) [* (x value' + bias)]: a tile of pairs, COLUMNS units from `unit` on."""
     g, pair, t, exists = pair_tile(tiles, tokens, spans, tile, ROWS)
@@ -35,7 +37,7 @@ def up_tile(
     ns = n + tl.arange(0, COLUMNS)
     z, v = rows_times(
         tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32), x, D, t, w, w_value, D, ns, n, ns,
-        n, D, n_end, DEPTH, True, EVEN, TMA, VALUE, PRECISION, STAGES,
+        n, D, n_end, y, y_bias, first_y, end_y, O, DEPTH, True, EVEN, TMA, VALUE, PRECISION, STAGES, START, Y_BIAS,
     )  # fmt: skip
     at = pair[:, None] * BLOCK + unit + tl.arange(0, COLUMNS)[None, :]
     inside = exists[:, None] & (ns < n_end)[None, :]
@@ -57,13 +59,14 @@ def up_tile(
 @triton.jit
 def up(
     x, w, w_half, w_value, w_value_half, bias, value_bias, factor, hidden, pre, val, spans, tokens, tiles, like,
-    D, N, G,
+    y, y_bias, T, D, N, G, O,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ACTIVATION: tl.constexpr,
     BIAS: tl.constexpr, VALUE: tl.constexpr, VALUE_BIAS: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr,
     TMA: tl.constexpr, PRECISION: tl.constexpr, SHARE: tl.constexpr, PARTIAL: tl.constexpr, STAGES: tl.constexpr,
-    AFTER: tl.constexpr,
+    START: tl.constexpr, Y_BIAS: tl.constexpr, AFTER: tl.constexpr,
 ):  # fmt: skip
-    """Hidden values of the open pairs: rows of x times the block's rows of w."""
+    """Hidden values of the open pairs: rows of x times the block's rows of w. START: y, flat, is made ready to be added
+    to, so many entries in a step of the products; every program has its part of it."""
     if AFTER:
         follow()
     if SHARE:
@@ -71,22 +74,34 @@ def up(
             return
     columns: tl.constexpr = (BLOCK + COLUMNS - 1) // COLUMNS
     half: tl.constexpr = COLUMNS // 2
+    program = tl.program_id(0)
     programs = tl.num_programs(0)
     items = tl.load(tiles) * columns
     whole = whole_rounds(items, programs)
-    for item in range(tl.program_id(0), whole, programs):
+    entries = tl.cast(T, tl.int64) * O
+    part = tl.cdiv(entries, programs * 8) * 8  # aligned
+    at_y = program * part
+    end_y = tl.minimum(at_y + part, entries)
+    on_the_way = tl.cdiv(D, DEPTH) * START
+    for item in range(program, whole, programs):
         up_tile(
             x, w, w_value, bias, value_bias, factor, hidden, pre, val, spans, tokens, tiles, item // columns,
-            item % columns * COLUMNS, D, N, G, BLOCK, ROWS, COLUMNS, DEPTH, ACTIVATION, BIAS, VALUE, VALUE_BIAS, KEEP,
-            EVEN, TMA, PRECISION, STAGES,
+            item % columns * COLUMNS, D, N, G, y, y_bias, at_y, end_y, O, BLOCK, ROWS, COLUMNS, DEPTH, ACTIVATION, BIAS,
+            VALUE, VALUE_BIAS, KEEP, EVEN, TMA, PRECISION, STAGES, START, Y_BIAS,
         )  # fmt: skip
-    item = 2 * whole + tl.program_id(0)
+        at_y += on_the_way
+    item = 2 * whole + program
     if item < 2 * items:
         up_tile(
             x, w_half, w_value_half, bias, value_bias, factor, hidden, pre, val, spans, tokens, tiles,
-            item // (2 * columns), item % (2 * columns) * half, D, N, G, BLOCK, ROWS, half, DEPTH, ACTIVATION, BIAS,
-            VALUE, VALUE_BIAS, KEEP, EVEN, TMA, PRECISION, STAGES * (ROWS + COLUMNS) // (ROWS + half),
+            item // (2 * columns), item % (2 * columns) * half, D, N, G, y, y_bias, at_y, end_y, O, BLOCK, ROWS, half,
+            DEPTH, ACTIVATION, BIAS, VALUE, VALUE_BIAS, KEEP, EVEN, TMA, PRECISION,
+            STAGES * (ROWS + COLUMNS) // (ROWS + half), START, Y_BIAS,
         )  # fmt: skip
+        at_y += on_the_way
+    if START > 0:
+        for first in range(at_y, end_y, START):
+            start_outputs(y, y_bias, first, end_y, O, Y_BIAS, START)
 
 
 @triton.jit

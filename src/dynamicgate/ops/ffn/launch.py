@@ -24,6 +24,7 @@ class Job(NamedTuple):
     blocks: int
     rows: int  # of a tile
     share: bool  # whether like tokens are looked for
+    adds: bool  # whether pairs are added to the outputs in any order, instead of through a row for each
     dtype: torch.dtype
     device: torch.device
 
@@ -76,7 +77,8 @@ def job(x: Tensor, factor: Tensor, block: int, units: int, share: bool) -> Job:
         raise ValueError(f"expected fewer than 2**31 pairs of tokens and blocks, received {T} * {G}")
     tokens, least = tune.like_least(x.device)
     share = share and tokens <= T and units % block == 0 and block >= least and block == power_of_2(block)
-    return Job(T, units, block, G, rows, share, x.dtype, x.device)
+    adds = tune.adds(T, G, block, share, x.dtype, x.device)
+    return Job(T, units, block, G, rows, share, adds, x.dtype, x.device)
 
 
 def fetchable(tile: Tile, *tensors: Tensor | None) -> bool:

@@ -47,7 +47,7 @@ def like_tile(
     ns2 = n2 + tl.arange(0, COLUMNS)
     z, z2 = rows_times(
         tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32), x, D, t, w, w2, D, ns, n, ns2, n2,
-        D, N, DEPTH, True, EVEN, TMA, VALUE or TWICE, PRECISION, STAGES,
+        D, N, x, x, 0, 0, 0, DEPTH, True, EVEN, TMA, VALUE or TWICE, PRECISION, STAGES, 0, False,
     )  # fmt: skip
     at = row.to(tl.int64)[:, None] * N + place + tl.arange(0, COLUMNS)[None, :]
     f = tl.load(factor + t * G + g).to(tl.float32)[:, None]

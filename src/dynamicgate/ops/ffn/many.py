@@ -5,13 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dynamicgate.ops.ffn import adding, exact, like, tune
 from dynamicgate.ops.ffn import backward as back
-from dynamicgate.ops.ffn import exact, like, tune
 from dynamicgate.ops.ffn import forward as pair_kernels
 from dynamicgate.ops.ffn import index as indexing
 from dynamicgate.ops.ffn.index import Index
 from dynamicgate.ops.ffn.launch import Job, described, either, fetchable, job, power_of_2
 from dynamicgate.ops.ffn.op import Kept
+
+STARTED = 2048  # entries of the outputs that a step of `up` makes ready: one wide store of each thread
+ADDED_AT_ONCE = 512  # columns of the outputs: of 16,384 tokens they take 16 MB of the L2 cache
 
 
 def kept_sizes(T: int, G: int, device: torch.device) -> tuple[int, int]:
@@ -66,14 +69,20 @@ def forward(
         even = work.even and D % tile.depth == 0 and block % tile.columns == 0
         pair_kernels.up[work.grid(tile)](
             x, *sides, either(up_bias, x), either(value_bias, x), factor, hidden, kept.pre, kept.val, index.spans_G2,
-            index.tokens_P, index.tiles_M, index.like, D, N, G, **options, KEEP=bool(kept.pre.numel()),
-            SHARE=work.share, TMA=tma, PARTIAL=tune.PARTIAL, **work.sizes(tile, even), **after,
+            index.tokens_P, index.tiles_M, index.like, y, either(down_bias, x), T, D, N, G, O, **options,
+            KEEP=bool(kept.pre.numel()), SHARE=work.share, TMA=tma, PARTIAL=tune.PARTIAL,
+            START=STARTED if work.adds else 0, Y_BIAS=down_bias is not None, **work.sizes(tile, even), **after,
         )  # fmt: skip
         if work.share:
             rows = memory[: like_rows * N].view(like_rows, N)
             data = (x, up, down, factor, up_bias, down_bias, value, value_bias)
             _like_tokens(work, index, data, options, rows, y)
-    _sum_of_pairs(work, index, [(hidden, down)], True, down_bias, y)
+    if work.adds:
+        if keep == "exact":  # else `up` did it
+            y.zero_() if down_bias is None else y.copy_(down_bias)
+        _add_pairs(work, index, [(hidden, down)], True, y)
+    else:
+        _sum_of_pairs(work, index, [(hidden, down)], True, down_bias, y)
     return y
 
 
@@ -166,7 +175,10 @@ def backward(
     if wanted[0]:
         dx = found[0] = torch.empty_like(x)
         both = [(dz, up)] if value is None else [(dz, up), (dv, value)]
-        _sum_of_pairs(work, index, both, False, None, dx)
+        if work.adds:
+            _add_pairs(work, index, both, False, dx.zero_())
+        else:
+            _sum_of_pairs(work, index, both, False, None, dx)
     if wanted[1]:
         found[1] = _weight_gradient(work, index, dz, x, torch.empty_like(up), turned=False)
     if wanted[3]:
@@ -218,6 +230,22 @@ def _sum_of_pairs(
             first, width, O, SHARE=work.share, PARTIAL=tune.PARTIAL, BLOCK=work.block, COLUMNS=summing.columns,
             AT_ONCE=summing.depth, BIAS=bias is not None, num_warps=summing.warps, **after,
         )  # fmt: skip
+
+
+def _add_pairs(work: Job, index: Index, factors: list[tuple[Tensor, Tensor]], by_column: bool, y: Tensor) -> None:
+    """y[t] += the sum over t's pairs of a[pair] @ w[its block], as in `_sum_of_pairs`, in any order."""
+    (a, w), (a2, w2), O = factors[0], factors[-1], y.shape[1]
+    two, tile = len(factors) == 2, work.tile("adding")
+    deep = work.even and work.block % tile.depth == 0
+    tma = deep and fetchable(tile, a, w, w2)
+    box = (tile.columns, tile.depth) if by_column else (tile.depth, tile.columns)
+    adding.down_adding[work.grid(tile)](
+        described(a, work.rows, tile.depth, tma), described(w, *box, tma),
+        described(a2, work.rows, tile.depth, tma and two), described(w2, *box, tma and two),
+        y, index.spans_G2, index.tokens_P, index.tiles_M, index.like, work.units, w.shape[1], O, SHARE=work.share,
+        TWO=two, BY_COLUMN=by_column, TMA=tma, PARTIAL=tune.PARTIAL, AT_ONCE=max(1, ADDED_AT_ONCE // tile.columns),
+        **work.sizes(tile, deep and O % tile.columns == 0), **tune.chained(y.device),
+    )  # fmt: skip
 
 
 def _weight_gradient(work: Job, index: Index, a: Tensor, b: Tensor, out: Tensor, turned: bool) -> Tensor:

@@ -64,12 +64,24 @@ def weights(w, stride, ks, ns, k, n, k_end, n_end, BY_COLUMN: tl.constexpr, EVEN
 
 
 @triton.jit
+def start_outputs(y, bias, first, end, O, BIAS: tl.constexpr, WIDE: tl.constexpr):
+    """y <- bias or 0, WIDE entries of the flat array from `first` on, as far as they come before `end`."""
+    at = first + tl.arange(0, WIDE)
+    if BIAS:
+        ready = tl.load(bias + at % O).to(y.dtype.element_ty)
+    else:
+        ready = tl.zeros((WIDE,), y.dtype.element_ty)
+    tl.store(y + at, ready, mask=at < end)
+
+
+@triton.jit
 def rows_times(
-    acc, acc2, a, stride, row, w, w2, w_stride, ns, n, ns2, n2, depth, n_end,
+    acc, acc2, a, stride, row, w, w2, w_stride, ns, n, ns2, n2, depth, n_end, y, y_bias, first_y, end_y, O,
     DEPTH: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, TMA: tl.constexpr, TWO: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr, START: tl.constexpr, Y_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """acc + a[row, :depth] @ w[:depth, ns], and with TWO the same rows times w2[:depth, ns2]."""
+    """acc + a[row, :depth] @ w[:depth, ns], and with TWO the same rows times w2[:depth, ns2]. On the way, START entries
+    of y in each step are made ready to be added to: where nothing waits for the stores, they cost next to nothing."""
     k = tl.arange(0, DEPTH)
     at = a + row[:, None] * stride + k[None, :]
     for first in tl.range(0, depth, DEPTH, num_stages=STAGES):
@@ -82,6 +94,8 @@ def rows_times(
         if TWO:
             tile2 = weights(w2, w_stride, first + k, ns2, first, n2, depth, n_end, BY_COLUMN, EVEN, TMA)
             acc2 = tl.dot(rows, tile2, acc2, input_precision=PRECISION)
+        if START > 0:
+            start_outputs(y, y_bias, first_y + first // DEPTH * START, end_y, O, Y_BIAS, START)
     return acc, acc2
 
 
