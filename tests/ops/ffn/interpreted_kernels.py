@@ -15,7 +15,7 @@ from ops.ffn.cases import errors, run, tensors
 OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl"}
 LAUNCHED = {
     backward: ("hidden_gradient", "weight_gradient", "bias_gradient"),
-    exact: ("exact_hidden", "exact_pairs", "exact_factor"),
+    exact: ("exact_hidden", "exact_gradients"),
     adding: ("down_adding",),
     forward: ("up", "down", "reduce"),
     index: ("_count", "_scan", "_place", "_share"),

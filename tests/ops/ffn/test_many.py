@@ -31,7 +31,7 @@ def test_the_kernels_compile_for_a_hopper_gpu_and_fit_its_memory(
 ) -> None:
     """The interpreter has memory for any tile."""
     pytest.importorskip("triton")
-    from dynamicgate.ops.ffn import backward, forward, index, like, many, tune
+    from dynamicgate.ops.ffn import adding, backward, exact, forward, index, like, many, tune
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     table, tile = json.loads((Path(tune.__file__).parent / "tuned/sm9x.json").read_text()), tune.tile.__wrapped__
@@ -39,7 +39,10 @@ def test_the_kernels_compile_for_a_hopper_gpu_and_fit_its_memory(
     monkeypatch.setattr(tune, "tile", lambda kernel, T, block, dtype, _: tile(kernel, 16384, block, dtype, GPU))
     monkeypatch.setattr(tune, "rows", lambda _: 128)
     monkeypatch.setattr(tune, "chained", lambda _: {"AFTER": True})
+    monkeypatch.setattr(tune, "adds", lambda *_: True)
     names = {
+        adding: ("down_adding",),
+        exact: ("exact_hidden", "exact_gradients"),
         forward: ("up", "down", "reduce"),
         like: ("like_up", "like_down"),
         index: ("_count", "_scan", "_place", "_share"),
@@ -53,10 +56,13 @@ def test_the_kernels_compile_for_a_hopper_gpu_and_fit_its_memory(
     nothing = x.new_empty(0)
     sizes = many.kept_sizes(*factor.shape, x.device)
     kept = Kept(x.new_empty(sizes[0], block), nothing, nothing, torch.empty(sizes[1], dtype=torch.int32))
-    for keep in ("", "sparse"):
-        many.forward(x, up, down, factor, up_bias, down_bias, None, None, block, "relu", keep, kept)
     wanted = [True, True, True, True, True, True, False, False]
-    many.backward(x, x, up, down, factor, None, block, "relu", "sparse", wanted, kept)
+    for in_order in (True, False):
+        for keep in ("", "sparse", "exact"):
+            whole = kept._replace(pre=x.new_empty(len(x), len(up))) if keep == "exact" else kept
+            many.forward(x, up, down, factor, up_bias, down_bias, None, None, block, "relu", keep, in_order, whole)
+            if keep:
+                many.backward(x, x, up, down, factor, None, block, "relu", keep, in_order, wanted, whole)
     assert Compiled.compiled >= {name for kernels in names.values() for name in kernels}
 
 
@@ -116,7 +122,7 @@ def test_the_op_is_registered_as_torch_wants_it(gradient: str) -> None:
         name: t if t is None else t.requires_grad_(bool(gradient))
         for name, t in tensors(9, 8, 20, 6, 8, value=True).items()
     }
-    torch.library.opcheck(torch.ops.dynamicgate.ffn.default, (*given.values(), 8, "silu", gradient))
+    torch.library.opcheck(torch.ops.dynamicgate.ffn.default, (*given.values(), 8, "silu", gradient, False))
 
 
 def test_it_compiles_without_a_graph_break() -> None:

@@ -31,6 +31,7 @@ def gated_ffn(
     value_ND: Tensor | None = None,
     value_bias_N: Tensor | None = None,
     gradient: Literal["sparse", "exact"] = "sparse",
+    in_order: bool = False,
 ) -> Tensor:
     """(factor * act(x up' + b) [* (x value' + b)]) down' + b, skipping blocks of hidden units whose factor is 0.
 
@@ -40,6 +41,8 @@ def gated_ffn(
     gradient: differentiable in everything. "sparse": closed factors get gradient 0, and nothing is computed for them.
         "exact": they get dL/dfactor as if they were open, which straight-through training of hard gates needs and which
         costs the dense up projection and its backward half. All other gradients are the same in both.
+    in_order: add up a token's blocks in one order, and round the sum once: the same bits every time, and in 16 bits a
+        smaller error, for some percent of the time. `torch.use_deterministic_algorithms(True)` asks for it everywhere.
     """
     rows = x_TD.reshape(-1, x_TD.shape[-1])
     factor = factor_TG.reshape(-1, factor_TG.shape[-1])
@@ -49,7 +52,7 @@ def gated_ffn(
         tensors = [t if t is None else t.to(dtype) for t in tensors]
     _check(tensors, factor, block, activation, gradient)
     factor = factor if factor.dtype is torch.bool else factor.float()
-    return run(tensors, factor, block, activation, gradient).reshape(*x_TD.shape[:-1], down_ON.shape[0])
+    return run(tensors, factor, block, activation, gradient, in_order).reshape(*x_TD.shape[:-1], down_ON.shape[0])
 
 
 def _check(tensors: list[Tensor | None], factor_TG: Tensor, block: int, activation: str, gradient: str) -> None:

@@ -29,41 +29,31 @@ def exact_hidden(
 
 
 @triton.jit
-def exact_pairs(
-    dh, factor, pre, val, dz, dv, spans, tokens, tiles, N, G,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr, VALUE: tl.constexpr,
+def exact_gradients(
+    dh, factor, pre, val, dz, dv, dfactor, before, pairs, T, N, G,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr, ACTIVATION: tl.constexpr,
+    VALUE: tl.constexpr,
 ):  # fmt: skip
-    """dz[pair] and dv[pair] from a dense dh."""
-    columns: tl.constexpr = (BLOCK + COLUMNS - 1) // COLUMNS
-    for item in range(tl.program_id(0), tl.load(tiles) * columns, tl.num_programs(0)):
-        g, pair, t, exists = pair_tile(tiles, tokens, spans, item // columns, ROWS)
-        us = item % columns * COLUMNS + tl.arange(0, COLUMNS)
-        inside = exists[:, None] & (us < tl.minimum(BLOCK, N - g * BLOCK))[None, :]
-        at = t[:, None] * N + g * BLOCK + us[None, :]
-        dh_tile = tl.load(dh + at, mask=inside, other=0.0).to(tl.float32)
-        f = tl.load(factor + t * G + g)[:, None]
-        _, dz_tile, dv_tile = through(dh_tile, f, pre, pre, val, at, inside, ACTIVATION, True, VALUE)
-        there = pair[:, None] * BLOCK + us[None, :]
-        tl.store(dz + there, dz_tile.to(dz.dtype.element_ty), mask=inside)
-        if VALUE:
-            tl.store(dv + there, dv_tile.to(dv.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def exact_factor(
-    dh, pre, val, dfactor, T, N, G,
-    BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, ACTIVATION: tl.constexpr, VALUE: tl.constexpr,
-):  # fmt: skip
-    """dfactor[t, g] = sum over the block of dh * h, for all blocks, open or closed."""
+    """From a dense dh: dfactor[t, g] = sum over the block of dh * h, open or closed, and dz and dv of open pairs."""
     t = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     g = tl.program_id(1)
+    f = tl.load(factor + t * G + g, mask=t < T, other=0.0)
+    ahead = g // GROUP * GROUP + tl.arange(0, GROUP)
+    is_open = tl.load(factor + t[:, None] * G + ahead[None, :], mask=(t < T)[:, None] & (ahead < g)[None, :], other=0)
+    nth = tl.load(before + t * tl.cdiv(G, GROUP) + g // GROUP, mask=t < T, other=0)
+    nth += tl.sum((is_open != 0).to(tl.int32), 1)
+    pair = tl.load(pairs + t * G + nth, mask=f != 0, other=0).to(tl.int64)
     total = tl.zeros((ROWS,), tl.float32)
     for first in range(0, BLOCK, COLUMNS):
         us = first + tl.arange(0, COLUMNS)
         at = t[:, None] * N + g * BLOCK + us[None, :]
         inside = (t < T)[:, None] & (us < tl.minimum(BLOCK, N - g * BLOCK))[None, :]
-        h = activate(tl.load(pre + at, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
+        dh_tile = tl.load(dh + at, mask=inside, other=0.0).to(tl.float32)
+        h, dz_tile, dv_tile = through(dh_tile, f[:, None], pre, pre, val, at, inside, ACTIVATION, True, VALUE)
+        total += tl.sum(dh_tile * h, 1)
+        there = pair[:, None] * BLOCK + us[None, :]
+        stored = inside & (f != 0)[:, None]
+        tl.store(dz + there, dz_tile.to(dz.dtype.element_ty), mask=stored)
         if VALUE:
-            h *= tl.load(val + at, mask=inside, other=0.0).to(tl.float32)
-        total += tl.sum(tl.load(dh + at, mask=inside, other=0.0).to(tl.float32) * h, 1)
+            tl.store(dv + there, dv_tile.to(dv.dtype.element_ty), mask=stored)
     tl.store(dfactor + t * G + g, total, mask=t < T)

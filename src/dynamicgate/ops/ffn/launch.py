@@ -69,15 +69,15 @@ class Job(NamedTuple):
         }
 
 
-def job(x: Tensor, factor: Tensor, block: int, units: int, share: bool) -> Job:
-    """For these tensors. share: like tokens may be looked for, if there are enough."""
+def job(x: Tensor, factor: Tensor, block: int, units: int, *, share: bool, in_order: bool) -> Job:
+    """For these tensors. share: like tokens may be looked for, if there are enough. in_order: sums must be in order."""
     T, G = factor.shape
     rows = tune.rows(x.device)
     if indexing.pairs(T, G, rows) >= 2**31:
         raise ValueError(f"expected fewer than 2**31 pairs of tokens and blocks, received {T} * {G}")
     tokens, least = tune.like_least(x.device)
     share = share and tokens <= T and units % block == 0 and block >= least and block == power_of_2(block)
-    adds = tune.adds(T, G, block, share, x.dtype, x.device)
+    adds = not in_order and tune.adds(T, G, block, share, x.dtype, x.device)
     return Job(T, units, block, G, rows, share, adds, x.dtype, x.device)
 
 

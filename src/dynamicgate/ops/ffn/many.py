@@ -35,6 +35,7 @@ def forward(
     block: int,
     activation: str,
     keep: str,
+    in_order: bool,
     kept: Kept,
 ) -> Tensor:
     """y, and what `keep` asks for into `kept`."""
@@ -44,7 +45,7 @@ def forward(
     if not T:
         return y
     factor = factor.view(torch.uint8) if factor.dtype is torch.bool else factor
-    work = job(x, factor, block, N, share=not keep)
+    work = job(x, factor, block, N, share=not keep, in_order=in_order)
     buffer = kept.pairs if keep else x.new_empty(indexing.size(T, G, work.rows), dtype=torch.int32)
     index = indexing.build(factor, buffer, work.rows, work.share)
     like_rows = indexing.like_tiles(T, work.rows) * work.rows if work.share else 0
@@ -129,6 +130,7 @@ def backward(
     block: int,
     activation: str,
     gradient: str,
+    in_order: bool,
     wanted: list[bool],
     kept: Kept,
 ) -> list[Tensor | None]:
@@ -138,7 +140,7 @@ def backward(
     if not T:
         like_these = (x, up, down, factor, up[:, 0], down[:, 0], up, up[:, 0])
         return [torch.zeros_like(t) if want else None for t, want in zip(like_these, wanted, strict=True)]
-    work = job(x, factor, block, N, share=False)
+    work = job(x, factor, block, N, share=False, in_order=in_order)
     index = indexing.parts(kept.pairs, T, G, work.rows)
     if wanted[2]:
         found[2] = _weight_gradient(work, index, kept.hidden, dy, torch.empty_like(down), turned=True)
@@ -152,15 +154,11 @@ def backward(
     where = (index.spans_G2, index.tokens_P, index.tiles_M)
     if gradient == "exact":
         dh, dfactor = dy @ down, torch.empty_like(factor)
-        tile = work.tile("elementwise")
-        exact.exact_pairs[work.grid(tile)](
-            dh, factor, kept.pre, kept.val, dz, dv, *where, N, G, **options, BLOCK=block, ROWS=work.rows,
-            COLUMNS=tile.columns,
-        )  # fmt: skip
         tile = work.tile("rowwise")
-        exact.exact_factor[(-(-T // tile.depth), G)](
-            dh, kept.pre, kept.val, dfactor, T, N, G, **options, BLOCK=block, ROWS=tile.depth, COLUMNS=tile.columns
-        )
+        exact.exact_gradients[(-(-T // tile.depth), G)](
+            dh, factor, kept.pre, kept.val, dz, dv, dfactor, index.before_TQ, index.pairs_TG, T, N, G, **options,
+            BLOCK=block, ROWS=tile.depth, COLUMNS=min(tile.columns, power_of_2(block)), GROUP=indexing.GROUP.value,
+        )  # fmt: skip
         del dh
     else:
         tile = work.tile("hidden_gradient")

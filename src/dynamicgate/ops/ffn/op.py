@@ -23,13 +23,14 @@ from dynamicgate.ops.ffn.reference import reference
 _library = torch.library.Library("dynamicgate", "FRAGMENT")
 _library.define(
     "ffn(Tensor x, Tensor up, Tensor down, Tensor factor, Tensor? up_bias, Tensor? down_bias, Tensor? value, "
-    "Tensor? value_bias, int block, str activation, str keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "Tensor? value_bias, int block, str activation, str keep, bool in_order) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=[torch.Tag.pt2_compliant_tag],
 )
 _library.define(
     "ffn_backward(Tensor dy, Tensor x, Tensor up, Tensor down, Tensor factor, Tensor? up_bias, Tensor? value, "
     "Tensor? value_bias, Tensor hidden, Tensor pre, Tensor val, Tensor index, int block, str activation, "
-    "str gradient, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "str gradient, bool in_order, bool[] wanted) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=[torch.Tag.pt2_compliant_tag],
 )
 
@@ -114,6 +115,7 @@ def _ffn(
     block: int,
     activation: str,
     keep: str,
+    in_order: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     kernels = _kernels(x)
     kept = _empty_kept(x, up, factor, value, block, activation, keep)
@@ -126,7 +128,8 @@ def _ffn(
         if keep == "exact":  # the dense up projection, for all blocks
             pre = F.linear(x, up, up_bias)
             kept = kept._replace(pre=pre, val=kept.val if value is None else F.linear(x, value, value_bias))
-        y = kernels.forward(x, up, down, factor, up_bias, down_bias, value, value_bias, block, activation, keep, kept)
+        biases = (up_bias, down_bias)
+        y = kernels.forward(x, up, down, factor, *biases, value, value_bias, block, activation, keep, in_order, kept)
     return (y, *kept)
 
 
@@ -142,6 +145,7 @@ def _ffn_shapes(
     block: int,
     activation: str,
     keep: str,
+    in_order: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return (x.new_empty(x.shape[0], down.shape[0]), *_empty_kept(x, up, factor, value, block, activation, keep))
 
@@ -162,13 +166,14 @@ def _backward(
     block: int,
     activation: str,
     gradient: str,
+    in_order: bool,
     wanted: list[bool],
 ) -> tuple[Tensor, ...]:
     """Gradients in the order of the first eight arguments of `ffn`; empty where not `wanted`."""
     kernels = _kernels(x)
     if kernels is not None:
         kept = Kept(hidden, pre, val, index)
-        found = kernels.backward(dy, x, up, down, factor, value, block, activation, gradient, wanted, kept)
+        found = kernels.backward(dy, x, up, down, factor, value, block, activation, gradient, in_order, wanted, kept)
     else:
         leaves = [
             None if t is None else t.detach().requires_grad_(want)
@@ -208,7 +213,7 @@ def _gradients_of(x: Tensor, up: Tensor, down: Tensor, factor: Tensor, wanted: l
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, up, down, factor, up_bias, _, value, value_bias, ctx.block, ctx.activation, ctx.gradient = inputs
+    x, up, down, factor, up_bias, _, value, value_bias, *ctx.options = inputs
     ctx.save_for_backward(x, up, down, factor, up_bias, value, value_bias, *output[1:])
     ctx.set_materialize_grads(False)
 
@@ -216,11 +221,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
 def _gradients(ctx: Any, dy: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
     wanted = list(ctx.needs_input_grad[:8])
     if dy is None:
-        return (None,) * 11
-    found = torch.ops.dynamicgate.ffn_backward(
-        dy.contiguous(), *ctx.saved_tensors, ctx.block, ctx.activation, ctx.gradient, wanted
-    )
-    return (*(t if want else None for t, want in zip(found, wanted, strict=True)), None, None, None)
+        return (None,) * 12
+    found = torch.ops.dynamicgate.ffn_backward(dy.contiguous(), *ctx.saved_tensors, *ctx.options, wanted)
+    return (*(t if want else None for t, want in zip(found, wanted, strict=True)), *(None for _ in ctx.options))
 
 
 for _device in ("CPU", "CUDA"):
@@ -231,7 +234,9 @@ torch.library.register_fake("dynamicgate::ffn_backward", _backward_shapes, lib=_
 torch.library.register_autograd("dynamicgate::ffn", _gradients, setup_context=_setup, lib=_library)
 
 
-def run(tensors: list[Tensor | None], factor_TG: Tensor, block: int, activation: str, gradient: str) -> Tensor:
+def run(
+    tensors: list[Tensor | None], factor_TG: Tensor, block: int, activation: str, gradient: str, in_order: bool
+) -> Tensor:
     """Call the op on checked rows; keep what a backward pass needs only where there will be one."""
     x, up, down, up_bias, down_bias, value, value_bias = tensors
     inputs = (x, up, down, factor_TG, up_bias, down_bias, value, value_bias)
@@ -239,5 +244,6 @@ def run(tensors: list[Tensor | None], factor_TG: Tensor, block: int, activation:
     if differentiated:
         inputs = (x, up, down, factor_TG.float(), up_bias, down_bias, value, value_bias)
     contiguous = (t if t is None else t.contiguous() for t in inputs)
-    y: Tensor = torch.ops.dynamicgate.ffn(*contiguous, block, activation, gradient if differentiated else "")[0]
+    keep = gradient if differentiated else ""
+    y: Tensor = torch.ops.dynamicgate.ffn(*contiguous, block, activation, keep, in_order)[0]
     return y

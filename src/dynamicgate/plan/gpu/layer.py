@@ -175,8 +175,8 @@ def fused(layer: Any, x_TD: Tensor) -> Tensor:
 
 
 def gated(layer: Any, x_TD: Tensor) -> Tensor:
-    """Open blocks alone; the gate decides in torch."""
-    return gated_ffn(x_TD, layer.up_weight, layer.down_weight, layer.decide(x_TD), **_rest(layer))
+    """Open blocks alone; the gate decides in torch. In order: a plan gives the same bits every time."""
+    return gated_ffn(x_TD, layer.up_weight, layer.down_weight, layer.decide(x_TD), in_order=True, **_rest(layer))
 
 
 def decode(layer: Any, x_TD: Tensor) -> Tensor:
