@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet -c constraints.txt
 .PHONY: demo test check venv docs bench bench-cpu bench-gpu results paper clean
 
 demo: .venv/.demo   ## train five models on handwritten digits, print the table, write demo-out/report.html
-	$(BIN)/dynamicgate compare --data digits --models dense,small,dropout,static,gate --budget 0.3 --seeds 3 --out demo-out
+	$(BIN)/dynamicgate compare --data digits --models dense,small,gate,rigl,gate+rigl --budget 0.3 --seeds 3 --out demo-out
 
 test: check         ## everything: style, types, floors, tests
 	$(BIN)/python -m pytest -n 2 --dist loadfile
@@ -31,7 +31,7 @@ bench-cpu: venv     ## compiled plans against dense networks, in benchmarks/resu
 bench-gpu: venv     ## gated layers on a CUDA GPU against dense ones, in benchmarks/results/
 	$(BIN)/python benchmarks/gpu.py --part forward,backward,decode,plan
 
-results: venv       ## the table of the README, from experiments/ (MNIST from the folder in DYNAMICGATE_DATA)
+results: venv       ## the tables of docs/rewiring.md, from experiments/ (MNIST from the folder in DYNAMICGATE_DATA)
 	$(BIN)/python experiments/comparisons.py
 
 paper: venv         ## every table of the paper and docs/paper.md (hours on a CPU; what is done is found again)

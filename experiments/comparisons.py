@@ -1,4 +1,4 @@
-"""The tables of the README and of docs/rewiring.md: models and their controls at equal budgets.
+"""The tables of docs/rewiring.md: models and their controls at equal budgets.
 
     python experiments/comparisons.py              # train (or continue), write experiments/results/, fill the pages
     python experiments/comparisons.py --tables     # only fill the pages from the committed results
@@ -43,8 +43,6 @@ class Comparison:
 
 
 COMPARISONS = {
-    "foundation-digits": Comparison("README.md", Settings("digits", budget=0.3), CONTROLS, 5),
-    "foundation-mnist": Comparison("README.md", Settings("mnist", budget=0.25), CONTROLS, 3),
     "rewiring-mnist-density": Comparison(
         "docs/rewiring.md", Settings("mnist", budget=0.1, density=0.09), SPARSE, seeds=3
     ),

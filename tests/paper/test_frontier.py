@@ -17,7 +17,7 @@ from dynamicgate.paper.recipe import load_module
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "frontier"
 SETS, CELLS, TRAIN = (load_module(FOLDER, name) for name in ("sets", "cells", "train"))
-PAGE = load_module(FOLDER, "page")
+PAGE, VERDICT = (load_module(FOLDER, name) for name in ("page", "verdict"))
 
 
 def cell(*accuracy: float, cost: float = 0.1) -> object:
@@ -68,11 +68,11 @@ def test_a_lost_cell_says_how_sure_it_is() -> None:
     assert found["rigl"].points == pytest.approx(-1.0333, abs=1e-3)
     assert found["rigl"].half == pytest.approx(4.3027 * 0.057735 / 3**0.5, rel=1e-3), "seeds are paired"
     assert found["small"].half is None, "no seed in common"
-    text = PAGE.lost("Lost", list(found.values()))
+    text = VERDICT.lost("Lost", list(found.values()))
     assert "clouds at 0.1 to rigl, -1.03 ± 0.14" in text
     assert "to small, -14.00;" in text or "to small, -14.00." in text
     assert "one is beyond it" in text
-    assert PAGE.lost("Lost", []) == ""
+    assert VERDICT.lost("Lost", []) == ""
 
 
 def test_the_search_has_a_table_for_each_budget_of_what_was_tried_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,9 +94,9 @@ def test_the_search_has_a_table_for_each_budget_of_what_was_tried_there(monkeypa
 def test_controls_without_a_time_are_named() -> None:
     timed = {(method, 0.05): {} for method in SETS.CONTROLS}
     some = {key: row for key, row in timed.items() if key[0] not in ("gate", "switch")}
-    text = PAGE.untimed({"digits": timed, "mnist": some, "speech": {}})
+    text = VERDICT.untimed({"digits": timed, "mnist": some, "speech": {}})
     assert text == "\nNot timed, for want of the trained models: mnist gate, switch.\n"
-    assert PAGE.untimed({"digits": timed}) == ""
+    assert VERDICT.untimed({"digits": timed}) == ""
 
 
 def on_the_clock(**ratios: tuple[float, ...]) -> dict[tuple[str, float], object]:
@@ -166,6 +166,17 @@ def test_a_gate_without_a_choice_loses_nothing_with_its_mean_mask() -> None:
         gate.bias.copy_(torch.tensor([3.0, -3.0, 3.0, -3.0]))
     before = dg.measure(model, part).quality["accuracy"]
     assert TRAIN.accuracy_of_mean_mask(model, splits) == before
+
+
+def test_the_front_page_shows_one_budget_beside_dense_and_the_clock_beside_accuracy() -> None:
+    cells = {("small", 0.1): cell(0.5), ("gate+rigl", 0.1): cell(0.6, 0.7), ("dense", None): cell(0.75)}
+    cells |= {("gate+rigl 16x1", 0.1): cell(0.6)}
+    fought = CELLS.duels("clouds", cells)
+    table = VERDICT.overview({"clouds": cells}, fought)
+    assert "| clouds | 50.00 | – | – | – | – | 65.00 | 75.00 |" in table
+    assert table.endswith("against all 8 controls: 1 cells won, 0 tied, 0 lost.")
+    timed = {("gate+rigl 16x1", 0.1): {"batches": {"1": {"ratio": 0.25}, "256": {"ratio": 0.125}}}}
+    assert "| clouds | 0.1 | 0.250 | 0.125 | -15.00 |" in VERDICT.on_the_clock({"clouds": cells}, {"clouds": timed})
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:

@@ -94,12 +94,9 @@ def test_a_page_of_models_that_were_not_rewired_does_not_speak_of_it(tmp_path):
 
 
 def test_results_from_before_there_was_a_split_still_make_a_page(tmp_path):
-    old = Path(__file__).parents[2] / "experiments" / "results" / "foundation-digits.json"
-    (tmp_path / "results.json").write_bytes(old.read_bytes())
-    page = write_report(tmp_path).read_text(encoding="utf-8")
-    Outline(page)
-    assert "structure_saved" not in old.read_text(encoding="utf-8")
-    assert "tructure part" not in page
+    results = make_results()
+    assert "structure_saved" not in str(results)
+    assert "tructure part" not in page_of(tmp_path, results)
 
 
 def test_every_usual_model_is_explained_and_every_control_is_marked(tmp_path):
