@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dynamicgate.compare.settings import FUSED_DISTRIBUTION, spending
 from dynamicgate.data import Splits
 from dynamicgate.paper import Recipe, Table
 from dynamicgate.paper.recipe import load_module
+from dynamicgate.recipe import DISTRIBUTION, spending
 
 from .train import train
 
@@ -106,7 +106,7 @@ def tables() -> Iterator[Table]:
     for position, (name, one) in enumerate(SETS.items()):
         best = chosen.get(name, {})
         best |= {OURS_IN_CELLS: {**best.get(OURS, {}), "structure": "16x1"}}
-        best |= {UNGATED: {**best.get(OURS, {}), "start": 1.0, "distribution": FUSED_DISTRIBUTION}}
+        best |= {UNGATED: {**best.get(OURS, {}), "start": 1.0, "distribution": DISTRIBUTION}}
         models = {method: {**one.shared, **best.get(method, {})} for method in AT_FULL_COST}
         models |= {
             at_a_budget(method, budget): {

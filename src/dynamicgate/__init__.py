@@ -19,6 +19,7 @@ from dynamicgate.gate import Decision, Gate, GateConfig
 from dynamicgate.measure import Measurement, measure
 from dynamicgate.nn import FFN, GatedMLP, Normalize, Switch, SwitchMLP
 from dynamicgate.plan import Fast, Plan, compile
+from dynamicgate.recipe import recipe_
 from dynamicgate.rewire import SET, Magnitude, Rewirer, RigL, Static
 from dynamicgate.routing import Routing, routing
 from dynamicgate.save import load, save
@@ -63,6 +64,7 @@ __all__ = [
     "load",
     "measure",
     "nn",
+    "recipe_",
     "routing",
     "save",
     "schedule",

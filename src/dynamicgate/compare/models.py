@@ -14,7 +14,8 @@ from dynamicgate.convert import gate_
 from dynamicgate.data import Splits
 from dynamicgate.gate import GateConfig
 from dynamicgate.nn import GatedMLP, Normalize
-from dynamicgate.rewire import SET, Distribution, LayerOptions, Magnitude, Rewirer, RigL, Static, densities
+from dynamicgate.recipe import Densities, fused_rewirer
+from dynamicgate.rewire import SET, Distribution, LayerOptions, Magnitude, Rewirer, RigL, Static
 from dynamicgate.usage import gates_of
 
 EXPERTS = 8
@@ -98,11 +99,9 @@ def gate_rigl(s: Settings, splits: Splits) -> Prepared:
     model, budget, _ = gate(s, splits)
     last = len(s.hidden)
     layers = [f"layers.{index}" for index in range(last + (s.output == "sparse"))]
-    shapes = {name: model.get_submodule(name).weight.shape for name in layers}
-    shares = densities(shapes, s.density, _distribution(s))  # type: ignore[arg-type]
-    shares |= {f"layers.{index}.gate.net*": s.gate_density for index in range(1, last + 1)}
-    dynamic = {**_dynamic(s), "start": dict.fromkeys(layers, s.start)}
-    rewirer = RigL(model, shares, structure=s.structure, **dynamic)
+    found = Densities(s.density, s.gate_density)
+    options = {**_dynamic(s), "structure": s.structure, "distribution": _distribution(s)}
+    rewirer = fused_rewirer(model, layers, found, **options)
     return Prepared(model, budget, rewirer)
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from dynamicgate.compare.models import MODELS, Prepared
-from dynamicgate.compare.settings import FEWEST_READ, FUSED, Settings, dense_macs, settings_hash
+from dynamicgate.compare.settings import FUSED, Settings, dense_macs, settings_hash
 from dynamicgate.cost import Ledger
 from dynamicgate.data import Splits, load
 from dynamicgate.evidence import Evidence
@@ -26,6 +26,7 @@ from dynamicgate.files import write_results, write_text
 from dynamicgate.fit import distributed, fit
 from dynamicgate.measure import measure
 from dynamicgate.provenance import environment
+from dynamicgate.recipe import FEWEST_READ
 from dynamicgate.save import load as load_model
 from dynamicgate.save import save
 

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from dynamicgate import recipe
 from dynamicgate.data import Splits
 from dynamicgate.gate import Policy
 from dynamicgate.rewire import Distribution
@@ -30,33 +31,9 @@ DEFAULTS = {"digits": Defaults((128,), epochs=60, batch=32, lr=4e-3), "mnist": D
 GATE_SHARE = 0.28  # of the budget: more rank reads the input better, but its cost is taken from the units
 SPARSE = ("pruned", "static-sparse", "set", "rigl", "gate+rigl")
 FUSED = "gate+rigl"
-FUSED_BLOCK = 16
-FEWEST_READ = 4  # inputs of a gate: one that reads fewer says next to nothing about them, and is not worth its cost
-FUSED_DISTRIBUTION: Distribution = "erk"
-FUSED_START = 1.0  # dense at first: what is worth keeping is then known, and not only guessed from a gradient
 SPARSE_LR = 5 / 3  # times the usual rate: few connections bear larger steps
 PERIOD = 100
 UPDATES = 10  # in a short run, at least
-
-
-class Spending(NamedTuple):
-    """What gate+rigl makes of a budget: the share its gates take, how many units they leave open, how wide it is."""
-
-    gate_share: float
-    open_rate: float
-    widen: float
-
-
-SPENDING = {  # from this budget on
-    0.0: Spending(0.05, 0.85, 1.0),  # connections are scarce: what closed units save pays for some
-    0.1: Spending(0.02, 0.95, 1.25),  # there are enough: more units to choose from are worth more
-    0.2: Spending(0.02, 0.95, 1.5),
-}
-
-
-def spending(budget: float) -> Spending:
-    """The defaults of gate+rigl at a budget: found by validation rows of six data sets, the same for all of them."""
-    return SPENDING[max(least for least in SPENDING if least <= budget)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +137,7 @@ class Settings(Knobs):
         fused = self.model == FUSED
         found = replace(
             self,
-            widen=self.widen or (spending(self.budget).widen if fused else 1.0),
+            widen=self.widen or (recipe.spending(self.budget).widen if fused else 1.0),
             hidden=self.hidden or usual.hidden,
             epochs=self.epochs or usual.epochs,
             batch=self.batch or min(usual.batch, len(splits.train)),
@@ -170,7 +147,7 @@ class Settings(Knobs):
             raise ValueError(f"hidden widths must be 1 or more, received {found.hidden} widened by {found.widen}")
         found = replace(
             found,
-            block=found.block or (FUSED_BLOCK if fused else 1),
+            block=found.block or (recipe.BLOCK if fused else 1),
             net=("linear" if fused else "low-rank") if found.net == "auto" else found.net,
             policy=("hard" if fused else "gumbel") if found.policy == "auto" else found.policy,
             rank=found.rank or _affordable_rank(found, splits),
@@ -222,29 +199,26 @@ def _with_densities(s: Settings, splits: Splits) -> Settings:
     """Densities that spend the budget, and a period that fits the run."""
     sizes = (splits.train.features, *s.widths, splits.classes)
     full, last = dense_macs(sizes), sizes[-2] * sizes[-1]
-    budget = own_budget(s, splits)
-    output = ("sparse" if last > 0.5 * budget * full else "dense") if s.output == "auto" else s.output
-    kept = last if output == "dense" else 0
+    affordable = own_budget(s, splits) * full
+    thin = recipe.sparse_output(last, affordable) if s.output == "auto" else s.output == "sparse"
     density, gate_density = s.density, s.gate_density
-    blocks = [math.ceil(width / s.block) for width in s.widths]
-    usual = spending(s.budget)
-    share, open_rate = s.gate_share or usual.gate_share, s.open_rate or usual.open_rate
-    asked = gate_density or s.gate_share
-    if s.model == FUSED and (asked or share * budget * full >= FEWEST_READ * sum(blocks)):
+    if s.model == FUSED or not density:
+        blocks = [math.ceil(width / s.block) for width in s.widths] if s.model == FUSED else []
         gates = sum(a * b for a, b in zip(sizes, blocks, strict=False))
-        wanted = (1.0 - share) * budget * full / open_rate  # closed units also save what reads them
-        density = density or min(1.0, max(share * budget, (wanted - kept) / (full - kept)))
-        gate_density = gate_density or min(1.0, share * budget * full / gates)
-    elif not density:
-        density = min(1.0, (budget * full - kept) / (full - kept))
-        if density <= 0.0:
-            raise ValueError(f"a budget of {s.budget} does not even pay for the dense output layer: ask for more")
+        usual = recipe.spending(s.budget)
+        spend = usual._replace(gate_share=s.gate_share or usual.gate_share, open_rate=s.open_rate or usual.open_rate)
+        found = recipe.affordable_densities(
+            affordable, full, 0 if thin else last, gates, sum(blocks), spend,
+            always=s.model == FUSED and bool(gate_density or s.gate_share),
+        )  # fmt: skip
+        density, gate_density = density or found.layers, gate_density or found.gates
     steps = s.epochs * math.ceil(len(splits.train) / s.batch)
     every = s.every or max(1, min(PERIOD, int(0.75 * steps / UPDATES)))
-    start = s.start or (FUSED_START if s.model == FUSED else 0.0)
-    spread: Distribution = FUSED_DISTRIBUTION if s.model == FUSED else "uniform"
+    start = s.start or (recipe.START if s.model == FUSED else 0.0)
+    spread: Distribution = recipe.DISTRIBUTION if s.model == FUSED else "uniform"
     return replace(
-        s, density=density, start=start, gate_density=gate_density, every=every, output=output,
+        s, density=density, start=start, gate_density=gate_density, every=every,
+        output="sparse" if thin else "dense",
         distribution=spread if s.distribution == "auto" else s.distribution,
     )  # fmt: skip
 
