@@ -4,11 +4,25 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 import dynamicgate as dg
 
 from .test_rewirers import rigl, train
+
+
+def masks_over_training(model: dg.GatedMLP, rewirer: dg.RigL) -> list[list[Tensor]]:
+    """The mask of every layer after each of a hundred steps."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    found = []
+    for step in range(100):
+        F.cross_entropy(model(torch.randn(8, 20)), torch.randint(3, (8,))).backward()
+        rewirer.step(optimizer, step / 100)
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append([layer.mask.clone() for layer in rewirer.layers])
+    return found
 
 
 @pytest.mark.parametrize("structure", ["unstructured", "fan-in", "4x1"])
@@ -17,17 +31,11 @@ def test_a_denser_start_falls_along_the_cubic_and_ends_at_the_density(structure:
     model = dg.GatedMLP((20, 30, 16, 3))
     rewirer = rigl(model, 0.2, every=35, until=0.6, structure=structure, start={"layers.0": 1.0}, begin=0.1)
     dense, sparse = rewirer.layers
-    optimizer = torch.optim.AdamW(model.parameters())
     assert dense.count == 600
     kept = sparse.count
-    counts = []
-    for step in range(100):
-        F.cross_entropy(model(torch.randn(8, 20)), torch.randint(3, (8,))).backward()
-        rewirer.step(optimizer, step / 100)
-        optimizer.step()
-        optimizer.zero_grad()
-        counts.append(dense.count)
-        assert sparse.count == kept
+    masks = masks_over_training(model, rewirer)
+    counts = [int(mask.sum()) for mask, _ in masks]
+    assert {int(mask.sum()) for _, mask in masks} == {kept}
     assert counts == sorted(counts, reverse=True)
     assert counts[34] == pytest.approx(600 * (0.2 + 0.8 * ((60 - 34) / 50) ** 3), abs=20)
     assert counts[59] > counts[60]  # the last period ends before `until`
@@ -49,16 +57,8 @@ def test_what_is_too_many_may_be_gone_long_before_rewiring_ends() -> None:
     torch.manual_seed(0)
     model = dg.GatedMLP((20, 30, 3))
     rewirer = rigl(model, 0.2, every=10, until=0.7, start=1.0, begin=0.1, settled=0.3)
-    (layer,) = rewirer.layers
-    optimizer = torch.optim.AdamW(model.parameters())
-    counts, masks = [], []
-    for step in range(100):
-        F.cross_entropy(model(torch.randn(8, 20)), torch.randint(3, (8,))).backward()
-        rewirer.step(optimizer, step / 100)
-        optimizer.step()
-        optimizer.zero_grad()
-        counts.append(layer.count)
-        masks.append(layer.mask.clone())
+    masks = [mask for (mask,) in masks_over_training(model, rewirer)]
+    counts = [int(mask.sum()) for mask in masks]
     assert counts[20] > counts[30] == counts[-1] == 120
     assert not torch.equal(masks[30], masks[60])  # connections are still exchanged
 
