@@ -32,8 +32,8 @@ from dynamicgate.provenance import environment
 HERE = Path(__file__).resolve().parent
 WAYS = {
     "never": {"kernels": "never"},
-    "exact": {"kernels": "auto", "gradient": "exact"},
-    "sparse": {"kernels": "auto", "gradient": "sparse"},
+    "exact": {"kernels": "always", "gradient": "exact"},
+    "sparse": {"kernels": "always", "gradient": "sparse"},
 }
 CHARACTERS, BLOCK, OPEN = 128, 64, 0.25
 SIZES = {"features": 1024, "layers": 4, "heads": 16, "context": 512, "batch": 32, "steps": 160}

@@ -42,7 +42,9 @@ def test_training_on_the_gpu_meets_the_budget_and_the_measurement_agrees_with_th
 def test_a_layer_trained_on_the_kernels_is_the_same_on_the_cpu(tmp_path: Path) -> None:
     x, y = data()
     torch.manual_seed(0)
-    model = torch.nn.Sequential(dg.FFN(64, 512, 32, activation="gelu"), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    model = torch.nn.Sequential(
+        dg.FFN(64, 512, 32, activation="gelu", kernels="always"), torch.nn.ReLU(), torch.nn.Linear(32, 4)
+    )
     dg.gate_(model, dg.GateConfig(block=64), where="0.down")
     dg.fit(model, (x, y), budget=dg.Budget(target=0.4), epochs=20, device="cuda", show=False, out=tmp_path)
     assert model[0]._skipping_gate(x.cuda()) is not None

@@ -26,6 +26,7 @@ def test_the_kernels_are_the_dense_layer(
     x = torch.randn(20, 12)
     y, theirs = outputs_and_gradients(layer, x)
     monkeypatch.setattr(room, "SKIPPING", ("cpu",))
+    monkeypatch.setattr(room, "LEAST_WORK", 0)
     mine, found = outputs_and_gradients(layer, x)
     torch.testing.assert_close(mine, y, rtol=1e-5, atol=1e-5)
     if gradient == "sparse":  # what flows through the gate is another gradient, and its test in test_ffn.py
@@ -39,6 +40,7 @@ def test_experts_on_the_kernels_are_the_dense_experts(monkeypatch: pytest.Monkey
     x = torch.randn(18, 8)
     y, theirs = outputs_and_gradients(switch, x)
     monkeypatch.setattr(room, "SKIPPING", ("cpu",))
+    monkeypatch.setattr(room, "LEAST_WORK", 0)
     mine, found = outputs_and_gradients(switch, x)
     torch.testing.assert_close(mine, y, rtol=1e-5, atol=1e-5)
     assert_alike(found, theirs, 2e-5)

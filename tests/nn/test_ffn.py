@@ -65,6 +65,7 @@ def skipping(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
 
         original = room.gated_ffn
         monkeypatch.setattr(room, "SKIPPING", ("cpu",))
+        monkeypatch.setattr(room, "LEAST_WORK", 0)
         monkeypatch.setattr(room, "DTYPES", (torch.float64, torch.float32))
         monkeypatch.setattr(room, "gated_ffn", counted)
         return calls
@@ -189,6 +190,22 @@ def test_everything_is_computed_without_a_gate_and_for_whoever_watches_a_layer(
     dg.gate_(layer, dg.GateConfig(kind="static"), where="up")
     layer(x)
     assert calls == [1], "a gate on the features that it reads has hooks of its own"
+
+
+def test_what_is_too_small_for_launches_to_pay_is_computed_in_full_unless_told_otherwise(
+    skipping: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer, x = gated(GATES["hard"]), torch.randn(7, 12)
+    calls = skipping()
+    monkeypatch.setattr(room, "LEAST_WORK", 7 * 12 * 96 + 1)
+    layer(x)
+    assert calls == []
+    layer.kernels = "always"
+    layer(x)
+    assert calls == [1]
+    layer.kernels = "auto"
+    layer(torch.randn(8, 12))
+    assert calls == [1, 1]
 
 
 def test_a_gate_that_was_told_to_read_elsewhere_is_left_to_its_hooks(skipping: Callable[[], list[int]]) -> None:
@@ -336,7 +353,7 @@ def test_experts_that_are_left_out_are_experts_multiplied_by_zero(
         ({"width": 0}, "features, width and outputs must be 1 or more, received 4, 0 and 4"),
         ({"activation": "step"}, "activation must be one of relu, gelu, silu, tanh, received 'step'"),
         ({"gradient": "dense"}, "gradient must be exact or sparse, received 'dense'"),
-        ({"kernels": "always"}, "kernels must be auto or never, received 'always'"),
+        ({"kernels": "often"}, "kernels must be one of auto, always, never, received 'often'"),
     ],
 )
 def test_a_layer_that_makes_no_sense_is_answered_with_a_sentence(arguments: dict[str, Any], sentence: str) -> None:
@@ -369,7 +386,7 @@ CLOSE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 def large(**options: Any) -> dg.FFN:
     torch.manual_seed(0)
-    layer = dg.FFN(256, 1024, 192, **options)
+    layer = dg.FFN(256, 1024, 192, kernels="always", **options)
     dg.gate_(layer, dg.GateConfig(block=64, open=0.5, net="linear"), where="down")
     return layer.cuda()
 
@@ -428,13 +445,13 @@ class TestTrainingOnTheGpu:
 
     def test_fit_holds_the_budget_on_the_kernels(self) -> None:
         torch.manual_seed(0)
-        model = nn.Sequential(dg.FFN(8, 256, 16), nn.ReLU(), nn.Linear(16, 3))
+        model = nn.Sequential(dg.FFN(8, 256, 16, kernels="always"), nn.ReLU(), nn.Linear(16, 3))
         dg.gate_(model, dg.GateConfig(block=32), where="0.down")
         dg.fit(model, blobs(), budget=dg.Budget(target=0.5), epochs=12, batch=24, lr=1e-2, device="cuda", show=False)
         assert abs(dg.measure(model, blobs(seed=1)).macs["relative"] - 0.5) <= 0.05
 
     def test_experts_on_the_kernels_are_the_dense_experts(self) -> None:
-        switch = dg.Switch(64, 8, 128, 2, 0.8)
+        switch = dg.Switch(64, 8, 128, 2, 0.8, kernels="always")
         nn.init.normal_(switch.down.gate.net.weight)
         switch = switch.cuda()
         x = torch.randn(600, 64, device="cuda")

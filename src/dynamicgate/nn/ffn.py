@@ -19,6 +19,8 @@ from dynamicgate.ops.ffn.reference import PHI
 SKIPPING = ("cuda",) if find_spec("triton") is not None else ()  # where closed blocks are left out, not multiplied by 0
 LEAST_BLOCK = 32  # units: with smaller blocks, finding out who needs which costs more than dense products
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+KERNELS = ("auto", "always", "never")
+LEAST_WORK = 2**37  # rows x features x units: with less, the host takes longer to launch the kernels than they take
 
 
 class FFN(nn.Module):
@@ -42,7 +44,7 @@ class FFN(nn.Module):
         value: bool = False,
         bias: bool = True,
         gradient: Literal["exact", "sparse"] = "exact",
-        kernels: Literal["auto", "never"] = "auto",
+        kernels: Literal["auto", "always", "never"] = "auto",
     ) -> None:
         """`outputs` are as many as `features` by default.
 
@@ -50,7 +52,8 @@ class FFN(nn.Module):
             which straight-through gates learn from; it costs the projections up in full. "sparse": nothing, so that a
             gate learns from its open blocks and its budget alone. What does not flow through the gate is the same in
             both. Routers have no gradient there, and always go the cheaper way.
-        kernels: "never" computes everything, on a GPU too.
+        kernels: "auto" computes everything where there is so little to do that a GPU would wait for the launches of the
+            kernels; "always" does not, for CUDA graphs, which launch faster; "never" computes everything, on a GPU too.
         """
         super().__init__()
         outputs = features if outputs is None else outputs
@@ -62,8 +65,8 @@ class FFN(nn.Module):
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, received {activation!r}")
         if gradient not in ("exact", "sparse"):
             raise ValueError(f"gradient must be exact or sparse, received {gradient!r}")
-        if kernels not in ("auto", "never"):
-            raise ValueError(f"kernels must be auto or never, received {kernels!r}")
+        if kernels not in KERNELS:
+            raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, received {kernels!r}")
         self.activation, self.gradient, self.kernels = activation, gradient, kernels
         self.up = nn.Linear(features, width, bias=bias)
         self.act = ACTIVATIONS[activation]()
@@ -109,6 +112,7 @@ class FFN(nn.Module):
         dtype = torch.get_autocast_dtype(x_BD.device.type) if _autocast(x_BD) else x_BD.dtype
         served = x_BD.device.type in SKIPPING and dtype in DTYPES and self.activation in PHI
         served = served and (_autocast(x_BD) or dtype == self.up.weight.dtype)
+        served = served and (self.kernels == "always" or x_BD.numel() * self.up.out_features >= LEAST_WORK)
         hard = gate.policy in ("hard", "bernoulli", "gumbel") and gate.config.block >= LEAST_BLOCK
         writers = (self.up,) if self.value is None else (self.up, self.value)
         decides = any(layer._forward_pre_hooks for layer in writers)  # not a gate that was told to read elsewhere

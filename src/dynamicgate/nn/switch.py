@@ -43,7 +43,7 @@ class Switch(FFN):
         overflow: Overflow = "first",
         unserved: Unserved = "identity",
         activation: str = "relu",
-        kernels: Literal["auto", "never"] = "auto",
+        kernels: Literal["auto", "always", "never"] = "auto",
     ) -> None:
         """`capacity` and `overflow`: which rows an expert takes, see `GateConfig`. `unserved`: a row that found no
         place in any of its experts leaves as it came ("identity"), or as the "bias" alone, which is right in
