@@ -77,6 +77,8 @@ Unstructured masks need few MACs, but not always little time: one of their MACs 
 dense one (pruned on CIFAR-10 at 0.05, below). Cells of 16 outputs that share an input, and gates on blocks of 16 units,
 are what it can skip: `{OURS_IN_CELLS}` is less accurate at equal MACs and, on all but the smallest networks, mostly
 more accurate at equal time. On digits every model takes about as long as a call does, and there is nothing to save.
+For one row of MNIST a narrow dense network with 0.4 of the MACs is as fast as cells with 0.05: it lies in the cache,
+and below 0.1 it is the better choice there.
 """
 
 
