@@ -167,7 +167,7 @@ def test_every_option_of_training_reaches_the_run(gate: dict[str, Any], tmp_path
         "block": 4, "net": "two-layer", "rank": 6, "tau": 0.9, "theta": 0.4, **gate,
         "accumulate": 2, "clip": 0.5, "bf16": True, "balanced": True, "patience": 2, "density": 0.4,
         "gate_density": 0.7, "structure": "fan-in", "output": "sparse", "every": 1, "activation": "gelu",
-        "start": 0.8, "gate_share": 0.3, "open_rate": 0.5, "distill": 0.25, "gate_rate": 0.5,
+        "start": 0.8, "settled": 0.6, "gate_share": 0.3, "open_rate": 0.5, "distill": 0.25, "gate_rate": 0.5,
         "distribution": "erk", "widen": 1.5,
     }  # fmt: skip
     words: list[str] = []
