@@ -57,7 +57,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "lighter gate, twice as wide": ("more of that", {"gate_share": 0.02, "open_rate": 0.95, "widen": 2.0}),
     "sparse soon": ("what is too many is gone after three tenths of training", {"settled": 0.3}),
     "sparse sooner": ("after two tenths: hardly time to learn by heart", {"settled": 0.2}),
-    "sparse by half time": ("a longer time to settle", {"settled": 0.5}),
     "half dense start": ("half of the connections, drawn, to choose from", {"start": 0.5}),
     "distilled": ("the dense network knows more than the labels say; it must be trained too", {"distill": 0.5}),
 }

@@ -67,8 +67,8 @@ def affordable_densities(
         layers = min(1.0, max(share * affordable / full, (wanted - kept) / (full - kept)))
         return Densities(layers, min(1.0, share * affordable / gates))
     if affordable <= kept:
-        share = affordable / full
-        raise ValueError(f"a budget of {share:.3g} does not even pay for the dense output layer: ask for more")
+        budget = affordable / full
+        raise ValueError(f"a budget of {budget:.3g} does not even pay for the dense output layer: ask for more")
     return Densities(min(1.0, (affordable - kept) / (full - kept)), 0.0)
 
 
@@ -106,13 +106,12 @@ def recipe_(
         raise ValueError("this model has gates already: take them off with ungate_, the recipe chooses its own")
     ledger = Ledger(model)
     names, output = [layer.name for layer in ledger.layers], ledger.layers[-1].dense
-    affordable, thin = budget * ledger.dense, sparse_output(output, budget * ledger.dense)
+    affordable = budget * ledger.dense
+    thin = sparse_output(output, affordable)
     layers = names if thin else names[:-1]
     gate_(model, GateConfig(block=BLOCK, net="linear"), where)
     try:
-        gates = gates_of(model).values()
-        cost = sum(m.weight.numel() for gate in gates for m in gate.net.modules() if isinstance(m, nn.Linear))
-        blocks = sum(gate.blocks for gate in gates)
+        cost, blocks = Ledger(model).gate, sum(gate.blocks for gate in gates_of(model).values())
         found = affordable_densities(affordable, ledger.dense, 0 if thin else output, cost, blocks, spending(budget))
         if not found.gates:
             ungate_(model)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from dynamicgate.ops.ffn.tiles import follow, like_wins, pair_rows, pair_tile, weights
+from dynamicgate.ops.ffn.tiles import follow, like_wins, pair_step, pair_tile
 
 
 @triton.jit
@@ -19,13 +19,10 @@ def add_products(
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """acc + a[pair] @ w[units of block g, cs]."""
-    k = tl.arange(0, DEPTH)
-    end = tl.minimum(g * BLOCK + BLOCK, N)
     for unit in tl.range(0, BLOCK, DEPTH, num_stages=STAGES):
-        n = g * BLOCK + unit
-        rows = pair_rows(a, pair, row, unit, end - g * BLOCK, k, BLOCK, EVEN, TMA)
-        tile = weights(w, w_stride, n + k, cs, n, c, end, w_columns, BY_COLUMN, EVEN, TMA)
-        acc = tl.dot(rows, tile, acc, input_precision=PRECISION)
+        acc = pair_step(
+            acc, a, w, pair, row, g, unit, N, w_stride, c, cs, w_columns, BLOCK, DEPTH, BY_COLUMN, EVEN, TMA, PRECISION
+        )
     return acc
 
 

@@ -13,11 +13,10 @@ from dynamicgate.ops.ffn.tiles import (
     activate,
     follow,
     like_wins,
-    pair_rows,
+    pair_step,
     pair_tile,
     rows_times,
     start_outputs,
-    weights,
     whole_rounds,
 )
 
@@ -112,20 +111,18 @@ def down_step(
 ):  # fmt: skip
     """DEPTH units more of the tile of `partial` at row, r; after the last of them it is stored, and 0 comes back."""
     half: tl.constexpr = COLUMNS // 2
-    k = tl.arange(0, DEPTH)
-    end = tl.minimum(g * BLOCK + BLOCK, N)
-    n = g * BLOCK + unit
     c = first_column + r
     rs = r + tl.arange(0, COLUMNS)
     cs = first_column + rs
     pair = row + tl.arange(0, ROWS).to(tl.int64)
-    rows = pair_rows(a, pair, row, unit, end - g * BLOCK, k, BLOCK, EVEN, TMA)
-    tile = weights(w, w_stride, n + k, cs, n, c, end, w_columns, BY_COLUMN, EVEN, TMA)
-    acc = tl.dot(rows, tile, acc, input_precision=PRECISION)
+    acc = pair_step(
+        acc, a, w, pair, row, g, unit, N, w_stride, c, cs, w_columns, BLOCK, DEPTH, BY_COLUMN, EVEN, TMA, PRECISION
+    )
     if TWO:
-        rows2 = pair_rows(a2, pair, row, unit, end - g * BLOCK, k, BLOCK, EVEN, TMA)
-        tile2 = weights(w2, w_stride, n + k, cs, n, c, end, w_columns, BY_COLUMN, EVEN, TMA)
-        acc = tl.dot(rows2, tile2, acc, input_precision=PRECISION)
+        acc = pair_step(
+            acc, a2, w2, pair, row, g, unit, N, w_stride, c, cs, w_columns, BLOCK, DEPTH, BY_COLUMN, EVEN, TMA,
+            PRECISION,
+        )  # fmt: skip
     if last:
         if TMA and HALVES:
             left, right = tl.split(tl.permute(tl.reshape(acc, (ROWS, 2, half)), (0, 2, 1)))

@@ -112,6 +112,21 @@ def pair_rows(a, pair, row, unit, units, k, BLOCK: tl.constexpr, EVEN: tl.conste
 
 
 @triton.jit
+def pair_step(
+    acc, a, w, pair, row, g, unit, N, w_stride, c, cs, w_columns,
+    BLOCK: tl.constexpr, DEPTH: tl.constexpr, BY_COLUMN: tl.constexpr, EVEN: tl.constexpr, TMA: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """acc + a[pair, unit : unit + DEPTH] @ w[these units of block g, cs]."""
+    k = tl.arange(0, DEPTH)
+    end = tl.minimum(g * BLOCK + BLOCK, N)
+    n = g * BLOCK + unit
+    rows = pair_rows(a, pair, row, unit, end - g * BLOCK, k, BLOCK, EVEN, TMA)
+    tile = weights(w, w_stride, n + k, cs, n, c, end, w_columns, BY_COLUMN, EVEN, TMA)
+    return tl.dot(rows, tile, acc, input_precision=PRECISION)
+
+
+@triton.jit
 def activate(z, ACTIVATION: tl.constexpr):
     """phi(z) in float32."""
     if ACTIVATION == "relu":
