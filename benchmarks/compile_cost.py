@@ -26,11 +26,10 @@ from cpu import gated_model
 
 import dynamicgate as dg
 from dynamicgate import ops
-from dynamicgate.files import write_text
-from dynamicgate.plan.lower import lower
-from dynamicgate.plan.paths import find_paths, look, trace
-from dynamicgate.provenance import environment
-from dynamicgate.save import load
+from dynamicgate.files import environment, write_text
+from dynamicgate.inference.cpu.find import find_paths, look, trace
+from dynamicgate.inference.cpu.lower import lower
+from dynamicgate.io.model_file import load
 
 SIZE, OPEN, ROWS = "S4", 0.1, 256
 
@@ -60,7 +59,7 @@ def peak_of(call: Callable[[], object]) -> tuple[Any, int, float]:
 
 def pack(model: torch.nn.Module, x: torch.Tensor) -> object:
     """Lower and pack the model's one chain, nothing else."""
-    gates, graph = dg.gates_of(model), trace(model)
+    gates, graph = dg.named_gates(model), trace(model)
     look(model, graph, x[:8])
     (path,), _ = find_paths(model, graph, gates)
     return ops.pack(lower(path, gates).layers)
@@ -81,7 +80,7 @@ def child(path: Path, what: str) -> None:
     """Measure one of the two in this process, which has seen nothing else."""
     held, found = measured(path, what)
     gc.collect()
-    plan = {"plan": str(held.plan)} if isinstance(held, dg.Fast) else {}
+    plan = {"plan": str(held.plan)} if isinstance(held, dg.inference.CompiledModel) else {}
     found["held_after"] = (resident() - found.pop("before")) / found.pop("weights")
     print(json.dumps(found | plan))
 

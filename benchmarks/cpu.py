@@ -33,13 +33,12 @@ from torch import Tensor, nn
 
 import dynamicgate as dg
 from dynamicgate import ops
-from dynamicgate.files import write_text
-from dynamicgate.plan.account import ungated
-from dynamicgate.plan.choose import OWN, TORCH, Forms
-from dynamicgate.plan.lower import lower
-from dynamicgate.plan.paths import find_paths, look, trace
-from dynamicgate.plan.race import batches_of, race
-from dynamicgate.provenance import environment
+from dynamicgate.files import environment, write_text
+from dynamicgate.inference.cpu.breakdown import ungated
+from dynamicgate.inference.cpu.choose import OWN, TORCH, Forms
+from dynamicgate.inference.cpu.find import find_paths, look, trace
+from dynamicgate.inference.cpu.lower import lower
+from dynamicgate.inference.cpu.timing import batches_of, race
 
 HERE = Path(__file__).resolve().parent
 SIZES = {"S1": (784, 256, 10), "S2": (2000, 1000, 500, 10), "S3": (1024, 4096, 1024), "S4": (4096, 16384, 4096)}
@@ -55,14 +54,14 @@ Calls = dict[str, Callable[[Tensor], Tensor]]
 def gated_model(size: str, share: float) -> tuple[nn.Module, Tensor]:
     """Random weights, a linear gate on every hidden vector whose blocks are open for `share` of the inputs."""
     torch.manual_seed(0)
-    model = dg.GatedMLP(SIZES[size], dg.GateConfig(block=BLOCK[size], net="linear")).eval()
+    model = dg.nn.GatedMLP(SIZES[size], dg.GateConfig(block=BLOCK[size], net="linear")).eval()
     x = torch.randn(1024, SIZES[size][0])
-    for name, gate in dg.gates_of(model).items():
+    for name, gate in dg.named_gates(model).items():
         with torch.no_grad(), dg.usage(model) as used:
             gate.bias.zero_()
             model(x)
             gate.bias.copy_(
-                torch.full_like(gate.bias, 1e3) if share >= 1 else -used[name].z_BG.quantile(1 - share, dim=0)
+                torch.full_like(gate.bias, 1e3) if share >= 1 else -used[name].logits.quantile(1 - share, dim=0)
             )
     return model, x
 
@@ -70,14 +69,14 @@ def gated_model(size: str, share: float) -> tuple[nn.Module, Tensor]:
 def sparse_model(size: str, density: float, structure: str) -> tuple[nn.Module, Tensor]:
     """Random weights of which `density` exist, except in the output layer."""
     torch.manual_seed(0)
-    model = dg.GatedMLP(SIZES[size]).eval()
-    dg.Static(model, density, structure=structure)
+    model = dg.nn.GatedMLP(SIZES[size]).eval()
+    dg.sparsity.Static(model, density, structure=structure)
     return model, torch.randn(1024, SIZES[size][0])
 
 
-def rivals(model: nn.Module, fast: dg.Fast, x: Tensor, frozen: bool) -> Calls:
+def rivals(model: nn.Module, fast: dg.inference.CompiledModel, x: Tensor, frozen: bool) -> Calls:
     """Everything that is timed."""
-    gates = dg.gates_of(model)
+    gates = dg.named_gates(model)
     graph = trace(model)
     look(model, graph, x[:8])
     (path,), _ = find_paths(model, graph, gates)
@@ -136,17 +135,17 @@ class Machine:
 
 def touched_bytes(model: nn.Module, xs: list[Tensor]) -> float:
     """Weights of which any row needs a part, gates and activations: what a call has to read at least."""
-    gates = dg.gates_of(model)
-    ledger = dg.Ledger(model)
+    gates = dg.named_gates(model)
+    counter = dg.accounting.MacCounter(model)
     total = 0.0
     for x in xs:
         unions: dict[str, Tensor] = {}
         if gates:
             with dg.usage(model) as used:
                 model(x)
-                unions = {name: used[name].g_BG.amax(0, keepdim=True) for name in used}
-        weights = sum(float(layer.executed(unions).mean()) for layer in ledger.layers)
-        total += 4 * (weights + ledger.gate + x.numel() + len(x) * ledger.layers[-1].linear.out_features)
+                unions = {name: used[name].open.amax(0, keepdim=True) for name in used}
+        weights = sum(float(layer.executed(unions).mean()) for layer in counter.layers)
+        total += 4 * (weights + counter.gate + x.numel() + len(x) * counter.layers[-1].linear.out_features)
     return total / len(xs)
 
 

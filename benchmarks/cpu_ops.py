@@ -24,8 +24,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dynamicgate import ops
-from dynamicgate.files import write_text
-from dynamicgate.provenance import environment
+from dynamicgate.files import environment, write_text
 
 NETWORKS = {"S1": (784, 256, 10), "S2": (2000, 1000, 500, 10), "S3": (1024, 4096, 1024)}
 BATCHES = {"S1": (1, 16, 256), "S2": (1, 256), "S3": (1, 64, 1024)}

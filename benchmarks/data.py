@@ -18,9 +18,10 @@ import torch
 from torch.nn import functional as F
 
 import dynamicgate as dg
-from dynamicgate.data import Splits, batches, load
-from dynamicgate.files import write_text
-from dynamicgate.provenance import environment
+from dynamicgate.data import batches
+from dynamicgate.files import environment, write_text
+from dynamicgate.lab.datasets.loading import load_dataset
+from dynamicgate.lab.datasets.splits import Splits
 
 NETWORKS = {"mnist": (256,), "cifar10": (1024, 512), "tiny-imagenet": (256,)}
 
@@ -33,8 +34,8 @@ def epoch(splits: Splits, number: int, batch: int) -> Iterator[tuple[torch.Tenso
 
 def time_shares(name: str, batch: int, rounds: int) -> dict[str, float]:
     """Median seconds of an epoch of batches alone and of an epoch of dense training, and their ratio."""
-    splits = load(name).flat()
-    model = dg.GatedMLP((splits.train.features, *NETWORKS[name], splits.classes))
+    splits = load_dataset(name).flat()
+    model = dg.nn.GatedMLP((splits.train.features, *NETWORKS[name], splits.classes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     alone, training = [], []
     for number in range(rounds):

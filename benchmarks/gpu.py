@@ -27,9 +27,8 @@ from gpu_common import SHAPES, Call, Layer, Shape, against_dense, dense, dense_c
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynamicgate.files import write_results
+from dynamicgate.files import environment, write_results
 from dynamicgate.ops.ffn import gated_ffn, reference
-from dynamicgate.provenance import environment
 
 RESULT = Path(__file__).parent / "results" / "gpu.json"
 BIG, SMALL, SWIGLU = SHAPES

@@ -27,11 +27,10 @@ import triton
 from gpu_common import SHAPES, Call, Shape, against_dense, dense, dense_compiled, race
 from torch import Tensor
 
-from dynamicgate.files import write_results
+from dynamicgate.files import environment, write_results
 from dynamicgate.ops import GateNet
 from dynamicgate.ops.ffn import decode_ffn
 from dynamicgate.ops.ffn.reference import PHI
-from dynamicgate.provenance import environment
 
 RESULT = Path(__file__).parent / "results" / "gpu_decode.json"
 TOKENS, BLOCKS, SHARES = (1, 2, 4, 8, 16), (64, 128, 256, 512), (0.05, 0.1, 0.25, 0.5)

@@ -21,11 +21,10 @@ from typing import Any
 import torch
 
 import dynamicgate as dg
-from dynamicgate.files import write_results
-from dynamicgate.plan.gpu.clock import race
-from dynamicgate.plan.gpu.compile import UNGATED
-from dynamicgate.plan.gpu.layer import COMPILED, FeedForward, way
-from dynamicgate.provenance import environment
+from dynamicgate.files import environment, write_results
+from dynamicgate.inference.gpu.choose import UNGATED
+from dynamicgate.inference.gpu.ffn import COMPILED, FeedForward, way
+from dynamicgate.inference.gpu.timing import race
 
 HERE = Path(__file__).resolve().parent
 SHAPES = ((1024, 4096), (4096, 16384))
@@ -35,13 +34,13 @@ TOKENS = (1, 16, 256, 2048, 16384)
 TARGET = 0.97
 
 
-def layer(features: int, width: int, block: int, share: float) -> dg.FFN:
+def layer(features: int, width: int, block: int, share: float) -> dg.nn.FFN:
     """Random weights in bfloat16, a gate whose blocks are open for `share` of the tokens."""
     torch.manual_seed(0)
     with torch.device("cuda"):
-        made = dg.FFN(features, width)
+        made = dg.nn.FFN(features, width)
     dg.gate_(made, dg.GateConfig(block=block, net="linear"), where="down")
-    gate = dg.gates_of(made)["down"]
+    gate = dg.named_gates(made)["down"]
     with torch.no_grad():
         z = gate.net(torch.randn(4096, features, device="cuda"))
         shift = z.quantile(1 - share, dim=0) if share < 1 else z.min(0).values - 10.0

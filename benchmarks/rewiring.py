@@ -20,8 +20,7 @@ import torch
 from torch.nn import functional as F
 
 import dynamicgate as dg
-from dynamicgate.files import write_text
-from dynamicgate.provenance import environment
+from dynamicgate.files import environment, write_text
 
 NETWORKS = {
     "784-256-10": ((784, 256, 10), 128),
@@ -37,21 +36,21 @@ class Trainer:
     def __init__(self, sizes: tuple[int, ...], kind: str) -> None:
         """`kind` is dense, static-sparse or rigl."""
         torch.manual_seed(0)
-        self.model = dg.GatedMLP(sizes)
+        self.model = dg.nn.GatedMLP(sizes)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, fused=True)
-        self.rewirer: dg.Rewirer | None = None
+        self.sparsifier: dg.sparsity.Sparsifier | None = None
         if kind == "static-sparse":
-            self.rewirer = dg.Static(self.model, DENSITY)
+            self.sparsifier = dg.sparsity.Static(self.model, DENSITY)
         elif kind == "rigl":
-            self.rewirer = dg.RigL(self.model, DENSITY, every=PERIOD, until=1.0)
+            self.sparsifier = dg.RigL(self.model, DENSITY, every=PERIOD, until=1.0)
         self.seconds = 0.0
 
     def step(self, x: torch.Tensor, y: torch.Tensor, progress: float) -> None:
         """One training step, timed."""
         start = time.perf_counter()
         F.cross_entropy(self.model(x), y).backward()
-        if self.rewirer is not None:
-            self.rewirer.step(self.optimizer, progress)
+        if self.sparsifier is not None:
+            self.sparsifier.step(self.optimizer, progress)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.seconds += time.perf_counter() - start
@@ -76,12 +75,12 @@ def measure(sizes: tuple[int, ...], batch: int, periods: int) -> dict[str, Any]:
             dense_ms.append(trainers["dense"].seconds / PERIOD * 1e3)
             for kind, found in ratios.items():
                 found.append(trainers[kind].seconds / trainers["dense"].seconds)
-    rewirer = trainers["rigl"].rewirer
-    assert rewirer is not None
-    assert rewirer.updates >= periods - 1
-    weights = sum(layer.mask.numel() for layer in rewirer.layers)
-    held = [layer.mask for layer in rewirer.layers]
-    held += [value for value in rewirer.state_dict().values() if isinstance(value, torch.Tensor)]
+    sparsifier = trainers["rigl"].sparsifier
+    assert sparsifier is not None
+    assert sparsifier.updates >= periods - 1
+    weights = sum(layer.mask.numel() for layer in sparsifier.layers)
+    held = [layer.mask for layer in sparsifier.layers]
+    held += [value for value in sparsifier.state_dict().values() if isinstance(value, torch.Tensor)]
     return {
         "batch": batch,
         "dense_ms": statistics.median(dense_ms),

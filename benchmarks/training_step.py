@@ -19,8 +19,7 @@ import torch
 from torch.nn import functional as F
 
 import dynamicgate as dg
-from dynamicgate.files import write_text
-from dynamicgate.provenance import environment
+from dynamicgate.files import environment, write_text
 
 NETWORKS = {"784-256-10": (784, 256, 10), "2000-1000-500-10": (2000, 1000, 500, 10)}
 
@@ -30,7 +29,7 @@ def make_step(
 ) -> Callable[[torch.Tensor, torch.Tensor, float], None]:
     """One training step of one network, as `fit` does it."""
     torch.manual_seed(0)
-    model = dg.GatedMLP(sizes, gate)
+    model = dg.nn.GatedMLP(sizes, gate)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     budget = dg.Budget(target=0.4) if gate else None
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import torch
 
 import dynamicgate as dg
-from dynamicgate.data import load
+from dynamicgate.lab.datasets.loading import load_dataset
 
 torch.manual_seed(0)
-digits = load("digits")  # 8 x 8 images that ship with scikit-learn
-normalize = dg.Normalize(digits.mean, digits.std)
-model = dg.GatedMLP((64, 512, 10), dg.GateConfig(block=32, net="linear"), normalize=normalize)
+digits = load_dataset("digits")  # 8 x 8 images that ship with scikit-learn
+normalize = dg.nn.Normalize(digits.mean, digits.std)
+model = dg.nn.GatedMLP((64, 512, 10), dg.GateConfig(block=32, net="linear"), normalize=normalize)
 dg.fit(model, digits.train, valid=digits.valid, budget=dg.Budget(target=0.25), epochs=8, batch=32)
 
 x, y = digits.test.x, digits.test.y
@@ -26,5 +26,5 @@ print(f"answers that differ: {int((scores.argmax(1) != same.argmax(1)).sum())}, 
 
 with tempfile.TemporaryDirectory() as folder:
     fast.save(Path(folder) / "fast.safetensors")
-    again = dg.Fast.load(Path(folder) / "fast.safetensors")  # no model class, no timing, the same bits
+    again = dg.inference.CompiledModel.load(Path(folder) / "fast.safetensors")  # no model class needed, same bits
 assert torch.equal(again(x), same)

@@ -53,6 +53,6 @@ model.eval()
 with dg.usage(model) as used, torch.no_grad():
     model(x_test)
 print("\nopen units, by regime (rows) and the first 16 units (columns):")
-g, regime = used["2"].g_BG, x_test[:, 28:].argmax(1)
+g, regime = used["2"].open, x_test[:, 28:].argmax(1)
 for r in range(4):
     print(f"  {r}  " + " ".join(f"{rate:3.0%}".rjust(4) for rate in g[regime == r].mean(0)[:16].tolist()))

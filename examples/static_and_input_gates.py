@@ -24,15 +24,15 @@ train, valid, test = (noisy_features(rows, seed) for seed, rows in enumerate((8_
 
 model = nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES))
 print("sites:", *dg.find_sites(model), sep="\n  ")
-dg.gate_(model, dg.GateConfig(kind="static"), where=dg.inputs)  # one logit a feature: the same for every row
-dg.gate_(model, dg.GateConfig(net="low-rank", rank=2), where=dg.hidden)  # decided from the selected features
+dg.gate_(model, dg.GateConfig(kind="static"), where=dg.where.inputs)  # one logit a feature: the same for every row
+dg.gate_(model, dg.GateConfig(net="low-rank", rank=2), where=dg.where.hidden)  # decided from the selected features
 
 budget = dg.Budget(target=0.15)
 dg.fit(model, train, valid=valid, budget=budget, epochs=20, batch=256, lr=4e-3, show=False)
 found = dg.measure(model, test)
 print(found, "\n")
 
-kept = torch.nonzero(dg.gates_of(model)["0"](test[0][:1]).g_BG[0]).flatten().tolist()
+kept = torch.nonzero(dg.named_gates(model)["0"](test[0][:1]).open[0]).flatten().tolist()
 print(f"features kept by the static gate: {kept}")
 print(f"useful ones among them: {sum(k < USEFUL for k in kept)} of {USEFUL}; noise: {sum(k >= USEFUL for k in kept)}")
 for gate in found.gates:

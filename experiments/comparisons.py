@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dynamicgate.compare import Settings, compare
 from dynamicgate.files import write_text
-from dynamicgate.report import markdown, summarise
+from dynamicgate.lab.methods import Settings, compare
+from dynamicgate.lab.report import markdown, summarise
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

@@ -20,12 +20,11 @@ from typing import Any
 import torch
 
 from dynamicgate.budget import Budget
-from dynamicgate.compare.models import gate
-from dynamicgate.compare.settings import Settings
-from dynamicgate.data import load
-from dynamicgate.files import write_text
-from dynamicgate.fit import fit
-from dynamicgate.provenance import environment
+from dynamicgate.files import environment, write_text
+from dynamicgate.lab.datasets.loading import load_dataset
+from dynamicgate.lab.methods.hyperparameters import Settings
+from dynamicgate.lab.methods.models import gate
+from dynamicgate.training import fit
 
 HERE = Path(__file__).resolve().parent
 VARIANTS: dict[str, tuple[dict[str, Any], Callable[[float], Budget]]] = {
@@ -39,7 +38,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], Callable[[float], Budget]]] = {
 def run(variant: str, seed: int, epochs: int) -> dict[str, float]:
     """Train one variant; returns what it executed and how well it did on validation data."""
     changes, make_budget = VARIANTS[variant]
-    splits = load("digits", seed=seed)
+    splits = load_dataset("digits", seed=seed)
     settings = replace(Settings(seed=seed, epochs=epochs), **changes).resolved(splits)
     torch.manual_seed(seed)
     model = gate(settings, splits).model

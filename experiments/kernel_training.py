@@ -26,8 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dynamicgate as dg
-from dynamicgate.files import write_results
-from dynamicgate.provenance import environment
+from dynamicgate.files import environment, write_results
 
 HERE = Path(__file__).resolve().parent
 WAYS = {
@@ -57,7 +56,7 @@ class Block(nn.Module):
         self.heads = heads
         self.norm1, self.norm2 = nn.LayerNorm(features), nn.LayerNorm(features)
         self.qkv, self.mix = nn.Linear(features, 3 * features), nn.Linear(features, features)
-        self.ffn = dg.FFN(features, 4 * features, activation="gelu", **way)
+        self.ffn = dg.nn.FFN(features, 4 * features, activation="gelu", **way)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Causal: a character sees those before it."""
@@ -95,8 +94,8 @@ class Run:
         self.device = data.device
         self.model = Transformer(sizes, **WAYS[way]).to(self.device)
         dg.gate_(self.model, dg.GateConfig(block=BLOCK, net="linear"), where="blocks.*.ffn.down")
-        ledger = dg.trace(self.model, data[: 8 * sizes["context"]].reshape(8, -1))
-        self.budget = dg.Budget(target=round(ledger.relative_at(OPEN), 4), ledger=ledger)
+        counter = dg.count_macs(self.model, data[: 8 * sizes["context"]].reshape(8, -1))
+        self.budget = dg.Budget(target=round(counter.relative_at(OPEN), 4), counter=counter)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=6e-4, weight_decay=0.01)
         self.generator = torch.Generator().manual_seed(seed)
         self.split = int(0.95 * len(data))

@@ -26,15 +26,15 @@ from typing import Any
 
 import torch
 
-from dynamicgate.compare import Settings, run_one, settings_hash
-from dynamicgate.convert import ungate_
-from dynamicgate.data import Splits, load
-from dynamicgate.data.cells.prepare import import_scanpy
-from dynamicgate.files import write_results
-from dynamicgate.plan import compile
-from dynamicgate.plan.race import batches_of, race
-from dynamicgate.provenance import environment
-from dynamicgate.save import load as load_model
+from dynamicgate.files import environment, write_results
+from dynamicgate.gating.attach import ungate_
+from dynamicgate.inference import compile
+from dynamicgate.inference.cpu.timing import batches_of, race
+from dynamicgate.io.model_file import load as load_model
+from dynamicgate.lab.datasets.loading import load_dataset
+from dynamicgate.lab.datasets.single_cell.prepare import import_scanpy
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods import Settings, run_one, settings_hash
 
 HERE = Path(__file__).resolve().parent
 RUNS = HERE.parent / "runs"
@@ -89,7 +89,7 @@ COMPARISONS = {
 def rows_of(name: str, seed: int) -> Splits:
     """The data of a comparison, PBMC 3k with the genes chosen here."""
     settings = COMPARISONS[name].settings
-    splits = load(settings.data, seed=seed, options=dict(settings.data_options)).flat()
+    splits = load_dataset(settings.data, seed=seed, options=dict(settings.data_options)).flat()
     return dispersed(splits, GENES) if name == "pbmc3k" else splits
 
 

@@ -19,18 +19,17 @@ from typing import Any
 import torch
 
 import dynamicgate as dg
-from dynamicgate.data import load
-from dynamicgate.files import write_results, write_text
-from dynamicgate.provenance import environment
+from dynamicgate.files import environment, write_results, write_text
+from dynamicgate.lab.datasets.loading import load_dataset
 
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "sparse-cifar10.json"
 SIZES = (3072, 4000, 1000, 4000, 10)
 DENSITY = 0.02
-REWIRERS: dict[str, Callable[..., dg.Rewirer | None]] = {
-    "set": lambda model, every, **rest: dg.SET(model, DENSITY, every=every, until=0.9, **rest),
+SPARSIFIERS: dict[str, Callable[..., dg.sparsity.Sparsifier | None]] = {
+    "set": lambda model, every, **rest: dg.sparsity.SET(model, DENSITY, every=every, until=0.9, **rest),
     "rigl": lambda model, every, **rest: dg.RigL(model, DENSITY, every=every, **rest),
-    "static-sparse": lambda model, every, **rest: dg.Static(model, DENSITY, **rest),
+    "static-sparse": lambda model, every, **rest: dg.sparsity.Static(model, DENSITY, **rest),
     "dense": lambda model, every, **rest: None,
 }
 
@@ -40,14 +39,14 @@ def run(name: str, args: argparse.Namespace) -> None:
     folder = args.out / f"{name}-e{args.epochs}-d{args.dropout}-t{args.every}-s{args.seed}"
     if (folder / "run.json").exists():
         return
-    splits = load("cifar10", data_dir=args.data_dir, seed=args.seed).flat()
+    splits = load_dataset("cifar10", data_dir=args.data_dir, seed=args.seed).flat()
     torch.manual_seed(args.seed)
-    model = dg.GatedMLP(SIZES, dropout=args.dropout, normalize=dg.Normalize(splits.mean, splits.std))
-    rewirer = REWIRERS[name](model, args.every, distribution="erk", rescale=True, seed=args.seed)
+    model = dg.nn.GatedMLP(SIZES, dropout=args.dropout, normalize=dg.nn.Normalize(splits.mean, splits.std))
+    sparsifier = SPARSIFIERS[name](model, args.every, distribution="erk", rescale=True, seed=args.seed)
     history = dg.fit(
-        model, splits.train, valid=splits.valid, rewirer=rewirer, epochs=args.epochs, batch=args.batch, lr=args.lr,
-        weight_decay=args.weight_decay, bf16=args.device.startswith("cuda"), device=args.device, seed=args.seed,
-        out=folder, checkpoint_seconds=60.0, label=name,
+        model, splits.train, valid=splits.valid, sparsifier=sparsifier, epochs=args.epochs, batch=args.batch,
+        lr=args.lr, weight_decay=args.weight_decay, bf16=args.device.startswith("cuda"), device=args.device,
+        seed=args.seed, out=folder, checkpoint_seconds=60.0, label=name,
     )  # fmt: skip
     found = dg.measure(model, splits.test).to_dict()
     options = ("epochs", "batch", "lr", "weight_decay", "dropout", "every", "seed")
@@ -57,9 +56,9 @@ def run(name: str, args: argparse.Namespace) -> None:
         "seed": args.seed,
         "data": splits.name,
         **{key: found[key] for key in ("quality", "macs", "layers", "params")},
-        "connections": sum(layer.count for layer in rewirer.layers) if rewirer else None,
-        "rewiring": rewirer.rows() if rewirer else None,
-        "updates": rewirer.updates if rewirer else 0,
+        "connections": sum(layer.count for layer in sparsifier.layers) if sparsifier else None,
+        "rewiring": sparsifier.rows() if sparsifier else None,
+        "updates": sparsifier.updates if sparsifier else 0,
         "valid": history.final,
         "seconds": history.seconds,
         "settings": settings,
@@ -92,7 +91,7 @@ def main() -> None:
     """Train the models that are asked for and collect what is finished."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data-dir", type=Path, help="folder with cifar-10-batches-bin or -py")
-    parser.add_argument("--models", default="set,rigl,static-sparse", help=f"some of {', '.join(REWIRERS)}")
+    parser.add_argument("--models", default="set,rigl,static-sparse", help=f"some of {', '.join(SPARSIFIERS)}")
     parser.add_argument("--epochs", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=512)
     parser.add_argument("--lr", type=float, default=1e-3)

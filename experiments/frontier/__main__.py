@@ -19,9 +19,9 @@ from statistics import fmean
 from typing import Any
 
 from dynamicgate.files import write_text
-from dynamicgate.paper import Job, jobs_of, load_tables, run_jobs
-from dynamicgate.paper.recipe import load_module
-from dynamicgate.paper.results import read_results
+from dynamicgate.lab.runner import Job, jobs_of, load_tables, run_jobs
+from dynamicgate.lab.runner.jobs import load_module
+from dynamicgate.lab.runner.results import read_results
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parents[1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from dynamicgate.paper import Table
+from dynamicgate.lab.runner import Table
 
 from .sets import OURS, SETS, at_a_budget, table, tuning_change
 

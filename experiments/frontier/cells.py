@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dynamicgate.paper import jobs_of, load_tables
-from dynamicgate.paper.results import Run, read_results
-from dynamicgate.paper.statistics import Interval, interval
+from dynamicgate.lab.runner import jobs_of, load_tables
+from dynamicgate.lab.runner.results import Run, read_results
+from dynamicgate.lab.runner.statistics import Interval, interval
 
 from .sets import BUDGETS, CONTROLS, OURS, OURS_IN_CELLS
 

@@ -13,11 +13,10 @@ from typing import Any
 
 import torch
 
-from dynamicgate.files import write_results
-from dynamicgate.paper import Job, jobs_of, load_tables
-from dynamicgate.paper.engine import Order, splits_of
-from dynamicgate.paper.recipe import load_module
-from dynamicgate.provenance import environment
+from dynamicgate.files import environment, write_results
+from dynamicgate.lab.runner import Job, jobs_of, load_tables
+from dynamicgate.lab.runner.jobs import load_module
+from dynamicgate.lab.runner.pool import Order, splits_of
 
 from .cells import BATCHES, Cell, clock_path, method_of, read_cells, read_clock
 from .sets import AT_A_BUDGET, BUDGETS

@@ -6,7 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from dynamicgate.report.svg import Scale, axes, decimals, polyline, push_apart, round_ticks, tag, tooltip, words
+from dynamicgate.lab.report.svg import (
+    Scale,
+    axes,
+    decimals,
+    polyline,
+    push_apart,
+    round_ticks,
+    tag,
+    tooltip,
+    words,
+)
 
 from .cells import Cells, Clock, timed
 from .sets import AT_A_BUDGET, BUDGETS, OURS, OURS_IN_CELLS, UNGATED

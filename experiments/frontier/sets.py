@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from dynamicgate.data import Splits
-from dynamicgate.paper import Recipe, Table
-from dynamicgate.paper.recipe import load_module
-from dynamicgate.recipe import DISTRIBUTION, spending
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.runner import Recipe, Table
+from dynamicgate.lab.runner.jobs import load_module
+from dynamicgate.presets import DISTRIBUTION, spending
 
 from .train import train
 

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 import dynamicgate as dg
-from dynamicgate.compare import MODELS, run_one
-from dynamicgate.compare.models import CERTAIN
-from dynamicgate.cost import Ledger
-from dynamicgate.data import Splits
-from dynamicgate.evaluate import evaluate
-from dynamicgate.paper import Job
-from dynamicgate.paper.settings import settings_of
-from dynamicgate.usage import usage
+from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.accounting.metrics import evaluate
+from dynamicgate.gating.recording import usage
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods import MODELS, run_one
+from dynamicgate.lab.methods.models import CERTAIN
+from dynamicgate.lab.runner import Job
+from dynamicgate.lab.runner.training import settings_of
 
 ROWS = 2048
 
@@ -27,7 +27,7 @@ def train(job: Job, splits: Splits) -> dict[str, Any]:
         settings = settings_of(job, splits)
         model, budget, _ = MODELS[settings.model](settings, splits)
         if budget is not None:
-            budget.check_(Ledger(model))
+            budget.check_(MacCounter(model))
     except ValueError as error:
         return {"model": job.model, "seed": job.seed, "unreachable": str(error)}
     run = run_one(settings, splits, job.folder, device=job.device, show=False)
@@ -42,14 +42,14 @@ def accuracy_of_mean_mask(model: nn.Module, splits: Splits) -> float:
     """Accuracy on the test rows if every gate opens, for all inputs alike, the blocks that are open most often in the
     training rows, as many as on average: what is lost to the trained model is what choosing by the input is worth."""
     model.eval()
-    gates = dg.gates_of(model)
+    gates = dg.named_gates(model)
     with usage(model) as used:
         model(splits.train.rows(torch.arange(min(ROWS, len(splits.train)))))
-    rates = {name: used[name].g_BG.mean(0) for name in gates}
+    rates = {name: used[name].open.mean(0) for name in gates}
     for name, gate in gates.items():
         often = rates[name].argsort(descending=True)[: max(1, round(float(rates[name].sum())))]
         gate.last.weight.zero_()  # type: ignore[operator]
         gate.bias.fill_(-CERTAIN).index_fill_(0, often, CERTAIN)
         gate.tau.fill_(1.0)
         gate.theta.fill_(0.5)
-    return evaluate(model, splits.test, Ledger(model))["accuracy"]
+    return evaluate(model, splits.test, MacCounter(model))["accuracy"]

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.convert import gate_
-from dynamicgate.data import Splits
-from dynamicgate.gate import GateConfig
-from dynamicgate.paper import Recipe, Table, step_settings, train_settings
-from dynamicgate.usage import Usage, gates_of
+from dynamicgate.gating.attach import gate_
+from dynamicgate.gating.gate import GateConfig
+from dynamicgate.gating.recording import Usage, named_gates
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.runner import Recipe, Table, step_settings, train_settings
 
 from .common import OURS, WRITTEN, every, step_written, train_written, written
 from .published import (
@@ -49,7 +49,7 @@ def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Not
         found.then = partial(fine_tuning, model, asked) if "prune" in asked else None
         return found
     gate_(model, GateConfig(kind="static", train="hard", theta=asked["theta"], tau=asked["tau"][0]))
-    logits = [gate.bias for gate in gates_of(model).values()]
+    logits = [gate.bias for gate in named_gates(model).values()]
     for bias in logits:
         nn.init.constant_(bias, logit(asked["open"]))
     before_the_relu_(model)

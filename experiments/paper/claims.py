@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dynamicgate.paper import Claim, Evidence, Verdict
-from dynamicgate.paper.claims import MissingRunError
-from dynamicgate.paper.page import signed
-from dynamicgate.report.wording import counted
+from dynamicgate.lab.report.number_format import counted
+from dynamicgate.lab.runner import Claim, Evidence, Verdict
+from dynamicgate.lab.runner.claims import MissingRunError
+from dynamicgate.lab.runner.page import signed
 
 CLOSE = 0.005  # half a point: what "comparable" may mean
 SURE = 0.05  # a p-value

@@ -6,13 +6,13 @@ from typing import Any
 
 from dynamicgate import schedule
 from dynamicgate.budget import Budget
-from dynamicgate.compare import MODELS, Settings
-from dynamicgate.compare.models import Prepared
-from dynamicgate.data import Splits
-from dynamicgate.gate import GateConfig
+from dynamicgate.gating.gate import GateConfig
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods import MODELS, Settings
+from dynamicgate.lab.methods.models import Prepared
+from dynamicgate.lab.runner import Job, Step, step_settings, train_settings
 from dynamicgate.nn import GatedMLP, Normalize
-from dynamicgate.paper import Job, Step, step_settings, train_settings
-from dynamicgate.rewire import RigL
+from dynamicgate.sparsity import RigL
 
 EVERYWHERE = (
     "dense", "small", "dropout", "pruned", "static", "random", "gate", "static-sparse", "rigl", "gate+rigl",
@@ -56,8 +56,8 @@ def prepare_written(job: Job) -> Any:
             tau=schedule.linear(2.0, 1.0),
             on_collapse="ignore",
         )
-        rewirer = RigL(model, s.density, every=s.every, seed=s.seed) if "rigl" in s.model else None
-        return Prepared(model, budget, rewirer)
+        sparsifier = RigL(model, s.density, every=s.every, seed=s.seed) if "rigl" in s.model else None
+        return Prepared(model, budget, sparsifier)
 
     return prepare
 

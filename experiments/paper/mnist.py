@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamicgate.convert import everywhere, gate_
-from dynamicgate.data import Splits
-from dynamicgate.gate import GateConfig
-from dynamicgate.paper import Recipe, Table, step_settings, train_settings
-from dynamicgate.usage import Usage, gates_of
+from dynamicgate.gating.attach import gate_
+from dynamicgate.gating.gate import GateConfig
+from dynamicgate.gating.recording import Usage, named_gates
+from dynamicgate.gating.where import everywhere
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.runner import Recipe, Table, step_settings, train_settings
 
 from .common import OURS, SEEDS_42, WRITTEN, every, step_written, train_written, written
 from .published import (
@@ -64,7 +65,7 @@ def gated_(model: torch.nn.Module, asked: dict[str, Any]) -> None:
     """784 + 256 logits, all equal in a layer, that the task cannot move: units are multiplied by p."""
     gate_(model, GateConfig(kind="static", train="soft", evaluate="soft"), everywhere)
     for name, start in ((INPUT, asked["input_logit"]), (HIDDEN, asked["hidden_logit"])):
-        torch.nn.init.constant_(gates_of(model)[name].bias, start)
+        torch.nn.init.constant_(named_gates(model)[name].bias, start)
     without_task_gradient_(model)
 
 

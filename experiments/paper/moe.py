@@ -8,19 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.accounting.routing_stats import measure_routing
 from dynamicgate.budget import Budget
-from dynamicgate.budget.penalty import PENALTIES
-from dynamicgate.compare import MODELS, Settings
-from dynamicgate.compare.models import Prepared
-from dynamicgate.convert import gate_
-from dynamicgate.data import Splits
-from dynamicgate.fit import fit
-from dynamicgate.gate import GateConfig
+from dynamicgate.budget.penalties import PENALTIES
+from dynamicgate.gating.attach import gate_
+from dynamicgate.gating.gate import GateConfig
+from dynamicgate.gating.recording import Usage, named_gates
+from dynamicgate.io.model_file import load as load_model
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods import MODELS, Settings
+from dynamicgate.lab.methods.models import Prepared
+from dynamicgate.lab.runner import Job, Recipe, Step, Table, step_settings, train_settings
 from dynamicgate.nn import GatedMLP, Normalize, SwitchMLP
-from dynamicgate.paper import Job, Recipe, Step, Table, step_settings, train_settings
-from dynamicgate.routing import routing
-from dynamicgate.save import load as load_model
-from dynamicgate.usage import Usage, gates_of
+from dynamicgate.training import fit
 
 from .common import OURS, SEEDS_42, every
 from .published import Notebook, network, optimizer_of, step_published, train_published, whole_training
@@ -40,7 +40,7 @@ def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Not
     if "theta" in asked:  # on the units of the same layer, which are computed by then; no open start
         gate_(model, GateConfig(net="linear", reads="same", theta=asked["theta"], open=0.5))
     found = Notebook(model, optimizer_of(asked, model), asked["epochs"])
-    if gates_of(model):
+    if named_gates(model):
         watched = Watched(model, asked)
         found.before_epoch, found.penalty = watched.begin, watched.penalty
         found.after = lambda: watched.told() | {"routing": routed(model, splits)}
@@ -55,7 +55,7 @@ class Watched:
     def __init__(self, model: nn.Module, asked: dict[str, Any]) -> None:
         """Nothing seen yet."""
         self.asked, self.epoch = asked, 0
-        ((self.site, self.gate),) = gates_of(model).items()
+        ((self.site, self.gate),) = named_gates(model).items()
         self.aux: list[list[Tensor]] = []
         self.dropped: list[list[Tensor]] = []
         self.active: list[list[Tensor]] = []
@@ -72,10 +72,10 @@ class Watched:
         if "balance" in self.asked:
             found = self.asked["balance"] * PENALTIES["balance"](decision, self.gate, 0.0, torch.mean)
         else:
-            found = self.asked["weight"] * (self.epoch >= self.asked["weight_from"]) * decision.p_BG.mean()
+            found = self.asked["weight"] * (self.epoch >= self.asked["weight_from"]) * decision.p.mean()
         self.aux[-1].append(found.detach())
-        self.dropped[-1].append((decision.routed_BG - decision.g_BG).sum())
-        self.active[-1].append(decision.g_BG.mean())
+        self.dropped[-1].append((decision.routed - decision.open).sum())
+        self.active[-1].append(decision.open.mean())
         return found
 
     def told(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def routed(model: nn.Module, splits: Splits) -> dict[str, Any]:
     device = next(model.parameters()).device
     judge = GatedMLP((splits.train.features, 512, splits.classes), normalize=Normalize(splits.mean, splits.std))
     fit(judge, splits.train, epochs=2, batch=BATCH, lr=1e-3, device=str(device), show=False)
-    return routing(model, splits.test, batch=BATCH, judge=judge).to_dict()
+    return measure_routing(model, splits.test, batch=BATCH, judge=judge).to_dict()
 
 
 def prepare(s: Settings, splits: Splits, beside: dict[str, Any]) -> Prepared:
@@ -117,7 +117,7 @@ def train(job: Job, splits: Splits) -> dict[str, Any]:
     """`compare.run_one`, and the accounts of the gate where there is one."""
     run = train_settings(job, splits, partial(prepare, beside=job.settings.get("beside", {})))
     model = load_model(job.folder / "model.safetensors")
-    return {**run, "routing": routed(model, splits)} if gates_of(model) else run
+    return {**run, "routing": routed(model, splits)} if named_gates(model) else run
 
 
 def step(job: Job, splits: Splits) -> Step:

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.convert import gate_
-from dynamicgate.data import Splits
-from dynamicgate.gate import GateConfig
+from dynamicgate.gating.attach import gate_
+from dynamicgate.gating.gate import GateConfig
+from dynamicgate.gating.recording import Usage, named_gates
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.runner import Recipe, Table, step_settings, train_settings
 from dynamicgate.masks import put_mask_
 from dynamicgate.nn import GatedMLP
-from dynamicgate.paper import Recipe, Table, step_settings, train_settings
-from dynamicgate.usage import Usage, gates_of
 
 from .common import OURS, WRITTEN, every, step_written, train_written, written
 from .published import (
@@ -74,7 +74,7 @@ def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Not
 def gated_(model: GatedMLP, asked: dict[str, Any]) -> None:
     """Low-rank gate networks without a temperature in their open start."""
     gate_(model, GateConfig(net="low-rank", rank=asked["rank"], train="hard"))
-    for gate in gates_of(model).values():
+    for gate in named_gates(model).values():
         for layer in gate.net.modules():
             if isinstance(layer, nn.Linear):
                 nn.init.normal_(layer.weight, std=0.02)
@@ -97,7 +97,7 @@ class Schedule:
     def penalty(self, used: Usage) -> Tensor:
         """The squared distance of the hard open rates from their targets, with the gradient of p."""
         weight = self.asked["weight"] * (max(0, self.epoch - self.asked["weight_from"]) / 8) ** 2
-        rates = [(used[site].g_BG + used[site].p_BG - used[site].p_BG.detach()).mean() for site in used]
+        rates = [(used[site].open + used[site].p - used[site].p.detach()).mean() for site in used]
         return weight * torch.stack([(r - t).square() for r, t in zip(rates, self.targets(), strict=True)]).sum()
 
 

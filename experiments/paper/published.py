@@ -18,20 +18,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dynamicgate.compare.runs import relate_
-from dynamicgate.compare.settings import dense_macs
-from dynamicgate.cost import Ledger
-from dynamicgate.data import Arrays, Splits, batches
-from dynamicgate.evaluate import evaluate
-from dynamicgate.evidence import Evidence
+from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.accounting.measurement import measure
+from dynamicgate.accounting.metrics import evaluate
+from dynamicgate.data import Arrays, batches
+from dynamicgate.distributed import choose_device
 from dynamicgate.files import write_text
-from dynamicgate.fit.distributed import choose_device
-from dynamicgate.gate import Decision
+from dynamicgate.gating.gate import Decision
+from dynamicgate.gating.recording import Usage, named_gates, usage
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods.hyperparameters import dense_macs
+from dynamicgate.lab.methods.samples import Evidence
+from dynamicgate.lab.methods.train_one import relate_
+from dynamicgate.lab.runner import Job, Step
 from dynamicgate.masks import connections, put_mask_
-from dynamicgate.measure import measure
 from dynamicgate.nn import GatedMLP, Normalize
-from dynamicgate.paper import Job, Step
-from dynamicgate.usage import Usage, gates_of, usage
 
 
 def nothing(*_: object) -> None:
@@ -117,7 +118,7 @@ def account(
         "seconds": seconds,
         "budget": None,
         "rewiring": None,
-        "valid": evaluate(model, splits.valid, Ledger(model)) if len(splits.valid) else None,
+        "valid": evaluate(model, splits.valid, MacCounter(model)) if len(splits.valid) else None,
         "steps": steps,
         "collapses": [],
         "settings": job.settings,
@@ -142,7 +143,7 @@ def step_published(job: Job, splits: Splits, make: Make) -> Step:
 
 
 def _epochs(notebook: Notebook, job: Job, splits: Splits, accuracies: list[float]) -> int:
-    steps, kept, ledger = 0, None, Ledger(notebook.model)
+    steps, kept, counter = 0, None, MacCounter(notebook.model)
     for epoch in range(notebook.epochs):
         notebook.before_epoch(epoch)
         notebook.model.train()
@@ -150,8 +151,8 @@ def _epochs(notebook: Notebook, job: Job, splits: Splits, accuracies: list[float
             notebook.step(x, y)
             steps += 1
         if notebook.each_epoch:
-            accuracies.append(evaluate(notebook.model, splits.test, ledger)["accuracy"])
-        if notebook.best is not None and notebook.best(evaluate(notebook.model, splits.valid, ledger)):
+            accuracies.append(evaluate(notebook.model, splits.test, counter)["accuracy"])
+        if notebook.best is not None and notebook.best(evaluate(notebook.model, splits.valid, counter)):
             kept = [parameter.detach().clone() for parameter in notebook.model.parameters()]
     if kept is not None:  # only parameters: tau and theta stay where the last epoch left them, as published
         with torch.no_grad():
@@ -197,7 +198,7 @@ def network(
 def optimizer_of(asked: dict[str, Any], model: nn.Module, lr: float | None = None) -> torch.optim.Optimizer:
     """Adam or AdamW with one rate and one decay for everything, but for gates where they have a rate of their own."""
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[asked["optimizer"]]
-    gates = [parameter for gate in gates_of(model).values() for parameter in gate.parameters()]
+    gates = [parameter for gate in named_gates(model).values() for parameter in gate.parameters()]
     mine = {id(parameter) for parameter in gates}
     groups = [{"params": [p for p in model.parameters() if id(p) not in mine], "lr": lr or asked["lr"]}]
     if gates:
@@ -213,7 +214,7 @@ def linear_knob(ends: Sequence[float], first: int, last: int) -> Callable[[int],
 
 def set_gates(model: nn.Module, *, tau: float | None = None, theta: float | None = None) -> None:
     """Temperature and threshold of all gates."""
-    for gate in gates_of(model).values():
+    for gate in named_gates(model).values():
         if tau is not None:
             gate.tau.fill_(tau)
         if theta is not None:
@@ -222,33 +223,33 @@ def set_gates(model: nn.Module, *, tau: float | None = None, theta: float | None
 
 def without_task_gradient_(model: nn.Module) -> None:
     """The inverted straight-through estimator: units are multiplied by p, and its gradient is cut off."""
-    for gate in gates_of(model).values():
-        gate.register_forward_hook(lambda _gate, _args, d: d._replace(factor_BG=d.p_BG.detach()))
+    for gate in named_gates(model).values():
+        gate.register_forward_hook(lambda _gate, _args, d: d._replace(scale=d.p.detach()))
 
 
 def before_the_relu_(model: nn.Module) -> None:
     """Units are closed before the ReLU: the value is the same, but a closed unit tells its gate nothing."""
-    for gate in gates_of(model).values():
-        gate.register_forward_hook(lambda _gate, _args, d: d._replace(factor_BG=_open_only(d)))
+    for gate in named_gates(model).values():
+        gate.register_forward_hook(lambda _gate, _args, d: d._replace(scale=_open_only(d)))
 
 
 def keep_at_least_(model: nn.Module, share: float) -> None:
     """If fewer than `share` of the units are open, those at or above the k-th largest p open: ties open all."""
 
     def kept(_gate: nn.Module, _args: object, d: Decision) -> Decision:
-        if float(d.g_BG.mean()) >= share:
+        if float(d.open.mean()) >= share:
             return d
-        k = int(share * d.p_BG.shape[-1])
-        least = d.p_BG.detach().topk(k, dim=-1).values[..., -1:]
-        g_BG = (d.p_BG.detach() >= least).to(d.g_BG)
-        return d._replace(g_BG=g_BG, routed_BG=g_BG, factor_BG=g_BG + (d.p_BG - d.p_BG.detach()))
+        k = int(share * d.p.shape[-1])
+        least = d.p.detach().topk(k, dim=-1).values[..., -1:]
+        g_BG = (d.p.detach() >= least).to(d.open)
+        return d._replace(open=g_BG, routed=g_BG, scale=g_BG + (d.p - d.p.detach()))
 
-    for gate in gates_of(model).values():
+    for gate in named_gates(model).values():
         gate.register_forward_hook(kept)
 
 
 def _open_only(d: Decision) -> Tensor:
-    return d.g_BG * (1.0 + d.p_BG - d.p_BG.detach())
+    return d.open * (1.0 + d.p - d.p.detach())
 
 
 def prune_at_start_(layer: nn.Linear, share: float) -> None:
@@ -277,15 +278,15 @@ def nonzero_share(model: nn.Module) -> float:
 
 def readers_only(model: nn.Module) -> float:
     """Relative MACs of static gates if a closed unit saves its reader's work and never its writer's."""
-    ledger, g = Ledger(model, readers_only=True), hard_gates(model)
-    return float(ledger.executed({name: g_G.unsqueeze(0) for name, g_G in g.items()})) / ledger.dense
+    counter, g = MacCounter(model, readers_only=True), hard_gates(model)
+    return float(counter.executed({name: g_G.unsqueeze(0) for name, g_G in g.items()})) / counter.dense
 
 
 def hard_gates(model: nn.Module) -> dict[str, Tensor]:
     """The decisions of static gates: the same for every input, whatever multiplies the units."""
     nothing_read = torch.zeros(1, 1)
     with torch.no_grad():
-        return {name: gate(nothing_read.to(gate.tau.device)).g_BG[0] for name, gate in gates_of(model).items()}
+        return {name: gate(nothing_read.to(gate.tau.device)).open[0] for name, gate in named_gates(model).items()}
 
 
 def logit(p: float) -> float:
@@ -294,5 +295,5 @@ def logit(p: float) -> float:
 
 
 def _linears(model: nn.Module) -> Iterator[nn.Linear]:
-    inside = {id(m) for gate in gates_of(model).values() for m in gate.modules()}
+    inside = {id(m) for gate in named_gates(model).values() for m in gate.modules()}
     return (m for m in model.modules() if isinstance(m, nn.Linear) and id(m) not in inside)

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.convert import gate_
-from dynamicgate.data import Splits
-from dynamicgate.gate import GateConfig
-from dynamicgate.paper import Recipe, Table, step_settings, train_settings
-from dynamicgate.usage import Usage, gates_of
+from dynamicgate.gating.attach import gate_
+from dynamicgate.gating.gate import GateConfig
+from dynamicgate.gating.recording import Usage, named_gates
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.runner import Recipe, Table, step_settings, train_settings
 
 from .common import OURS, SEEDS_42, WRITTEN, every, step_written, train_written, written
 from .published import (
@@ -42,7 +42,7 @@ def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Not
     if "phases" not in asked:
         return Notebook(model, optimizer_of(asked, model), asked["epochs"])
     gate_(model, GateConfig(kind="static", train="bernoulli", tau=asked["tau"][0]))
-    for gate in gates_of(model).values():
+    for gate in named_gates(model).values():
         nn.init.constant_(gate.bias, logit(asked["open"]))
     schedule = Schedule(asked, model, steps=10 * math.ceil(len(splits.train) / asked["batch"]))
 

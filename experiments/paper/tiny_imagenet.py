@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.convert import gate_
-from dynamicgate.data import Splits
-from dynamicgate.gate import GateConfig
+from dynamicgate.gating.attach import gate_
+from dynamicgate.gating.gate import GateConfig
+from dynamicgate.gating.recording import Usage, named_gates
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.runner import Recipe, Table, step_settings, train_settings
 from dynamicgate.masks import connections, put_mask_
-from dynamicgate.paper import Recipe, Table, step_settings, train_settings
-from dynamicgate.usage import Usage, gates_of
 
 from .common import OURS, SEEDS_42, WRITTEN, every, step_written, train_written, written
 from .published import (
@@ -52,7 +52,7 @@ def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Not
     gate_(model, GateConfig(kind="static", train="hard", theta=asked["theta"], open=0.5))
     keep_at_least_(model, asked["min_keep"])
     before_the_relu_(model)
-    (gate,) = gates_of(model).values()
+    (gate,) = named_gates(model).values()
     rewiring, weight = Rewiring(first, asked), [0.0]
 
     def before_epoch(epoch: int) -> None:

@@ -7,68 +7,74 @@ Gates that learn which units to run for which input, a budget that is met, and a
 >>> history = dg.fit(model, train, budget=dg.Budget(target=0.3))
 >>> print(dg.measure(model, test))
 >>> fast = dg.compile(model, example=x)              # checked, timed, never slower than dense
+
+Names are imported when they are first used, so that parts that need no torch (reports) load without it.
 """
 
-from dynamicgate import nn, schedule
-from dynamicgate._version import __version__
-from dynamicgate.budget import Budget, Collapse, diagnose
-from dynamicgate.convert import everywhere, gate_, hidden, inputs, ungate_
-from dynamicgate.cost import Ledger
-from dynamicgate.fit import History, fit
-from dynamicgate.gate import Decision, Gate, GateConfig
-from dynamicgate.measure import Measurement, measure
-from dynamicgate.nn import FFN, GatedMLP, Normalize, Switch, SwitchMLP
-from dynamicgate.plan import Fast, Plan, compile
-from dynamicgate.recipe import recipe_
-from dynamicgate.rewire import SET, Magnitude, Rewirer, RigL, Static
-from dynamicgate.routing import Routing, routing
-from dynamicgate.save import load, save
-from dynamicgate.site import Site, find_sites
-from dynamicgate.trace import trace
-from dynamicgate.usage import Usage, gates_of, usage
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from dynamicgate._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from dynamicgate import nn, schedule, sparsity
+    from dynamicgate.accounting import count_macs, measure
+    from dynamicgate.budget import Budget
+    from dynamicgate.gating import GateConfig, Site, find_sites, gate_, named_gates, ungate_, usage, where
+    from dynamicgate.inference import compile
+    from dynamicgate.io import load, save
+    from dynamicgate.presets import recipe_
+    from dynamicgate.sparsity import RigL
+    from dynamicgate.training import fit
 
 __all__ = [
-    "FFN",
-    "SET",
     "Budget",
-    "Collapse",
-    "Decision",
-    "Fast",
-    "Gate",
     "GateConfig",
-    "GatedMLP",
-    "History",
-    "Ledger",
-    "Magnitude",
-    "Measurement",
-    "Normalize",
-    "Plan",
-    "Rewirer",
     "RigL",
-    "Routing",
     "Site",
-    "Static",
-    "Switch",
-    "SwitchMLP",
-    "Usage",
-    "__version__",
     "compile",
-    "diagnose",
-    "everywhere",
+    "count_macs",
     "find_sites",
     "fit",
     "gate_",
-    "gates_of",
-    "hidden",
-    "inputs",
     "load",
     "measure",
+    "named_gates",
     "nn",
     "recipe_",
-    "routing",
     "save",
     "schedule",
-    "trace",
+    "sparsity",
     "ungate_",
     "usage",
+    "where",
 ]
+
+_HOME = {
+    "accounting": ("count_macs", "measure"),
+    "budget": ("Budget",),
+    "gating": ("GateConfig", "Site", "find_sites", "gate_", "named_gates", "ungate_", "usage"),
+    "gating.where": ("where",),
+    "inference": ("compile",),
+    "io": ("load", "save"),
+    "presets": ("recipe_",),
+    "sparsity": ("RigL",),
+    "training": ("fit",),
+}
+_MODULES = ("accounting", "budget", "data", "gating", "inference", "io", "nn", "schedule", "sparsity", "training")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"dynamicgate.{name}")
+    for home, names in _HOME.items():
+        if name in names:
+            module = import_module(f"dynamicgate.{home}")
+            found = module if home.endswith(f".{name}") else getattr(module, name)
+            globals()[name] = found  # asked for once
+            return found
+    raise AttributeError(f"module 'dynamicgate' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -8,7 +8,7 @@ import sys
 def main() -> int:
     """Run the command line; without its packages, say how to get them."""
     try:
-        from dynamicgate.cli import main as run
+        from dynamicgate.lab.cli import main as run
     except ModuleNotFoundError as error:
         if error.name not in ("tyro", "rich"):
             raise

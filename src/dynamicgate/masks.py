@@ -1,7 +1,7 @@
 """Which connections of a Linear layer exist: a bool buffer `mask`, shaped like the weight, and the name of its pattern.
 
 Weights without a connection are exactly zero *in the parameter*, so that the forward pass uses the weight as it is and
-its gradient stays dense, which is what new connections are chosen by (sec 3.7). `dynamicgate.rewire` keeps it so.
+its gradient stays dense, which is what new connections are chosen by (sec 3.7). `dynamicgate.sparsity` keeps it so.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ def present(linear: nn.Linear) -> int:
 
 
 def settled(linear: nn.Linear) -> float:
-    """How many connections will be left: as many as exist, unless a rewirer has said that some will go."""
+    """How many connections will be left: as many as exist, unless a sparsifier has said that some will go."""
     density = getattr(linear, "mask_density", None)
     return present(linear) if density is None else min(density * linear.weight.numel(), present(linear))

@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import dynamicgate as dg
-from dynamicgate import Budget, GateConfig, GatedMLP, Ledger
+from dynamicgate import Budget, GateConfig
+from dynamicgate.accounting import MacCounter
 from dynamicgate.budget import cut, executed_relative
+from dynamicgate.nn import GatedMLP
 from dynamicgate.schedule import three_phase
 
 LOW_RANK = GateConfig(net="low-rank", rank=2, block=4)
@@ -75,7 +77,7 @@ def test_with_two_hidden_layers_the_budget_is_met_and_no_layer_is_under_its_floo
 
 def test_a_site_under_its_floor_is_lifted_and_one_above_it_is_not() -> None:
     model = GatedMLP((32, 16, 16, 4), STATIC)
-    gates = dg.gates_of(model)
+    gates = dg.named_gates(model)
     with torch.no_grad():
         gates["layers.2"].net.bias.fill_(-0.5)  # closed, one site
     budget = Budget(target=0.9, floor=0.2, warmup=0.5, ramp=0.5)
@@ -110,7 +112,7 @@ def test_the_penalty_pushes_down_above_the_reference_and_up_below_it() -> None:
     signs = []
     for logit in (2.0, -2.0):
         model = GatedMLP((32, 16, 4), STATIC)
-        gate = dg.gates_of(model)["layers.1"]
+        gate = dg.named_gates(model)["layers.1"]
         with torch.no_grad():
             gate.net.bias.fill_(logit)
         budget = Budget(target=0.5, warmup=0.0, ramp=0.1, floor=0.0)
@@ -140,7 +142,7 @@ def test_lambda_is_proportional_to_the_error_plus_its_sum_over_the_steps_and_bou
 
 def test_the_biases_of_all_gates_are_steered_by_the_error_and_no_further_than_the_limit() -> None:
     model = GatedMLP((32, 16, 4), STATIC)  # fully open, and nobody trains it
-    gate = dg.gates_of(model)["layers.1"]
+    gate = dg.named_gates(model)["layers.1"]
     before = gate.bias.detach().clone()
     for steer, moved in ((0.3, 0.03), (100.0, 0.2)):
         budget = Budget(target=0.9, warmup=0.0, ramp=0.1, steer=steer)
@@ -157,7 +159,7 @@ def test_the_biases_of_all_gates_are_steered_by_the_error_and_no_further_than_th
 def test_the_reference_starts_where_the_model_is_not_at_fully_open() -> None:
     model = GatedMLP((32, 16, 4), STATIC)
     with torch.no_grad():
-        dg.gates_of(model)["layers.1"].bias[:8] = -1.0
+        dg.named_gates(model)["layers.1"].bias[:8] = -1.0
     budget = Budget(target=0.3, warmup=0.1)
     for progress in (0.0, 0.05, 0.1):
         budget.apply_(model, progress)
@@ -170,10 +172,10 @@ def test_the_reference_starts_where_the_model_is_not_at_fully_open() -> None:
 
 def test_gates_do_not_pay_for_connections_that_are_still_to_go() -> None:
     model = GatedMLP((32, 16, 4), STATIC)
-    rewirer = dg.RigL(model, 0.5, start=1.0, every=1, until=0.75, begin=0.0)
+    sparsifier = dg.RigL(model, 0.5, start=1.0, every=1, until=0.75, begin=0.0)
     dense, going = 32 * 16 + 16 * 4, 32 * 16 / 2
-    assert dg.Ledger(model).all_open == 1.0
-    assert dg.Ledger(model).settled == pytest.approx(1.0 - going / dense)
+    assert dg.accounting.MacCounter(model).all_open == 1.0
+    assert dg.accounting.MacCounter(model).settled == pytest.approx(1.0 - going / dense)
     target = 0.8 * (1.0 - going / dense)
     budget = Budget(target=target, warmup=0.1, ramp=0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -183,13 +185,13 @@ def test_gates_do_not_pay_for_connections_that_are_still_to_go() -> None:
         budget.apply_(model, progress)
         with dg.usage(model) as used:
             loss = F.cross_entropy(model(x), y)
-        rewirer.watch(used)
+        sparsifier.watch(used)
         (loss + 0.0 * budget.penalty(used, progress)).backward()
-        all_open = budget.ledger.all_open
+        all_open = budget.counter.all_open
         share = budget.reference / all_open
         assert 0.79 <= share <= 1.0, "a fifth of what exists is all they ever save"
         assert progress < 0.6 or share == pytest.approx(0.8, abs=0.01)
-        rewirer.step(optimizer, progress)
+        sparsifier.step(optimizer, progress)
         optimizer.zero_grad()
     assert budget.reference == pytest.approx(target, abs=1e-3)
 
@@ -276,7 +278,7 @@ def test_a_loss_that_is_not_a_number_is_reported_as_such() -> None:
 
 def test_tau_and_theta_are_set_before_the_forward_pass_and_left_alone_without_a_schedule() -> None:
     model = GatedMLP((32, 16, 4), GateConfig(kind="static", tau=1.5, theta=0.4))
-    gate = dg.gates_of(model)["layers.1"]
+    gate = dg.named_gates(model)["layers.1"]
     Budget().apply_(model, 0.5)
     assert (float(gate.tau), float(gate.theta)) == (1.5, pytest.approx(0.4))
     Budget(tau=lambda t: 2.0 - t, theta=0.6).apply_(model, 0.5)
@@ -290,7 +292,7 @@ def test_the_open_loop_adds_lambda_times_the_form_over_the_sites() -> None:
     budget.apply_(model, 0.4)
     with dg.usage(model) as used:
         model(task(rows=10)[0])
-    expected = 0.2 * sum(used[site].p_BG.mean() for site in used)
+    expected = 0.2 * sum(used[site].p.mean() for site in used)
     torch.testing.assert_close(budget.penalty(used, 0.4), expected)
     assert budget.lambda_ == pytest.approx(0.2)
     assert budget.relative is None
@@ -304,7 +306,7 @@ def test_the_three_phases_of_the_paper_are_a_budget() -> None:
     result = dg.measure(model, task())
     p = budget.readings["layers.1"][-1].p
     assert p == pytest.approx(0.3, abs=0.05)
-    assert float(dg.gates_of(model)["layers.1"].theta) == pytest.approx(0.6)
+    assert float(dg.named_gates(model)["layers.1"].theta) == pytest.approx(0.6)
     assert result.quality["accuracy"] > 0.95
     assert budget.collapses == []
 
@@ -312,7 +314,7 @@ def test_the_three_phases_of_the_paper_are_a_budget() -> None:
 # --- collapse, reported and acted on
 
 
-def dying(on_collapse: Any, **settings: Any) -> tuple[Budget, dg.Measurement]:
+def dying(on_collapse: Any, **settings: Any) -> tuple[Budget, dg.accounting.Measurement]:
     torch.manual_seed(0)
     model = GatedMLP((32, 48, 4), STATIC)
     budget = Budget(floor=0.05, on_collapse=on_collapse, **settings)
@@ -352,8 +354,8 @@ def test_a_collapse_is_reported_once_under_its_name_and_acting_on_it_revives_the
 def test_executed_relative_weighs_batches_by_their_rows() -> None:
     model = GatedMLP((32, 64, 4), GateConfig(net="low-rank", rank=2, open=0.55))
     x, _ = task(rows=100)
-    whole = executed_relative(model, Ledger(model), [x])
-    assert executed_relative(model, Ledger(model), [x[:7], x[7:]]) == pytest.approx(whole, rel=1e-6)
+    whole = executed_relative(model, MacCounter(model), [x])
+    assert executed_relative(model, MacCounter(model), [x[:7], x[7:]]) == pytest.approx(whole, rel=1e-6)
 
 
 # --- saving

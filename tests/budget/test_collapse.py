@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamicgate import Collapse, diagnose
+from dynamicgate.budget import Collapse, diagnose
 from dynamicgate.budget.collapse import Reading
 
 

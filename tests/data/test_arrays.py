@@ -6,7 +6,8 @@ import json
 import pytest
 import torch
 
-from dynamicgate.data import Arrays, Splits
+from dynamicgate.data import Arrays
+from dynamicgate.lab.datasets.splits import Splits
 
 
 def arrays(rows: int, *shape: int) -> Arrays:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import dynamicgate as dg
+from dynamicgate.inference.gpu.ffn import WAYS, FeedForward
+from dynamicgate.inference.gpu.find import find_pairs
 from dynamicgate.nn import ffn as room
-from dynamicgate.plan.gpu.layer import WAYS, FeedForward
-from dynamicgate.plan.gpu.pairs import find_pairs
-from nn.test_ffn import assert_alike, gated, outputs_and_gradients
+from tests.nn.test_ffn import assert_alike, gated, outputs_and_gradients
 
 SWIGLU = {"activation": "silu", "value": True}
 
@@ -35,7 +35,7 @@ def test_the_kernels_are_the_dense_layer(
 
 
 def test_experts_on_the_kernels_are_the_dense_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    switch = dg.Switch(8, 4, 32, 2, 0.8)
+    switch = dg.nn.Switch(8, 4, 32, 2, 0.8)
     nn.init.normal_(switch.down.gate.net.weight)
     x = torch.randn(18, 8)
     y, theirs = outputs_and_gradients(switch, x)
@@ -49,7 +49,7 @@ def test_experts_on_the_kernels_are_the_dense_experts(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("options", [{}, SWIGLU], ids=["relu", "swiglu"])
 def test_the_ways_of_a_plan_agree(options: dict[str, Any]) -> None:
     layer = gated(dg.GateConfig(block=32, net="linear", open=0.5), **options).eval()
-    (found,), _ = find_pairs(layer, dg.gates_of(layer))
+    (found,), _ = find_pairs(layer, dg.named_gates(layer))
     planned = FeedForward(found.pairs[0])
     x = torch.randn(5, 12)
     with torch.no_grad():

@@ -20,7 +20,8 @@ from torch.nn import functional as F
 
 import dynamicgate as dg
 from dynamicgate.nn import ffn as room
-from fit.easy import blobs
+from tests.places import ROOT
+from tests.training.easy import blobs
 
 GATES = {
     "hard": dg.GateConfig(block=32, open=0.6),
@@ -41,10 +42,10 @@ SHAPES = {
 }
 
 
-def gated(config: dg.GateConfig, **options: Any) -> dg.FFN:
+def gated(config: dg.GateConfig, **options: Any) -> dg.nn.FFN:
     """A layer whose gate is open for some rows and closed for others."""
     torch.manual_seed(1)
-    layer = dg.FFN(12, 96, **options)
+    layer = dg.nn.FFN(12, 96, **options)
     dg.gate_(layer, config, where="down")
     with torch.no_grad():
         for name, parameter in layer.down.gate.net.named_parameters():
@@ -174,7 +175,7 @@ def test_everything_is_computed_without_a_gate_and_for_whoever_watches_a_layer(
     skipping: Callable[[], list[int]],
 ) -> None:
     x = torch.randn(9, 12)
-    layer = dg.FFN(12, 96, activation="silu", value=True)
+    layer = dg.nn.FFN(12, 96, activation="silu", value=True)
     dense = layer.down(F.silu(layer.up(x)) * layer.value(x))
     calls = skipping()
     assert torch.equal(layer(x), dense)
@@ -209,7 +210,7 @@ def test_what_is_too_small_for_launches_to_pay_is_computed_in_full_unless_told_o
 
 
 def test_a_gate_that_was_told_to_read_elsewhere_is_left_to_its_hooks(skipping: Callable[[], list[int]]) -> None:
-    model = nn.Sequential(nn.Linear(12, 12), dg.FFN(12, 96))
+    model = nn.Sequential(nn.Linear(12, 12), dg.nn.FFN(12, 96))
     dg.gate_(model, GATES["hard"], where=[dg.Site("1.down", ("1.up",), "0", 96)])
     x = torch.randn(9, 12)
     y = model(x)
@@ -244,7 +245,7 @@ def test_usage_penalty_and_budget_see_the_gate(mode: str, skipping: Callable[[],
 
 def test_it_costs_what_its_layers_cost(skipping: Callable[[], list[int]]) -> None:
     model = nn.Sequential(gated(GATES["hard"], **SHAPES["swiglu"]))
-    assert dg.gates_of(model)["0.down"].site == dg.Site("0.down", ("0.up", "0.value"), "0.up", 96)
+    assert dg.named_gates(model)["0.down"].site == dg.Site("0.down", ("0.up", "0.value"), "0.up", 96)
     x = torch.randn(50, 12)
     here = dg.measure(model, x)
     calls = skipping()
@@ -253,10 +254,10 @@ def test_it_costs_what_its_layers_cost(skipping: Callable[[], list[int]]) -> Non
     with dg.usage(model.eval()) as used:
         model(x)
     assert calls == [1]
-    opened = float(used["0.down"].g_BG.sum(-1).mean()) * 32
+    opened = float(used["0.down"].open.sum(-1).mean()) * 32
     assert there.macs == here.macs
     assert there.macs["executed"] == pytest.approx(opened * (12 + 12 + 5) + 12 * 3)
-    assert dg.Ledger(model).dense == 96 * (12 + 12 + 5)
+    assert dg.accounting.MacCounter(model).dense == 96 * (12 + 12 + 5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -271,7 +272,7 @@ def test_a_saved_layer_comes_back_bit_for_bit(shape: str, tmp_path: Path) -> Non
 
 
 def test_a_gate_renames_no_parameter_and_takes_itself_off_again() -> None:
-    layer = dg.FFN(12, 96, value=True)
+    layer = dg.nn.FFN(12, 96, value=True)
     before = layer.state_dict()
     dg.gate_(layer, GATES["hard"], where="down")
     assert {name for name in layer.state_dict() if ".gate." not in name} == set(before)
@@ -317,7 +318,7 @@ def test_a_copy_is_gated_by_its_own_gate(skipping: Callable[[], list[int]]) -> N
 @pytest.mark.parametrize("gradient", ["exact", "sparse"])
 def test_fit_holds_the_budget(gradient: Any, skipping: Callable[[], list[int]]) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(dg.FFN(8, 128, 16, gradient=gradient), nn.ReLU(), nn.Linear(16, 3))
+    model = nn.Sequential(dg.nn.FFN(8, 128, 16, gradient=gradient), nn.ReLU(), nn.Linear(16, 3))
     dg.gate_(model, dg.GateConfig(block=32), where="0.down")
     calls = skipping()
     dg.fit(model, blobs(), budget=dg.Budget(target=0.5), epochs=12, batch=24, lr=1e-2, show=False)
@@ -332,7 +333,7 @@ def test_fit_holds_the_budget(gradient: Any, skipping: Callable[[], list[int]]) 
 def test_experts_that_are_left_out_are_experts_multiplied_by_zero(
     top_k: int, capacity: float | None, unserved: Any, skipping: Callable[[], list[int]]
 ) -> None:
-    switch = dg.Switch(8, 4, 32, top_k, capacity, unserved=unserved, activation="gelu")
+    switch = dg.nn.Switch(8, 4, 32, top_k, capacity, unserved=unserved, activation="gelu")
     nn.init.normal_(switch.down.gate.net.weight)
     switch = switch.double()
     x = torch.randn(2, 9, 8, dtype=torch.float64)
@@ -358,7 +359,7 @@ def test_experts_that_are_left_out_are_experts_multiplied_by_zero(
 )
 def test_a_layer_that_makes_no_sense_is_answered_with_a_sentence(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        dg.FFN(**{"features": 4, "width": 8, **arguments})
+        dg.nn.FFN(**{"features": 4, "width": 8, **arguments})
 
 
 # --- the kernels themselves
@@ -366,11 +367,10 @@ def test_a_layer_that_makes_no_sense_is_answered_with_a_sentence(arguments: dict
 
 def test_the_layer_is_the_dense_one_on_interpreted_kernels() -> None:
     pytest.importorskip("triton")
-    root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
         [*command, str(Path(__file__).parent / "interpreted_ffn.py")],
-        cwd=root,
+        cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

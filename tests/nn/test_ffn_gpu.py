@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamicgate as dg
-from fit.easy import blobs
+from tests.training.easy import blobs
 
 from .test_ffn import SHAPES, outputs_and_gradients
 
@@ -17,9 +17,9 @@ gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason
 CLOSE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 
-def large(**options: Any) -> dg.FFN:
+def large(**options: Any) -> dg.nn.FFN:
     torch.manual_seed(0)
-    layer = dg.FFN(256, 1024, 192, kernels="always", **options)
+    layer = dg.nn.FFN(256, 1024, 192, kernels="always", **options)
     dg.gate_(layer, dg.GateConfig(block=64, open=0.5, net="linear"), where="down")
     return layer.cuda()
 
@@ -78,13 +78,13 @@ class TestTrainingOnTheGpu:
 
     def test_fit_holds_the_budget_on_the_kernels(self) -> None:
         torch.manual_seed(0)
-        model = nn.Sequential(dg.FFN(8, 256, 16, kernels="always"), nn.ReLU(), nn.Linear(16, 3))
+        model = nn.Sequential(dg.nn.FFN(8, 256, 16, kernels="always"), nn.ReLU(), nn.Linear(16, 3))
         dg.gate_(model, dg.GateConfig(block=32), where="0.down")
         dg.fit(model, blobs(), budget=dg.Budget(target=0.5), epochs=12, batch=24, lr=1e-2, device="cuda", show=False)
         assert abs(dg.measure(model, blobs(seed=1)).macs["relative"] - 0.5) <= 0.05
 
     def test_experts_on_the_kernels_are_the_dense_experts(self) -> None:
-        switch = dg.Switch(64, 8, 128, 2, 0.8, kernels="always")
+        switch = dg.nn.Switch(64, 8, 128, 2, 0.8, kernels="always")
         nn.init.normal_(switch.down.gate.net.weight)
         switch = switch.cuda()
         x = torch.randn(600, 64, device="cuda")

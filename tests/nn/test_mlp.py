@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import dynamicgate as dg
-from dynamicgate import GateConfig, GatedMLP, Normalize
+from dynamicgate import GateConfig
+from dynamicgate.nn import GatedMLP, Normalize
 
 
 def test_the_network_computes_what_its_docstring_says() -> None:
@@ -26,19 +27,19 @@ def test_the_network_computes_what_its_docstring_says() -> None:
 
 def test_without_a_gate_it_is_dense_and_can_be_gated_later() -> None:
     model = GatedMLP((5, 9, 3))
-    assert dg.gates_of(model) == {}
+    assert dg.named_gates(model) == {}
     dg.gate_(model, GateConfig())
-    assert list(dg.gates_of(model)) == ["layers.1"]
+    assert list(dg.named_gates(model)) == ["layers.1"]
 
 
 def test_a_gate_belongs_to_the_layer_that_reads_the_units() -> None:
-    model = GatedMLP((5, 9, 7, 3), GateConfig(), where=dg.everywhere)
-    assert list(dg.gates_of(model)) == ["layers.0", "layers.1", "layers.2"]
+    model = GatedMLP((5, 9, 7, 3), GateConfig(), where=dg.where.everywhere)
+    assert list(dg.named_gates(model)) == ["layers.0", "layers.1", "layers.2"]
     assert model.layers[1].gate.site.producers == ("layers.0",)
 
 
 def test_a_network_without_hidden_layers_can_only_be_gated_on_its_input() -> None:
-    model = GatedMLP((5, 3), GateConfig(kind="static"), where=dg.inputs)
+    model = GatedMLP((5, 3), GateConfig(kind="static"), where=dg.where.inputs)
     assert model(torch.randn(2, 5)).shape == (2, 3)
     with pytest.raises(ValueError, match="matches none of the sites"):
         GatedMLP((5, 3), GateConfig())

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import dynamicgate as dg
-from dynamicgate import Budget, Normalize, fit, gates_of, measure
-from dynamicgate.budget.penalty import PENALTIES
-from dynamicgate.nn import GatedMLP, Switch, SwitchMLP
-from fit.easy import blobs
+from dynamicgate import Budget, fit, measure, named_gates
+from dynamicgate.budget.penalties import PENALTIES
+from dynamicgate.nn import GatedMLP, Normalize, Switch, SwitchMLP
+from tests.training.easy import blobs
 
 
 def lively(switch: Switch, spread: float = 2.0) -> Switch:
@@ -144,11 +144,11 @@ def test_only_assignments_that_found_a_place_are_counted() -> None:
     executed = 0
     with dg.usage(model.eval()) as used:
         model(x)
-    for kept in used["switch.down"].g_BG.tolist():
+    for kept in used["switch.down"].open.tolist():
         executed += 6 * 5 + 5 * 4 + 5 * 2
         for place in kept:
             executed += int(place) * (5 * 3 + 3 * 5)
-    assert used["switch.down"].g_BG.sum() < 40
+    assert used["switch.down"].open.sum() < 40
     assert measure(model, x, batch=20).macs["executed"] == executed / 20
 
 
@@ -176,28 +176,28 @@ def test_a_saved_model_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None
     back = dg.load(tmp_path / "model.safetensors")
     x = torch.randn(20, 8)
     assert torch.equal(back(x), model(x))
-    assert [g.config for g in gates_of(back).values()] == [g.config for g in gates_of(model).values()]
-    assert list(gates_of(back)) == list(gates_of(model))
+    assert [g.config for g in named_gates(back).values()] == [g.config for g in named_gates(model).values()]
+    assert list(named_gates(back)) == list(named_gates(model))
     assert measure(back, x).macs == measure(model, x).macs
 
 
 def test_a_switch_brings_its_router_along_wherever_it_is_put() -> None:
     model = inside()
-    assert list(gates_of(model)) == ["2.down", "4.down"]
-    assert gates_of(model)["4.down"].site == dg.Site("4.down", ("4.up",), "4.up", 15)
-    assert list(gates_of(model[2])) == ["down"], "seen from inside"
-    assert list(gates_of(torch.compile(model, backend="eager"))) == ["2.down", "4.down"]
-    assert list(gates_of(nn.ModuleDict({"body": nn.Sequential(nn.Identity(), model[4])}))) == ["body.1.down"]
-    assert list(gates_of(model)) == ["2.down", "4.down"]
+    assert list(named_gates(model)) == ["2.down", "4.down"]
+    assert named_gates(model)["4.down"].site == dg.Site("4.down", ("4.up",), "4.up", 15)
+    assert list(named_gates(model[2])) == ["down"], "seen from inside"
+    assert list(named_gates(torch.compile(model, backend="eager"))) == ["2.down", "4.down"]
+    assert list(named_gates(nn.ModuleDict({"body": nn.Sequential(nn.Identity(), model[4])}))) == ["body.1.down"]
+    assert list(named_gates(model)) == ["2.down", "4.down"]
     x = torch.randn(7, 8)
     assert {layer["name"] for layer in measure(model, x).layers} == {"0", "2.up", "2.down", "4.up", "4.down", "5"}
 
 
 def test_gates_whose_new_place_does_not_tell_their_other_names_keep_them() -> None:
     model = dg.gate_(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2)))
-    assert list(gates_of(model[2])) == ["2"]
-    assert list(gates_of(model[2:])) == ["2", "4"]
-    assert list(gates_of(nn.Sequential(nn.Identity(), *model))) == ["2", "4"]
+    assert list(named_gates(model[2])) == ["2"]
+    assert list(named_gates(model[2:])) == ["2", "4"]
+    assert list(named_gates(nn.Sequential(nn.Identity(), *model))) == ["2", "4"]
 
 
 def test_a_site_whose_units_may_pass_through_is_none_and_others_can_be_gated() -> None:
@@ -207,7 +207,7 @@ def test_a_site_whose_units_may_pass_through_is_none_and_others_can_be_gated() -
     assert "5" in sites
     plain = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), Switch(6, 2, 3, unserved="bias"))
     dg.gate_(plain, dg.GateConfig(kind="static"), where="2.up")
-    assert list(gates_of(plain)) == ["2.up", "2.down"]
+    assert list(named_gates(plain)) == ["2.up", "2.down"]
     with pytest.raises(ValueError, match=r"'2.down' already has a gate"):
         dg.gate_(plain, where="2.down")
 
@@ -257,7 +257,7 @@ def test_fit_trains_experts_and_keeps_them_busy(top_k: int, tmp_path: Path) -> N
     )  # fmt: skip
     assert measure(model, blobs(seed=1)).quality["accuracy"] > 0.97
     assert history.final is not None
-    found = dg.routing(model, blobs(seed=1))
+    found = dg.accounting.measure_routing(model, blobs(seed=1))
     assert found.cv is not None
     assert found.cv < 0.6, "three blobs and four experts: at most one is idle"
     even_and_calm = 1e-2
@@ -272,7 +272,7 @@ def test_without_the_balance_all_rows_may_end_at_one_expert_and_with_it_they_spr
         with torch.no_grad():
             model.switch.down.gate.net.bias[0] = 1.0
         fit(model, blobs(), budget=Budget(form="balance", weight=weight), epochs=6, batch=24, show=False)
-        loads.append(dg.routing(model, blobs(seed=1)))
+        loads.append(dg.accounting.measure_routing(model, blobs(seed=1)))
     alone, spread = loads
     assert alone.cv is not None
     assert spread.cv is not None
@@ -290,7 +290,7 @@ def test_a_budget_does_not_take_dropped_assignments_for_a_collapse() -> None:
         found = budget.penalty(used, progress)
         balance = PENALTIES["balance"](used["down"], model.down.gate, 0.0, torch.mean)
         torch.testing.assert_close(found, 1e-2 * balance, rtol=1e-6, atol=0.0)  # and nothing that lifts to the floor
-        rates.append(float(used["down"].g_BG.mean()))
+        rates.append(float(used["down"].open.mean()))
         all_to(model, 1)
     assert rates[0] > 0.15 > rates[1]
     assert budget.collapses == []

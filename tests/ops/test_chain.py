@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dynamicgate import ops
 from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS
 from dynamicgate.ops.chain.pack import Span, gate_layout, whole
-from ops.chains import Sketch, assert_close, build, inputs_for
+from tests.ops.chains import Sketch, assert_close, build, inputs_for
 
 ODD = (1, 3, 17, 63, 1000)
 

@@ -14,9 +14,9 @@ import torch
 
 from dynamicgate import ops
 from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS
-from ops.chains import Sketch, build, expect, inputs_for
+from tests.ops.chains import Sketch, build, expect, inputs_for
+from tests.places import ROOT
 
-ROOT = Path(__file__).parents[2]
 FLAGS = ["-std=c++17", "-ffp-contract=fast", "-Wall", "-Wextra", "-Werror", "-pthread"]
 X86_LEVELS = {"sse2": [], "avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mavx2", "-mfma"]}
 

@@ -10,7 +10,7 @@ import torch
 from dynamicgate import ops
 from dynamicgate.ops.chain.layers import LAYOUTS
 from dynamicgate.ops.chain.unpack import unpack
-from ops.chains import Sketch, build
+from tests.ops.chains import Sketch, build
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

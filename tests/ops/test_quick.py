@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dynamicgate import ops
 from dynamicgate.ops import kernels
 from dynamicgate.ops.chain import cpu
-from ops.chains import Sketch, build, inputs_for
+from tests.ops.chains import Sketch, build, inputs_for
 
 LAYERS = build(12, [Sketch(40, block=16), Sketch(3)], seed=1)
 PACKED = ops.pack(LAYERS)

@@ -6,14 +6,14 @@ import logging
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import pytest
 import torch
 
 from dynamicgate import ops
 from dynamicgate.ops import kernels
-from ops.chains import Sketch, build, inputs_for
+from tests.ops.chains import Sketch, build, inputs_for
+from tests.places import ROOT
 
 LAYERS = build(12, [Sketch(40, block=16), Sketch(3)], seed=1)
 GIVEN = build(12, [Sketch(40, block=16, given=True), Sketch(3)], seed=1)
@@ -84,7 +84,7 @@ def test_without_the_library_torch_gives_the_same() -> None:
         hidden = pathlib.Path.glob
         pathlib.Path.glob = lambda self, pattern: [] if "_kernels" in str(pattern) else hidden(self, pattern)
         from dynamicgate import ops
-        from ops.chains import Sketch, build, inputs_for
+        from tests.ops.chains import Sketch, build, inputs_for
         layers = build(12, [Sketch(40, block=16, given=True), Sketch(3)], seed=1)
         x, factor = inputs_for(layers, 5, seed=1)
         packed = ops.pack(layers)
@@ -93,7 +93,7 @@ def test_without_the_library_torch_gives_the_same() -> None:
     """
     found = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False,
+        cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "no compiled kernels" in found.stderr
     assert found.returncode == 0, found.stderr

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from dynamicgate.usage import Usage
+from dynamicgate.gating.recording import Usage
 
 
 class Processes:
@@ -18,7 +18,7 @@ class Processes:
         self.together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         self.share = 1.0
         if self.together:
-            rows = torch.tensor(float(decision.p_BG.shape[0]), device=decision.p_BG.device)
+            rows = torch.tensor(float(decision.p.shape[0]), device=decision.p.device)
             total = rows.clone()
             dist.all_reduce(total)
             self.share = float(rows) * dist.get_world_size() / float(total)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -101,49 +101,3 @@ class Arrays:
         positions = index.nonzero().squeeze(1) if index.dtype == torch.bool else index
         x = self.x[positions] if isinstance(self.x, torch.Tensor) else View(self.x, positions)
         return replace(self, x=x, y=self.y[positions])
-
-
-@dataclass(frozen=True, eq=False)
-class Splits:
-    """A dataset in three disjoint parts, with the constants `(x - mean) / std` that a model uses to normalise it."""
-
-    name: str
-    train: Arrays
-    valid: Arrays
-    test: Arrays
-    classes: int
-    mean: torch.Tensor | float
-    std: torch.Tensor | float
-    class_names: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        expected = tuple(self.train.x.shape[1:])
-        for part, arrays in (("validation", self.valid), ("test", self.test)):
-            received = tuple(arrays.x.shape[1:])
-            if received != expected:
-                raise ValueError(
-                    f"{self.name}: a row of the {part} data has shape {received}, a row of the training data "
-                    f"{expected}; give every part the same features in the same order"
-                )
-
-    def flat(self) -> Splits:
-        """With every row as one vector, which is what an MLP reads."""
-        if self.train.rows(torch.arange(1)).ndim == 2:
-            return self
-        parts = {part: getattr(self, part).flat() for part in ("train", "valid", "test")}
-        mean, std = (c.flatten() if isinstance(c, torch.Tensor) else c for c in (self.mean, self.std))
-        return replace(self, **parts, mean=mean, std=std)
-
-    def info(self) -> dict[str, Any]:
-        """Sizes and class balance as plain numbers, ready for JSON; `class_counts` has one list for each part."""
-        parts = {"train": self.train, "valid": self.valid, "test": self.test}
-        counts = {part: torch.bincount(arrays.y, minlength=self.classes).tolist() for part, arrays in parts.items()}
-        return {
-            "name": self.name,
-            **{part: len(arrays) for part, arrays in parts.items()},
-            "features": self.train.features,
-            "classes": self.classes,
-            **({"class_names": list(self.class_names)} if self.class_names else {}),
-            "majority": max(counts["test"]) / len(self.test),
-            "class_counts": counts,
-        }

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, fx, nn
 
-from dynamicgate.gate import Gate
+from dynamicgate.gating.gate import Gate
 from dynamicgate.nn.mlp import ACTIVATIONS
 from dynamicgate.ops.ffn import gated_ffn
 from dynamicgate.ops.ffn.reference import PHI

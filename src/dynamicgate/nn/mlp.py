@@ -7,8 +7,9 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from dynamicgate.convert import Where, gate_, hidden
-from dynamicgate.gate import GateConfig
+from dynamicgate.gating.attach import Where, gate_
+from dynamicgate.gating.gate import GateConfig
+from dynamicgate.gating.where import hidden
 from dynamicgate.nn.normalize import Normalize
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh}
@@ -22,7 +23,7 @@ class GatedMLP(nn.Module):
         g^(l) = 1[sigmoid(GateNet(h^(l-1)) / tau) > theta]
         h^(l) = g^(l) * phi(W^(l) h^(l-1) + b^(l))
 
-    The gate of h^(l) is a child of the layer that reads it: ``layers[l + 1].gate``; see `dynamicgate.convert`.
+    The gate of h^(l) is a child of the layer that reads it: ``layers[l + 1].gate``; see `dynamicgate.gating.attach`.
     """
 
     def __init__(

@@ -11,12 +11,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.convert import gate_
-from dynamicgate.dispatch import Overflow
-from dynamicgate.gate import Gate, GateConfig
+from dynamicgate.gating.attach import gate_
+from dynamicgate.gating.gate import Gate, GateConfig
+from dynamicgate.gating.routing import Overflow
+from dynamicgate.gating.sites import Site
 from dynamicgate.nn.ffn import FFN
 from dynamicgate.nn.normalize import Normalize
-from dynamicgate.site import Site
 
 Unserved = Literal["identity", "bias"]
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ops.ffn.compiled import Compiled
-
-ROOT = Path(__file__).resolve().parents[3]
+from tests.ops.ffn.compiled import Compiled
+from tests.places import ROOT
 
 
 @pytest.fixture(autouse=True)

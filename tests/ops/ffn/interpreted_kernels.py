@@ -9,17 +9,27 @@ import pytest
 import torch
 import triton
 
-from dynamicgate.ops.ffn import adding, backward, exact, forward, gated_ffn, index, like, reference, tune
-from ops.ffn.cases import errors, run, tensors
+from dynamicgate.ops.ffn import (
+    atomic_down,
+    backward,
+    dense_gate_gradient,
+    forward,
+    gated_ffn,
+    index,
+    reference,
+    shared_pattern,
+    tune,
+)
+from tests.ops.ffn.cases import errors, run, tensors
 
 OPTIONS = {"num_warps", "num_stages", "maxnreg", "launch_pdl"}
 LAUNCHED = {
     backward: ("hidden_gradient", "weight_gradient", "bias_gradient"),
-    exact: ("exact_hidden", "exact_gradients"),
-    adding: ("down_adding",),
+    dense_gate_gradient: ("exact_hidden", "exact_gradients"),
+    atomic_down: ("down_adding",),
     forward: ("up", "down", "reduce"),
     index: ("_count", "_scan", "_place", "_share"),
-    like: ("like_up", "like_down"),
+    shared_pattern: ("like_up", "like_down"),
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dynamicgate.ops.ffn import gated_ffn, reference, tune
-from ops.ffn.cases import errors, run, tensors
+from tests.ops.ffn.cases import errors, run, tensors
 
 pytestmark = [
     pytest.mark.gpu,

@@ -10,10 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from dynamicgate.ops.ffn.closing import close_hidden
-from dynamicgate.ops.ffn.few import decode_ffn
-from dynamicgate.ops.ffn.op import run
+from dynamicgate.ops.ffn.decode import decode_ffn
+from dynamicgate.ops.ffn.fused_gate import close_hidden
 from dynamicgate.ops.ffn.reference import PHI, reference
+from dynamicgate.ops.ffn.registration import run
 
 __all__ = ["close_hidden", "decode_ffn", "gated_ffn", "reference"]
 

@@ -1,0 +1,249 @@
+"""Measure what a model really does: quality, executed MACs per sample, the paper's proxies, evidence about its gates.
+
+Counting rules. Hard gates as deployed; every Linear layer with both of its gates and its mask; gate networks and the
+output layer included; per sample and summed, never a product of means. A gate evaluated softly saves nothing. What is
+saved is split: first the connections that do not exist, then, of those that do, the ones between closed units.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.accounting.counter import LayerMacs, MacCounter, deployed
+from dynamicgate.accounting.metrics import confusion_counts, quality_of
+from dynamicgate.accounting.proxies import Openness, product_of_means, proxies, where_products_mislead
+from dynamicgate.accounting.tracing import count_macs
+from dynamicgate.data import Arrays
+from dynamicgate.gating.gate import Decision, Gate
+from dynamicgate.gating.recording import usage
+from dynamicgate.masks import connections, present
+from dynamicgate.modules import evaluating, unwrap
+from dynamicgate.nn.normalize import Normalize
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What one model did on one data set. `to_dict` is the JSON that results files hold."""
+
+    quality: dict[str, float]
+    macs: dict[str, float]
+    proxies: dict[str, float]
+    layers: list[dict[str, Any]]
+    params: int
+    samples: dict[str, float]
+    gates: list[dict[str, Any]]
+    count: int
+    notes: list[str] = field(default_factory=list)
+    """Sentences on layers whose cost a product of mean rates would misstate."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings."""
+        return asdict(self)
+
+    def to_json(self) -> str:
+        """`to_dict` as indented JSON."""
+        return json.dumps(self.to_dict(), indent=1)
+
+    def __str__(self) -> str:
+        m = self.macs
+        lines = [
+            *(f"{name:<22}{value:.4f}" for name, value in self.quality.items()),
+            f"{'executed MACs':<22}{m['executed']:,.0f} of {m['dense']:,.0f} per sample = {m['relative']:.4f}",
+            f"{'  of which gates':<22}{m['gate']:,.0f}",
+            f"{'  saved by structure':<22}{m['structure_saved']:.4f}",
+            f"{'  saved by gates':<22}{m['gate_saved']:.4f}",
+            f"{'  skipping zeros':<22}{m['relative_zero_skip']:.4f}",
+            f"{'  p5 / p50 / p95':<22}{self.samples['p5']:.4f} / {self.samples['p50']:.4f} / {self.samples['p95']:.4f}",
+            f"{'parameters':<22}{self.params:,}",
+            "",
+            f"{'layer':<22}{'open':>8}{'density':>9}{'MACs':>14}",
+            *(f"{x['name']:<22}{x['open']:>8.3f}{x['density']:>9.3f}{x['macs']:>14,.0f}" for x in self.layers),
+            *(["", *self.notes] if self.notes else []),
+        ]
+        return "\n".join(lines)
+
+
+def measure(
+    model: nn.Module, data: Any, *, batch: int = 1024, watch: Callable[[Tensor, Tensor], None] | None = None
+) -> Measurement:
+    """Run `model` in evaluation mode over `data` and account for every multiply-accumulate.
+
+    data: an `(x, y)` pair of tensors, anything with `.x` and `.y`, or an iterable of `(x, y)` batches. Without labels
+    (`y` None) the quality is left out. `watch` is called with each batch's outputs and the MACs of each of its samples.
+    """
+    device = next(model.parameters()).device
+    tally: _Tally | None = None
+    with evaluating(model), torch.no_grad():
+        for x, y in _batches(data, batch):
+            x = x.to(device)
+            if tally is None:
+                tally = _Tally(count_macs(model, x[:8]))
+            out, used, nonzero = _observe(model, tally.counter, x)
+            tally.add(out, used, nonzero, y)
+            if watch is not None:
+                watch(out, tally.per_sample[-1])
+    if tally is None:
+        raise ValueError("nothing to measure: the data set is empty")
+    return tally.result(sum(p.numel() for p in model.parameters()))
+
+
+def _observe(model: nn.Module, counter: MacCounter, x: Tensor) -> tuple[Tensor, dict[str, Decision], dict[str, Tensor]]:
+    """One forward pass: the outputs, the decisions of all gates, and the non-zero inputs of each layer."""
+    nonzero: dict[str, Tensor] = {}
+    normalized: list[tuple[Tensor, Tensor]] = []
+
+    def see(name: str, in_gate: Gate | None) -> Any:
+        def hook(_module: nn.Module, args: tuple[Any, ...]) -> None:
+            # An affine map of the input folds into the layer behind it, so that raw zeros are what can be skipped. Not
+            # behind a gate that depends on the input: what its closed inputs contribute to the bias would vary.
+            folds = in_gate is None or in_gate.config.kind == "static"
+            raw = [before for before, after in normalized if folds and after is args[0]]
+            seen = (raw[0] if raw else args[0]) != 0
+            if name in nonzero:  # a layer that runs again: one call after the other, as in `Usage`
+                seen = torch.cat([nonzero[name].flatten(0, -2), seen.flatten(0, -2)])
+            nonzero[name] = seen
+
+        return hook
+
+    def remember(_module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        normalized.append((args[0], out))
+
+    handles = [
+        layer.linear.register_forward_pre_hook(see(layer.name, layer.in_gate), prepend=True) for layer in counter.layers
+    ]
+    handles += [m.register_forward_hook(remember) for m in unwrap(model).modules() if isinstance(m, Normalize)]
+    try:
+        with usage(model) if counter.gates else nullcontext({}) as used:  # type: ignore[attr-defined]
+            out = model(x)
+        return out, dict(used), nonzero
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Tally:
+    """Sums over batches; nothing is averaged before the end."""
+
+    def __init__(self, counter: MacCounter) -> None:
+        self.counter = counter
+        self.per_sample: list[Tensor] = []
+        self.zero_skip = 0.0
+        self.layer_macs = {layer.name: 0.0 for layer in counter.layers}
+        self.openness = {name: Openness(gate) for name, gate in counter.gates.items()}
+        self.confusion: Tensor | None = None
+
+    def add(self, out: Tensor, used: dict[str, Decision], nonzero: dict[str, Tensor], y: Tensor | None) -> None:
+        samples = len(out)
+        g = deployed(self.counter, used)
+        total = torch.full((samples,), self.counter.gate + self.counter.other, dtype=torch.float64, device=out.device)
+        skipping = total.sum() - self.counter.gate * samples
+        for layer in self.counter.layers:
+            macs = layer.executed(g).double().to(out.device)
+            macs = macs.reshape(samples, -1).sum(1) if macs.ndim else (macs * layer.rows).expand(samples)
+            self.layer_macs[layer.name] += float(macs.sum())
+            total = total + macs
+            skipping = skipping + _zero_skipping(layer, g, nonzero[layer.name])
+            for gate in self.counter.gates.values():
+                if gate.site.source == layer.name:
+                    live = nonzero[layer.name]
+                    if layer.in_gate is not None and layer.in_gate is not gate:  # it reads h^(l-1) as gated
+                        live = live * layer.in_gate.per_unit(g[layer.in_gate.site.name])
+                    skipping = skipping + _gate_zero_skipping(gate, live)
+        self.per_sample.append(total.cpu())
+        self.zero_skip += float(skipping)
+        for name, decision in used.items():
+            self.openness[name].add(decision.p, g[name], y)
+        if y is not None and not y.is_floating_point() and out.ndim == 2:
+            counts = confusion_counts(out, y)
+            self.confusion = counts if self.confusion is None else self.confusion + counts
+
+    def result(self, params: int) -> Measurement:
+        counter, per_sample = self.counter, torch.cat(self.per_sample)
+        count, dense = len(per_sample), counter.dense
+        relative = per_sample / dense
+        layers = [self._layer_row(layer, count) for layer in counter.layers]
+        existing, executed = (sum(row[key] for row in layers) for key in ("present", "macs"))
+        p5, p50, p95 = torch.quantile(relative, torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
+        return Measurement(
+            quality={} if self.confusion is None else quality_of(self.confusion),
+            macs={
+                "dense": dense,
+                "executed": float(per_sample.mean()),
+                "gate": counter.gate,
+                "relative": float(relative.mean()),
+                "relative_zero_skip": self.zero_skip / count / dense,
+                "structure_saved": 1.0 - (existing + counter.other) / dense,
+                "gate_saved": (existing - executed) / dense,
+            },
+            proxies=proxies(counter, self.openness),
+            layers=layers,
+            params=params,
+            samples={"p5": p5, "p50": p50, "p95": p95},
+            gates=[openness.to_dict() for openness in self.openness.values()],
+            count=count,
+            notes=where_products_mislead(counter, self.openness, {row["name"]: row["macs"] for row in layers}),
+        )
+
+    def _layer_row(self, layer: LayerMacs, count: int) -> dict[str, Any]:
+        return {
+            "name": layer.name,
+            "open": self.openness[layer.out_gate.site.name].open if layer.out_gate else 1.0,
+            "density": layer.density,
+            "macs": self.layer_macs[layer.name] / count,
+            "present": layer.present * layer.rows,
+            "product": product_of_means(layer, self.openness),
+        }
+
+
+def _zero_skipping(layer: LayerMacs, g: dict[str, Tensor], nonzero_BI: Tensor) -> Tensor:
+    """MACs of a layer over the batch if exact zeros among its open inputs are skipped as well."""
+    live_BI = nonzero_BI.float()
+    if layer.in_gate is not None:
+        live_BI = live_BI * layer.in_gate.per_unit(g[layer.in_gate.site.name])
+    mask = connections(layer.linear)
+    if layer.out_gate is None:
+        return (live_BI * _fan_out(layer.linear)).sum(dtype=torch.float64)
+    open_BO = layer.out_gate.per_unit(g[layer.out_gate.site.name])
+    if mask is None:
+        return (live_BI.sum(-1, dtype=torch.float64) * open_BO.sum(-1, dtype=torch.float64)).sum()
+    return ((live_BI @ mask.float().T) * open_BO).sum(dtype=torch.float64)
+
+
+def _gate_zero_skipping(gate: Gate, nonzero_BD: Tensor) -> Tensor:
+    """MACs of a gate network over the batch if its first layer skips what is zero; the later layers run in full."""
+    layers = [m for m in gate.net.modules() if isinstance(m, nn.Linear)]
+    if not layers:
+        return torch.zeros((), dtype=torch.float64)
+    rest = sum(present(layer) for layer in layers[1:]) * nonzero_BD.shape[:-1].numel()
+    return (nonzero_BD * _fan_out(layers[0])).sum(dtype=torch.float64) + rest
+
+
+def _fan_out(linear: nn.Linear) -> Tensor:
+    """How many connections leave each input."""
+    mask = connections(linear)
+    if mask is None:
+        return torch.full((linear.in_features,), linear.out_features, device=linear.weight.device)
+    return mask.sum(0)
+
+
+def _batches(data: Any, batch: int) -> Iterable[tuple[Tensor, Tensor | None]]:
+    if isinstance(data, Arrays):
+        yield from data.batches(batch)
+        return
+    if hasattr(data, "x") and hasattr(data, "y"):
+        data = (data.x, data.y)
+    if isinstance(data, Tensor):
+        data = (data, None)
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
+        x, y = data
+        for start in range(0, len(x), batch):
+            yield x[start : start + batch], None if y is None else y[start : start + batch]
+    else:
+        yield from data

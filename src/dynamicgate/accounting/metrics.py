@@ -1,0 +1,48 @@
+"""How good are the answers: accuracy, macro-F1, loss, and the executed MACs they took."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dynamicgate.accounting.counter import MacCounter, deployed
+from dynamicgate.data import Arrays
+from dynamicgate.gating.recording import usage
+from dynamicgate.modules import evaluating, unwrap
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: Arrays, counter: MacCounter, *, batch: int = 2048) -> dict[str, float]:
+    """Quality and relative MACs on hard gates: what is looked at during training. `measure` tells the whole story."""
+    base = unwrap(model)
+    device = next(base.parameters()).device
+    confusion: Tensor | float = 0.0
+    loss = relative = 0.0
+    with evaluating(base):
+        for x, y in data.batches(batch):
+            x, y = x.to(device), y.to(device)
+            with usage(base) if counter.gates else nullcontext({}) as used:  # type: ignore[attr-defined]
+                scores = base(x).float()
+            loss += float(F.cross_entropy(scores, y, reduction="sum"))
+            relative += float(counter.relative(deployed(counter, used))) * len(x)
+            confusion = confusion + confusion_counts(scores, y)
+    assert isinstance(confusion, Tensor)
+    return {"loss": loss / len(data), "relative": relative / len(data), **quality_of(confusion)}
+
+
+def confusion_counts(scores_BC: Tensor, y_B: Tensor) -> Tensor:
+    """True x predicted counts."""
+    classes = scores_BC.shape[1]
+    pairs = y_B.to(scores_BC.device) * classes + scores_BC.argmax(1)
+    return torch.bincount(pairs, minlength=classes**2).reshape(classes, classes).cpu()
+
+
+def quality_of(confusion_CC: Tensor) -> dict[str, float]:
+    """Accuracy and macro-F1 (over the classes that occur or are predicted) from a true x predicted count matrix."""
+    counts = confusion_CC.double()
+    hits, true, predicted = counts.diag(), counts.sum(1), counts.sum(0)
+    f1 = 2 * hits / (true + predicted).clamp(min=1)
+    return {"accuracy": float(hits.sum() / counts.sum()), "macro_f1": float(f1[(true + predicted) > 0].mean())}

@@ -1,0 +1,48 @@
+"""Trace a model once on an example: how often each layer runs for a sample, and what costs MACs besides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.modules import evaluating, unwrap
+
+
+def count_macs(model: nn.Module, example: Tensor) -> MacCounter:
+    """The counter of any model: runs it on `example` to see how often each layer runs and what else costs MACs."""
+    base = unwrap(model)
+    rows: dict[str, float] = {}
+    handles = [
+        m.register_forward_pre_hook(_count_rows(rows, name))
+        for name, m in base.named_modules()
+        if isinstance(m, nn.Linear)
+    ]
+    flops = FlopCounterMode(display=False)
+    fastpath = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel is one op that no counter looks into
+    try:
+        # MATH: the counter does not know the fused attention of the CPU. Gradients on: without, a view of a parameter
+        # (static logits, once for each row) claims to need a gradient that it does not have, and the counter trips.
+        with evaluating(base), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), flops:
+            base(example)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        for handle in handles:
+            handle.remove()
+    rows = {name: count / len(example) for name, count in rows.items()}
+    # masked weights are multiplied all the same here, those of gate networks too
+    in_linears = sum(base.get_submodule(name).weight.numel() * count for name, count in rows.items())  # type: ignore[operator,misc]
+    other = flops.get_total_flops() / 2 / len(example) - in_linears
+    return MacCounter(base, rows, other=max(0.0, round(other)))
+
+
+def _count_rows(rows: dict[str, float], name: str) -> Any:
+    def count(_module: nn.Module, args: tuple[Any, ...]) -> None:
+        rows[name] = rows.get(name, 0.0) + args[0].shape[:-1].numel()
+
+    return count

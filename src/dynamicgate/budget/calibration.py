@@ -1,0 +1,84 @@
+"""Where the hard gates stand against a budget, and the small last shift that makes them meet it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.accounting.counter import MacCounter, deployed
+from dynamicgate.gating.gate import Gate
+from dynamicgate.gating.recording import named_gates, usage
+from dynamicgate.modules import evaluating, unwrap
+
+FIRST_SHIFT, FARTHEST = 0.25, 1e4  # logits
+NEAR = 5e-4  # of the target: what other inputs execute differs by more
+
+
+def cut(gate: Gate) -> Tensor:
+    """tau * logit(theta): the logit above which the gate opens. Log it: tau and theta move it together."""
+    return gate.tau * torch.logit(gate.theta)
+
+
+@torch.no_grad()
+def executed_relative(model: nn.Module, counter: MacCounter, inputs: Iterable[Tensor]) -> float:
+    """Executed MACs relative to dense over `inputs`, hard gates, evaluation mode."""
+    total, rows = 0.0, 0
+    with evaluating(model):
+        for x in inputs:
+            with usage(unwrap(model)) as used:
+                model(x)
+            total += float(counter.relative(deployed(counter, used))) * len(x)
+            rows += len(x)
+    return total / rows
+
+
+@torch.no_grad()
+def shift_biases_(model: nn.Module, counter: MacCounter, target: float, inputs: list[Tensor], rounds: int) -> float:
+    """Search for the one shift of all logits with which the model executes `target`; returns what it executes.
+
+    The biases move, not the thresholds: logits may be large, and a threshold on their sigmoid cannot tell 20 from 30.
+    """
+    gates = named_gates(model)
+    before = {name: gate.bias.detach().clone() for name, gate in gates.items()}
+    excess: dict[float, float] = {}  # of every shift that was tried
+
+    def shift_(by: float) -> None:
+        for name, gate in gates.items():
+            gate.bias.copy_(before[name] - by)
+
+    def too_much(shift: float) -> bool:
+        shift_(shift)
+        excess[shift] = executed_relative(model, counter, inputs) - target
+        return excess[shift] > 0.0
+
+    towards = 1.0 if too_much(0.0) else -1.0
+    low, high = 0.0, towards * FIRST_SHIFT  # training has left little to do
+    while abs(excess[low]) > NEAR * target and abs(high) < FARTHEST and too_much(high) == (towards > 0.0):
+        low, high = high, 4.0 * high
+    for round_ in range(rounds if high in excess else 0):
+        if min(map(abs, excess.values())) <= NEAR * target:
+            break
+        # every other time where a straight line crosses the target: nearly right if many gates lie between both ends
+        share = 0.5 if round_ % 2 else excess[low] / (excess[low] - excess[high])
+        middle = low + (high - low) * min(max(share, 0.05), 0.95)
+        low, high = (middle, high) if too_much(middle) == (towards > 0.0) else (low, middle)
+    best = min(excess, key=lambda shift: (abs(excess[shift]), abs(shift)))
+    shift_(best)
+    return target + excess[best]
+
+
+def check_reachable(target: float, floor: float, counter: MacCounter) -> None:
+    """A budget below the fixed costs is an error now, not a surprise after training."""
+    for name, gate in counter.gates.items():
+        if gate.config.top_k is not None or gate.config.evaluate == "soft":
+            reason = "opens exactly top_k blocks" if gate.config.top_k is not None else "is evaluated softly"
+            raise ValueError(f"a budget with a target steers hard thresholds, but the gate at {name!r} {reason}")
+    least = counter.relative_at(max(floor, 1e-9))
+    if target < least:
+        raise ValueError(
+            f"a budget of {target} cannot be met: the gate networks alone cost {counter.gate / counter.dense:.3f} of "
+            f"dense, and with all gates at their floor of {floor} the model executes {least:.3f}. Ask for more, or "
+            "make the gates cheaper (larger block, net='low-rank' with a smaller rank, kind='static')"
+        )

@@ -1,0 +1,82 @@
+"""Open-loop penalties on gate usage: the paper's (sec 3.3) and the ones its published code uses instead.
+
+Each is a function of one site's decision; a `Budget` adds them over the sites and multiplies by lambda. `mean` averages
+over rows and blocks and, in a distributed run, over the processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dynamicgate.gating.gate import Decision, Gate
+
+Mean = Callable[[Tensor], Tensor]
+Penalty = Callable[[Decision, Gate, float, Mean], Tensor]
+
+
+def linear(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
+    """Expected usage: the mean of p (sec 3.3(2))."""
+    return mean(used.p)
+
+
+def cost_weighted(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
+    """Expected usage weighted by what each block costs: units x (fan-in + fan-out) (sec 3.3(3)). Within one site every
+    unit has the same fans, so that the weights are the block sizes."""
+    sizes = gate.block_sizes.to(used.p)
+    return mean(used.p * (sizes / sizes.mean()))
+
+
+def hinge(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
+    """Only what exceeds the keep target (published Speech Commands code)."""
+    return (mean(used.p) - keep).relu()
+
+
+def keep_hinge(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
+    """The square of what is missing to the keep target (published MNIST code): it opens gates."""
+    return (keep - mean(used.p)).relu().square()
+
+
+def squared_soft(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
+    """Squared distance of mean p from the keep target (published CIFAR-10 and Tiny-ImageNet code)."""
+    return (mean(used.p) - keep).square()
+
+
+def squared_hard(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
+    """Squared distance of mean g from the keep target, with the gradient of p (published PBMC3k code)."""
+    return (mean(straight_through_usage(used)) - keep).square()
+
+
+Z_LOSS = 0.1  # of the load balance: weight 1e-2 then gives the published 1e-2 and 1e-3
+
+
+def balance(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
+    """Load balance and z-loss of a router (published MNIST code, sec 5.5): E * sum over experts of load * importance,
+    plus 0.1 * the mean of logsumexp(z)^2. Load is an expert's share of the assignments before any is dropped, and has
+    no gradient; importance is its mean p. Even routing costs 1, everything to one of E experts costs E."""
+    if gate.config.kind != "router":
+        raise ValueError(
+            f"form 'balance' spreads rows over the experts of a router; the gate at {gate.site.name!r} is of kind "
+            f"{gate.config.kind!r}"
+        )
+    share_G = torch.stack([mean(routed_B) for routed_B in used.routed.unbind(-1)])
+    load_G = share_G / share_G.sum().clamp(min=1.0)  # the sum is k, or 0 where there was no row at all
+    return gate.blocks**2 * mean(used.p * load_G) + Z_LOSS * mean(used.logits.logsumexp(-1).square())
+
+
+PENALTIES: dict[str, Penalty] = {
+    "linear": linear,
+    "cost": cost_weighted,
+    "hinge": hinge,
+    "keep-hinge": keep_hinge,
+    "squared-soft": squared_soft,
+    "squared-hard": squared_hard,
+    "balance": balance,
+}
+
+
+def straight_through_usage(used: Decision) -> Tensor:
+    """The value of g with the gradient of p."""
+    return used.open + (used.p - used.p.detach())

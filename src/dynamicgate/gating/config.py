@@ -1,0 +1,130 @@
+"""What kind of gate to put on a site, and which choices go together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from dynamicgate.gating.routing import Overflow
+
+Policy = Literal["hard", "soft", "bernoulli", "concrete", "gumbel"]
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    """What kind of gate to put on a site.
+
+    kind: "dynamic" decides from the input through a small network, "static" learns one logit per block, "router" lets
+        the blocks compete as experts: p is a softmax over them, the `top_k` most probable open and are multiplied by p
+        (from two on by p over the sum of the chosen), and only open experts get a gradient.
+    block: units that open and close together; a ragged last block is fine.
+    open: p0, the share of gates that training starts with (bias = tau * logit(open), sec 4.1(2)).
+    tau, theta: temperature and threshold; p = sigmoid(z / tau), g = 1[p > theta].
+    net: shape of the gate network: one "linear" layer, "low-rank" (two without a nonlinearity), "two-layer" (ReLU), or
+        "auto", the cheaper of the first two: a linear gate on single units costs as much as the layer it gates.
+    rank: inner width of "low-rank" and "two-layer".
+    reads: "previous" looks at h^(l-1), so that the producer's work can be skipped; "same" looks at h^(l), already
+        computed, so that only the consumer's can.
+    train: what the forward pass multiplies by in training: "hard" g with the straight-through gradient, "soft" p,
+        a "bernoulli" draw of p (straight-through), a relaxed "concrete" sample, or its thresholded "gumbel" form.
+    evaluate: "hard" (what will be deployed) or "soft".
+    top_k: exactly this many blocks open (a count, or a share below 1) instead of the threshold (sec 3.4); a router's
+        default is 1.
+    scale: multiply open units by p as well, so that the gate also says how much (a router always does).
+    ramp: how far z / tau must be above its threshold before the block is open in full: open units are multiplied by
+        min(1, (z / tau - logit(theta)) / ramp), 0 at the threshold, so that nothing jumps where a gate closes; 0: at
+        once. Which blocks are open, and what that costs, is the same for every ramp.
+    always_open: the most probable blocks that stay open whatever the threshold says (a count, or a share; sec 4.1(4)).
+    capacity: a router's experts take ceil(capacity * rows * top_k / blocks) rows of a forward pass; None: no limit.
+    overflow: which rows find a place in a full expert: the "first" ones in row order, or "random" ones; the others are
+        closed to it, in training and in evaluation.
+    """
+
+    kind: Literal["dynamic", "static", "router"] = "dynamic"
+    block: int = 1
+    open: float = 0.8
+    tau: float = 1.0
+    theta: float = 0.5
+    net: Literal["auto", "linear", "low-rank", "two-layer"] = "auto"
+    rank: int = 8
+    reads: Literal["previous", "same"] = "previous"
+    train: Policy = "hard"
+    evaluate: Literal["hard", "soft"] = "hard"
+    top_k: int | float | None = None
+    scale: bool = False
+    ramp: float = 0.0
+    always_open: int | float = 0
+    capacity: float | None = None
+    overflow: Overflow = "first"
+
+    def __post_init__(self) -> None:
+        _one_of("kind", self.kind, ("dynamic", "static", "router"))
+        _one_of("net", self.net, ("auto", "linear", "low-rank", "two-layer"))
+        _one_of("reads", self.reads, ("previous", "same"))
+        _one_of("train", self.train, ("hard", "soft", "bernoulli", "concrete", "gumbel"))
+        _one_of("evaluate", self.evaluate, ("hard", "soft"))
+        _one_of("overflow", self.overflow, ("first", "random"))
+        if not isinstance(self.block, int) or self.block < 1:
+            raise ValueError(f"block is a number of units and must be an integer >= 1, received {self.block!r}")
+        if not isinstance(self.rank, int) or self.rank < 1:
+            raise ValueError(f"rank must be an integer >= 1, received {self.rank!r}")
+        if not 0.0 < self.open < 1.0:
+            raise ValueError(f"open is a probability and must lie strictly between 0 and 1, received {self.open!r}")
+        if not 0.0 < self.theta < 1.0:
+            raise ValueError(f"theta is compared with a probability: expected 0 < theta < 1, received {self.theta!r}")
+        if not (self.tau > 0.0 and math.isfinite(self.tau)):
+            raise ValueError(f"the temperature tau must be positive and finite, received {self.tau!r}")
+        if self.top_k is not None and (not self.top_k > 0 or _ambiguous(self.top_k)):
+            raise ValueError(
+                "top_k opens exactly k blocks: expected an integer k >= 1 or a share strictly between 0 and 1, "
+                f"received {self.top_k!r}"
+            )
+        if self.always_open < 0 or _ambiguous(self.always_open):
+            raise ValueError(
+                "always_open is a number of blocks: expected an integer >= 0 or a share in [0, 1), "
+                f"received {self.always_open!r}"
+            )
+        if self.capacity is not None and not (self.capacity > 0.0 and math.isfinite(self.capacity)):
+            raise ValueError(f"capacity is a factor on an even share, expected more than 0, received {self.capacity!r}")
+        if self.kind == "router" and (self.train, self.evaluate, self.always_open) != ("hard", "hard", 0):
+            raise ValueError(
+                "a router opens exactly top_k experts: expected train='hard', evaluate='hard' and always_open=0, "
+                f"received {self.train!r}, {self.evaluate!r} and {self.always_open!r}"
+            )
+        if self.kind != "router" and (self.capacity is not None or self.overflow != "first"):
+            raise ValueError(f"capacity and overflow are for experts: expected kind='router', received {self.kind!r}")
+        if not (self.ramp >= 0.0 and math.isfinite(self.ramp)):
+            raise ValueError(
+                f"ramp is a distance between logits: expected a finite number >= 0, received {self.ramp!r}"
+            )
+        if self.ramp:
+            self._check_ramp()
+
+    def _check_ramp(self) -> None:
+        """A ramp begins at the threshold: it needs one, and blocks that are open above it and nowhere else."""
+        refused = {
+            "kind": self.kind == "router",
+            "train": self.train not in ("hard", "gumbel"),
+            "evaluate": self.evaluate == "soft",
+            "top_k": self.top_k is not None,
+            "scale": self.scale,
+            "always_open": self.always_open != 0,
+        }
+        received = ", ".join(f"{name}={getattr(self, name)!r}" for name, wrong in refused.items() if wrong)
+        if received:
+            raise ValueError(
+                "a ramp is for gates that open above a threshold: expected kind='dynamic' or 'static', train='hard' or "
+                "'gumbel', evaluate='hard', and neither top_k, scale nor always_open, "
+                f"received {received} with ramp={self.ramp!r}"
+            )
+
+
+def _ambiguous(amount: int | float) -> bool:
+    """Is 1.0 one block or all of them?"""
+    return isinstance(amount, float) and not amount < 1.0
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, received {value!r}")

@@ -1,0 +1,238 @@
+"""The gate: from an input to logits z, probabilities p and decisions g (sec 3.1, 3.2, 3.4, 3.5, 4.1).
+
+Shapes in names: B rows of the batch (any leading dimensions), D features read, N units gated, G blocks of units.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.gating.config import GateConfig, Policy
+from dynamicgate.gating.routing import keep_places, places_of, route, top_k_mask
+from dynamicgate.gating.sites import Site
+from dynamicgate.masks import present
+
+__all__ = ["Decision", "Gate", "GateConfig", "Policy", "StaticLogits", "close_units", "count_of"]
+
+
+class Decision(NamedTuple):
+    """What a gate decided: one row for each row it read, one column for each block."""
+
+    p: Tensor
+    """Probabilities of being open, differentiable."""
+    open: Tensor
+    """Hard decisions as deployed, 0 or 1."""
+    scale: Tensor
+    """The factor that multiplies the units."""
+    logits: Tensor
+    """What the gate network gave."""
+    routed: Tensor
+    """What a router asked for: `open` is the part of it that found capacity. Equal to `open` for other gates."""
+
+
+class Gate(nn.Module):
+    """A gate on one site. It is a child of the site's consumer and acts through two forward pre-hooks:
+    `decide_before` the source runs and `close_before` the consumer runs (`dynamicgate.gating.attach` attaches them)."""
+
+    tau: Tensor
+    theta: Tensor
+
+    def __init__(self, site: Site, config: GateConfig, features: int) -> None:
+        """A gate for `site` whose network, if it has one, reads `features` values."""
+        super().__init__()
+        self.site = site
+        self.blocks = math.ceil(site.width / config.block)
+        if config.kind == "router":
+            config = replace(config, net="linear" if config.net == "auto" else config.net, top_k=config.top_k or 1)
+        if config.net == "auto":
+            cheaper = features * self.blocks <= config.rank * (features + self.blocks)
+            config = replace(config, net="linear" if cheaper else "low-rank")
+        self.config = config
+        self.net = _gate_net(config, features, self.blocks)
+        # Buffers, not attributes: they must travel with the checkpoint, and changing them must not recompile the model.
+        self.register_buffer("tau", torch.tensor(float(config.tau)))
+        self.register_buffer("theta", torch.tensor(float(config.theta)))
+        self.watcher: Callable[[Gate, Decision], None] | None = None
+        self._factor_BG: Tensor | None = None
+
+    @property
+    def bias(self) -> nn.Parameter:
+        """The bias of the logits, one for each block: moving it opens or closes the gate for every input alike."""
+        return self.last.bias  # type: ignore[return-value]
+
+    @property
+    def last(self) -> nn.Module:
+        """The part of the gate network that gives the logits."""
+        return self.net[-1] if isinstance(self.net, nn.Sequential) else self.net
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of the gate network for one row, as far as its connections exist."""
+        return sum(present(m) for m in self.net.modules() if isinstance(m, nn.Linear))
+
+    @property
+    def block_sizes(self) -> Tensor:
+        """Units in each block: all `config.block`, except perhaps the last."""
+        sizes = torch.full((self.blocks,), self.config.block, device=self.tau.device)
+        sizes[-1] = self.site.width - self.config.block * (self.blocks - 1)
+        return sizes
+
+    @property
+    def policy(self) -> Policy:
+        """How it decides in the present mode. A noisy draw could not keep the promise of exactly k."""
+        policy = self.config.train if self.training else self.config.evaluate
+        return "hard" if self.config.top_k is not None and policy != "soft" else policy
+
+    @property
+    def pending(self) -> Tensor | None:
+        """The factor that was decided before the source ran and that the consumer's input is still to be given."""
+        return self._factor_BG
+
+    def take(self) -> Tensor:
+        """The pending factor, which is then given."""
+        factor_BG, self._factor_BG = self._factor_BG, None
+        if factor_BG is None:
+            raise RuntimeError(f"{self.site.consumer!r} ran before {self.site.source!r}: its gate has not decided yet")
+        return factor_BG
+
+    def places(self, rows: int) -> int | None:
+        """How many of `rows` rows each expert of a router takes in one forward pass; None: all that ask."""
+        if self.config.capacity is None:
+            return None
+        assert self.config.top_k is not None
+        return places_of(rows, count_of(self.config.top_k, self.blocks), self.blocks, self.config.capacity)
+
+    def per_unit(self, value_BG: Tensor) -> Tensor:
+        """The value of its block for every unit."""
+        return value_BG.repeat_interleave(self.config.block, dim=-1)[..., : self.site.width]
+
+    def forward(self, x_BD: Tensor) -> Decision:
+        """Decide which blocks are open for each row."""
+        config = self.config
+        z_BG = self.net(x_BD).float()  # under autocast too: a threshold in bf16 would move gates by up to 0.4 %
+        if config.kind == "router":
+            return self._route(z_BG)
+        p_BG = torch.sigmoid(z_BG / self.tau)
+        g_BG = self._harden(p_BG)
+        policy = self.policy
+        decisive_BG = z_BG  # the logits that decide what multiplies the units: those with noise, if there is some
+        if policy == "hard":
+            hard_BG, soft_BG = g_BG, p_BG
+        elif policy == "soft":
+            hard_BG, soft_BG = p_BG, p_BG
+        elif policy == "bernoulli":
+            hard_BG, soft_BG = self._keep_open(torch.bernoulli(p_BG.detach()), p_BG.detach()), p_BG
+        else:
+            decisive_BG = z_BG + _logistic_noise(z_BG)
+            soft_BG = torch.sigmoid(decisive_BG / self.tau)
+            hard_BG = self._harden(soft_BG) if policy == "gumbel" else soft_BG
+        if config.ramp:
+            hard_BG = hard_BG * self._openness(decisive_BG.detach())
+        factor_BG = _straight_through(hard_BG, soft_BG, scale=config.scale and policy != "soft")
+        return Decision(p_BG, g_BG, factor_BG, z_BG, routed=g_BG)
+
+    def _route(self, z_BG: Tensor) -> Decision:
+        assert self.config.top_k is not None
+        p_BG, routed_BG, weight_BG = route(z_BG / self.tau, count_of(self.config.top_k, self.blocks))
+        places = self.places(z_BG.shape[:-1].numel())
+        g_BG = routed_BG if places is None else keep_places(routed_BG, places, self.config.overflow)
+        return Decision(p_BG, g_BG, weight_BG * g_BG, z_BG, routed_BG)
+
+    def _harden(self, p_BG: Tensor) -> Tensor:
+        p_BG = p_BG.detach()
+        if self.config.top_k is not None:
+            return top_k_mask(p_BG, count_of(self.config.top_k, self.blocks))
+        return self._keep_open((p_BG > self.theta).to(p_BG.dtype), p_BG)
+
+    def _openness(self, z_BG: Tensor) -> Tensor:
+        """How far blocks are open that are: from 0 at the threshold to 1 a ramp above it."""
+        return ((z_BG / self.tau - torch.logit(self.theta)) / self.config.ramp).clamp(0.0, 1.0)
+
+    def _keep_open(self, g_BG: Tensor, p_BG: Tensor) -> Tensor:
+        if not self.config.always_open:
+            return g_BG
+        return torch.maximum(g_BG, top_k_mask(p_BG, count_of(self.config.always_open, self.blocks)))
+
+    def decide_before(self, _source: nn.Module, args: tuple[Any, ...]) -> None:
+        """Forward pre-hook of the source: decide from its input, before the producers do any work."""
+        decision = self(args[0])
+        if self.watcher is not None:
+            self.watcher(self, decision)
+        self._factor_BG = decision.scale
+
+    def close_before(self, _consumer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Forward pre-hook of the consumer: h <- g * h."""
+        return (close_units(args[0], self.take(), self.config.block), *args[1:])
+
+    def extra_repr(self) -> str:
+        """Shown by print(model)."""
+        c = self.config
+        shape = {"linear": "", "low-rank": f", rank {c.rank}", "two-layer": f", inner {c.rank}"}[c.net]
+        kind = "static" if c.kind == "static" else f"{c.kind} ({c.net}{shape})"
+        routes = f", top {c.top_k}, capacity {c.capacity}" if c.kind == "router" else ""
+        return f"{kind}, {self.site.width} units in {self.blocks} blocks{routes}"
+
+
+def close_units(h_BN: Tensor, factor_BG: Tensor, block: int) -> Tensor:
+    """Multiply every unit by the factor of its block."""
+    factor_BG = factor_BG.to(h_BN.dtype)
+    if block == 1:
+        return h_BN * factor_BG
+    if h_BN.shape[-1] % block == 0:
+        return (h_BN.unflatten(-1, (-1, block)) * factor_BG.unsqueeze(-1)).flatten(-2)
+    return h_BN * factor_BG.repeat_interleave(block, dim=-1)[..., : h_BN.shape[-1]]
+
+
+def _straight_through(hard: Tensor, soft: Tensor, *, scale: bool) -> Tensor:
+    """`hard` (times `soft` if scaled) going forward, the gradient of `soft` going back (sec 3.5)."""
+    value = (hard * soft if scale else hard).detach()
+    return value + (soft - soft.detach())  # the bracket is exactly zero, so the value is `hard` bit for bit
+
+
+class StaticLogits(nn.Module):
+    """A learnable logit per block, the same for every input: learned structural dropout (sec 3.1)."""
+
+    def __init__(self, blocks: int) -> None:
+        """One logit for each of `blocks`."""
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(blocks))
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        """The logits, once for each row of `x_BD`."""
+        return self.bias.expand(*x_BD.shape[:-1], -1)
+
+
+def _gate_net(config: GateConfig, features: int, blocks: int) -> nn.Module:
+    if config.kind == "static":
+        net: nn.Module = StaticLogits(blocks)
+        last = net
+    elif config.net == "linear":
+        net = last = nn.Linear(features, blocks)
+    else:
+        reduce = nn.Linear(features, config.rank, bias=config.net == "two-layer")
+        last = nn.Linear(config.rank, blocks)
+        net = nn.Sequential(reduce, *([nn.ReLU()] if config.net == "two-layer" else []), last)
+    with torch.no_grad():
+        # Open start: at p0 the gate is a little above its threshold for every input, whatever the temperature. A bias
+        # that all experts share would not move a softmax, but would cost a router z-loss.
+        start = 0.0 if config.kind == "router" else config.tau * math.log(config.open / (1.0 - config.open))
+        last.bias.fill_(start)  # type: ignore[operator]
+    return net
+
+
+def _logistic_noise(like: Tensor) -> Tensor:
+    u = torch.rand_like(like).clamp_(1e-6, 1.0 - 1e-6)
+    return torch.log(u) - torch.log1p(-u)
+
+
+def count_of(amount: int | float, blocks: int) -> int:
+    """A float is a share of the blocks, rounded up; an integer a count."""
+    if isinstance(amount, float):
+        return math.ceil(amount * blocks - 1e-9)  # 0.07 * 100 is a little more than 7
+    return min(amount, blocks)

@@ -1,0 +1,1 @@
+"""Compiled plans for CPUs: chains of sparse and gated layers in C++."""

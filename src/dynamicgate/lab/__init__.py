@@ -1,0 +1,1 @@
+"""Experiments: datasets, compared methods, the runner, reports and the command line. The core never imports it."""

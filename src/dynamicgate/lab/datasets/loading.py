@@ -1,0 +1,121 @@
+"""From a name or a path to a dataset in three parts."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from dynamicgate.lab.datasets.digits import load_digits
+from dynamicgate.lab.datasets.folders import default_data_dir
+from dynamicgate.lab.datasets.images.cifar10 import load_cifar10
+from dynamicgate.lab.datasets.images.image_folder import load_image_folder
+from dynamicgate.lab.datasets.images.tiny_imagenet import load_tiny_imagenet
+from dynamicgate.lab.datasets.mnist import load_mnist
+from dynamicgate.lab.datasets.npz import load_npz
+from dynamicgate.lab.datasets.single_cell.h5ad import load_h5ad
+from dynamicgate.lab.datasets.single_cell.pbmc3k import load_pbmc3k
+from dynamicgate.lab.datasets.speech.speech_commands import load_speech_commands
+from dynamicgate.lab.datasets.speech.wav_folder import load_wav_folder
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.datasets.table import load_table
+
+# Each loader takes the data folder, the seed of the validation part and, as keywords, options of its own.
+LOADERS: Mapping[str, Callable[..., Splits]] = MappingProxyType(
+    {
+        "digits": load_digits,
+        "mnist": load_mnist,
+        "cifar10": load_cifar10,
+        "tiny-imagenet": load_tiny_imagenet,
+        "speech-commands": load_speech_commands,
+        "pbmc3k": load_pbmc3k,
+    }
+)
+# The user's own: by the ending of the path, with the path in place of the data folder.
+READERS: Mapping[str, Callable[..., Splits]] = MappingProxyType(
+    {
+        ".npz": load_npz,
+        ".csv": load_table,
+        ".csv.gz": load_table,
+        ".tsv": load_table,
+        ".tsv.gz": load_table,
+        ".parquet": load_table,
+        ".pq": load_table,
+        ".h5ad": load_h5ad,
+    }
+)
+
+
+def load_dataset(
+    name_or_path: str | Path,
+    *,
+    data_dir: str | Path | None = None,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
+) -> Splits:
+    """A known dataset by name, or your own from a path; `seed` chooses the validation rows only.
+
+    Paths: `.npz` with x and y, `.csv`, `.tsv`, `.parquet` and `.h5ad` with the option `target`, and folders with one
+    folder of images or of wav files for each class. `data_dir` is where downloaded files lie; without it,
+    `default_data_dir()`. `options` are the keyword arguments of the loader; text is converted to their types.
+    """
+    name = str(name_or_path)
+    if name in LOADERS:
+        loader, place = LOADERS[name], default_data_dir() if data_dir is None else Path(data_dir).expanduser()
+    else:
+        place = Path(name).expanduser()
+        loader = _reader_of(place, name)
+    return loader(place, seed, **_typed_options(loader, options or {}, name))
+
+
+def _reader_of(path: Path, name: str) -> Callable[..., Splits]:
+    for ending, reader in READERS.items():
+        if name.lower().endswith(ending):
+            return reader
+    if name and path.is_dir():
+        endings = {p.suffix.lower() for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")}
+        return load_wav_folder if ".wav" in endings else load_image_folder
+    raise ValueError(
+        f"unknown data {name!r}: expected one of {', '.join(sorted(LOADERS))}, the path of a file ending in "
+        f"{', '.join(READERS)}, or a folder with one folder of images or wav files for each class"
+    )
+
+
+def _typed_options(loader: Callable[..., Splits], options: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Text from the command line as the types that the loader's defaults have."""
+    _place, _seed, *rest = inspect.signature(loader).parameters.values()
+    known = {p.name: p for p in rest}
+    found = {}
+    for key, value in options.items():
+        if key not in known:
+            listed = ", ".join(sorted(known)) or "none"
+            raise ValueError(f"{name} has no option {key!r}; its options are: {listed}")
+        found[key] = _converted(value, known[key].default, key) if isinstance(value, str) else value
+    missing = [key for key, p in known.items() if p.default is p.empty and key not in found]
+    if missing:
+        raise ValueError(f"{name} needs the option {', '.join(missing)} (on the command line: --{missing[0]} NAME)")
+    return found
+
+
+def _converted(text: str, default: Any, key: str) -> Any:
+    if text.lower() == "none":
+        return None
+    try:
+        if isinstance(default, bool):  # some of these also take a word, which the loader knows
+            return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(
+                text.lower(), text
+            )
+        if isinstance(default, int | float):
+            return type(default)(text) if isinstance(default, float) or "." not in text else float(text)
+        if isinstance(default, tuple):
+            return tuple(part for part in text.split(",") if part)
+    except ValueError:
+        raise ValueError(f"the option {key} takes a {type(default).__name__}, received {text!r}") from None
+    if default is None:
+        try:
+            return float(text) if "." in text else int(text)
+        except ValueError:
+            return text
+    return text

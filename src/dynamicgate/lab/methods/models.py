@@ -1,0 +1,187 @@
+"""The models that are compared: each a plain function from settings and data to a network and what steers it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from dynamicgate.budget import Budget
+from dynamicgate.gating.attach import gate_
+from dynamicgate.gating.gate import GateConfig
+from dynamicgate.gating.recording import named_gates
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods.hyperparameters import Settings, dense_macs, own_budget
+from dynamicgate.nn import GatedMLP, Normalize
+from dynamicgate.presets import Densities, fused_sparsifier
+from dynamicgate.sparsity import SET, Distribution, LayerOptions, Magnitude, RigL, Sparsifier, Static
+
+EXPERTS = 8
+CERTAIN = 4.0  # logit of a gate that is not learned
+BALANCE = 1e-2  # weight of the load-balance penalty, as Switch Transformers and the paper (sec 5.5) have it
+
+
+class Prepared(NamedTuple):
+    """A network, what its gates may use, and which of its connections exist."""
+
+    model: nn.Module
+    budget: Budget | None = None
+    sparsifier: Sparsifier | None = None
+
+
+def dense(s: Settings, splits: Splits) -> Prepared:
+    """The plain network: the quality to reach and the MACs to save."""
+    return Prepared(_mlp(s, splits, dropout=0.0))
+
+
+def small(s: Settings, splits: Splits) -> Prepared:
+    """A dense network as narrow as the budget: the control that every method must beat."""
+    return Prepared(_mlp(s, splits, _affordable(s, splits), dropout=0.0))
+
+
+def dropout(s: Settings, splits: Splits) -> Prepared:
+    """The dense network with dropout: regularisation without any saving."""
+    return Prepared(_mlp(s, splits))
+
+
+def static(s: Settings, splits: Splits) -> Prepared:
+    """One learned logit per unit, the same units for every input, at the same budget."""
+    return Prepared(_mlp(s, splits, gate=_gate(s, kind="static", block=s.block)), Budget(target=s.budget))
+
+
+def random(s: Settings, splits: Splits) -> Prepared:
+    """Units drawn once, the same for every input, as many as the budget pays for: the control of learned gates."""
+    model = _mlp(s, splits, gate=GateConfig(kind="static", block=s.block))
+    draw = torch.Generator().manual_seed(s.seed)
+    for found, width in zip(named_gates(model).values(), _affordable(s, splits, block=s.block), strict=True):
+        drawn = torch.randperm(found.blocks, generator=draw)[: width // s.block]
+        found.bias.requires_grad_(False).fill_(-CERTAIN).index_fill_(0, drawn, CERTAIN)
+    return Prepared(model)
+
+
+def gate(s: Settings, splits: Splits) -> Prepared:
+    """Input-dependent gates, held to the budget: DynamicGate."""
+    model = _mlp(s, splits, gate=_gate(s, net=s.net, rank=s.rank, block=s.block))
+    return Prepared(model, Budget(target=own_budget(s, splits)))
+
+
+def pruned(s: Settings, splits: Splits) -> Prepared:
+    """Magnitude pruning during training, down to the density."""
+    model = _mlp(s, splits)
+    return Prepared(model, sparsifier=Magnitude(model, s.density, every=s.every, **_sparse(s)))
+
+
+def static_sparse(s: Settings, splits: Splits) -> Prepared:
+    """A random mask that stays as it is: the control that rewiring must beat."""
+    model = _mlp(s, splits)
+    return Prepared(model, sparsifier=Static(model, s.density, seed=s.seed, **_sparse(s)))
+
+
+def set_(s: Settings, splits: Splits) -> Prepared:
+    """Weak connections exchanged for random ones."""
+    model = _mlp(s, splits)
+    return Prepared(model, sparsifier=SET(model, s.density, **_dynamic(s), **_sparse(s)))
+
+
+def rigl(s: Settings, splits: Splits) -> Prepared:
+    """Weak connections exchanged for those with the largest gradients."""
+    model = _mlp(s, splits)
+    return Prepared(model, sparsifier=RigL(model, s.density, **_dynamic(s), **_sparse(s)))
+
+
+def gate_rigl(s: Settings, splits: Splits) -> Prepared:
+    """Gates and rewiring in one layer, gate networks sparse like the layers they gate, held to the budget together.
+    Without gates where the budget does not pay for any that could tell inputs apart."""
+    if not s.gate_density:
+        return rigl(s, splits)
+    model, budget, _ = gate(s, splits)
+    last = len(s.hidden)
+    layers = [f"layers.{index}" for index in range(last + (s.output == "sparse"))]
+    found = Densities(s.density, s.gate_density)
+    options = {**_dynamic(s), "structure": s.structure, "distribution": _distribution(s)}
+    sparsifier = fused_sparsifier(model, layers, found, **options)
+    return Prepared(model, budget, sparsifier)
+
+
+def switch(s: Settings, splits: Splits) -> Prepared:
+    """Mixture of experts, one per input (Switch): blocks of a wide network that compete, none ever too full."""
+
+    def routers(hidden: tuple[int, ...]) -> int:
+        readers = (splits.train.features, *(EXPERTS * width for width in hidden[:-1]))
+        return EXPERTS * sum(readers)
+
+    widths = _affordable(s, splits, routers)
+    model = _mlp(s, splits, [EXPERTS * width for width in widths])
+    for index, width in enumerate(widths, start=1):
+        gate_(model, GateConfig(kind="router", block=width), where=f"layers.{index}")
+    return Prepared(model, Budget(form="balance", weight=BALANCE))
+
+
+MODELS: dict[str, Callable[[Settings, Splits], Prepared]] = {
+    "dense": dense,
+    "small": small,
+    "dropout": dropout,
+    "static": static,
+    "random": random,
+    "gate": gate,
+    "pruned": pruned,
+    "static-sparse": static_sparse,
+    "set": set_,
+    "rigl": rigl,
+    "gate+rigl": gate_rigl,
+    "switch": switch,
+}
+
+
+def _affordable(
+    s: Settings, splits: Splits, besides: Callable[[tuple[int, ...]], int] | None = None, block: int = 1
+) -> tuple[int, ...]:
+    """The hidden widths, in the proportions asked for and in whole blocks, whose MACs and those `besides` come closest
+    to the budget."""
+
+    def macs(hidden: tuple[int, ...]) -> int:
+        return dense_macs((splits.train.features, *hidden, splits.classes)) + (besides(hidden) if besides else 0)
+
+    wanted = s.budget * dense_macs((splits.train.features, *s.hidden, splits.classes))
+    narrower = [tuple(block * max(1, round(width * k / 4096 / block)) for width in s.hidden) for k in range(1, 4097)]
+    return min(narrower, key=lambda hidden: abs(macs(hidden) - wanted))
+
+
+def _gate(s: Settings, **shape: Any) -> GateConfig:
+    rule: dict[str, Any] = {"train": s.policy, "tau": s.tau, "theta": s.theta, "scale": s.scale, "ramp": s.ramp}
+    return GateConfig(**rule, **shape)
+
+
+def _distribution(s: Settings) -> Distribution:
+    assert s.distribution != "auto", "settings must be resolved"
+    return s.distribution
+
+
+def _dynamic(s: Settings) -> dict[str, Any]:
+    """How connections come and go."""
+    return {"start": s.start, "settled": s.settled or None, "every": s.every, "seed": s.seed}
+
+
+def _sparse(s: Settings) -> LayerOptions:
+    """Which layers are sparse and how."""
+    include = ["layers.*"] if s.output == "sparse" else ()
+    return {"structure": s.structure, "distribution": _distribution(s), "include": include}
+
+
+def _mlp(
+    s: Settings,
+    splits: Splits,
+    hidden: Sequence[int] | None = None,
+    *,
+    dropout: float | None = None,
+    gate: GateConfig | None = None,
+) -> GatedMLP:
+    return GatedMLP(
+        (splits.train.features, *(hidden or s.widths), splits.classes),
+        gate,
+        activation=s.activation,
+        dropout=s.dropout if dropout is None else dropout,
+        normalize=Normalize(splits.mean, splits.std),
+    )

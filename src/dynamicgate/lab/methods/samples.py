@@ -1,0 +1,158 @@
+"""Evidence from single samples: what each cost, how sure the model was, and what the easiest and hardest look like.
+
+`measure` gives means; this is what lies behind them, small enough to keep beside every run. It is gathered while
+`measure` runs, not in a pass of its own:
+
+    evidence = Evidence()
+    found = measure(model, splits.test, watch=evidence.add)
+    evidence.to_dict(splits)
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dynamicgate.lab.datasets.splits import Splits
+
+BINS = 40
+SHOWN = 3
+SIDE = 32  # pixels: a picture is to be recognised, not admired
+FEATURES = 6
+PICTURES = {  # data sets whose rows are stored as vectors: channels, height and width, by name and features
+    ("digits", 64): (1, 8, 8),
+    ("mnist", 784): (1, 28, 28),
+    ("speech-commands", 1640): (1, 40, 41),
+    ("speech-commands", 3920): (1, 40, 98),
+}
+UPSIDE_DOWN = ("speech-commands",)  # low frequencies first in memory, at the bottom of a spectrogram
+
+
+class Evidence:
+    """Cost, hardness and answer of every sample of a data set, in order."""
+
+    def __init__(self) -> None:
+        """Nothing seen yet."""
+        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def add(self, scores_BC: Tensor, macs_B: Tensor) -> None:
+        """Take note of a batch: the model's scores of the classes, and the MACs executed for each sample.
+
+        Hardness is 1 - the largest softmax probability, the paper's (sec 5.5).
+        """
+        p_BC = scores_BC.detach().double().softmax(1)
+        sure_B, predicted_B = p_BC.max(1)
+        self._seen.append((macs_B.double().cpu(), 1.0 - sure_B.cpu(), predicted_B.cpu()))
+
+    def to_dict(self, splits: Splits) -> dict[str, Any]:
+        """Plain numbers, lists and strings: a histogram of the cost, and samples of the test part that was watched."""
+        if not self._seen:
+            raise ValueError("no evidence: nothing was measured with watch=evidence.add")
+        macs_N, hardness_N, predicted_N = (torch.cat(column) for column in zip(*self._seen, strict=True))
+        if len(macs_N) != len(splits.test):
+            raise ValueError(
+                f"evidence of {len(macs_N)} samples does not fit the {len(splits.test)} of the test part; "
+                "measure that part, once"
+            )
+        y_N = splits.test.y.cpu()
+        varies = bool(macs_N.max() > macs_N.min())
+        orders = {"easiest": hardness_N.argsort(stable=True), "hardest": (-hardness_N).argsort(stable=True)}
+        if varies:
+            orders |= {"cheapest": macs_N.argsort(stable=True), "dearest": (-macs_N).argsort(stable=True)}
+
+        def shown(row: int) -> dict[str, Any]:
+            return {
+                "row": row,
+                "macs": float(macs_N[row]),
+                "hardness": float(f"{float(hardness_N[row]):.4g}"),
+                "label": int(y_N[row]),
+                "predicted": int(predicted_N[row]),
+                **look(splits, row),
+            }
+
+        right_N = predicted_N == y_N
+        return {
+            "count": len(macs_N),
+            "classes": list(splits.class_names),
+            "macs": {"low": float(macs_N.min()), "high": float(macs_N.max()), "counts": histogram(macs_N)},
+            "macs_by_class": [mean_of(macs_N[y_N == label]) for label in range(splits.classes)],
+            "macs_if_right": mean_of(macs_N[right_N]),
+            "macs_if_wrong": mean_of(macs_N[~right_N]),
+            "correlation": correlation(hardness_N, macs_N),
+            **{name: [shown(row) for row in order[:SHOWN].tolist()] for name, order in orders.items()},
+        }
+
+
+def histogram(values_N: Tensor) -> list[int]:
+    """Counts in bins of equal width from the least to the greatest value: no more bins than there are values, since
+    costs come in steps, and a comb would say nothing but that."""
+    bins = min(BINS, len(values_N.unique()))
+    if bins == 1:
+        return [len(values_N)]
+    low, high = float(values_N.min()), float(values_N.max())
+    return [int(count) for count in torch.histc(values_N, bins, low, high).tolist()]
+
+
+def mean_of(values_N: Tensor) -> float | None:
+    """The mean, if there is anything to average."""
+    return round(float(values_N.mean()), 2) if len(values_N) else None
+
+
+def correlation(a_N: Tensor, b_N: Tensor) -> float | None:
+    """Pearson's; None where one of the two does not vary."""
+    a, b = a_N - a_N.mean(), b_N - b_N.mean()
+    size = float(a.norm() * b.norm())
+    return round(float(a @ b) / size, 4) if size > 1e-12 * len(a_N) else None
+
+
+def look(splits: Splits, row: int) -> dict[str, Any]:
+    """A row of the test part to look at: a `picture`, or the `features` that stand out: [number, value, deviation]."""
+    x_D = splits.test.rows(torch.tensor([row]))[0].flatten().float().cpu()
+    shape = picture_shape(splits, len(x_D))
+    if shape is not None:
+        pixels_CHW = x_D.reshape(shape)
+        return {"picture": picture(pixels_CHW.flip(1) if splits.name in UPSIDE_DOWN else pixels_CHW)}
+    mean, std = (torch.as_tensor(c, dtype=torch.float32).flatten() for c in (splits.mean, splits.std))
+    deviation_D = ((x_D - mean) / std).nan_to_num()
+    most = deviation_D.abs().argsort(descending=True, stable=True)[:FEATURES].tolist()
+    return {"features": [[index, round(float(x_D[index]), 4), round(float(deviation_D[index]), 2)] for index in most]}
+
+
+def picture_shape(splits: Splits, features: int) -> tuple[int, int, int] | None:
+    """Channels, height and width if the rows are pictures."""
+    stored = tuple(splits.test.x.shape[1:])
+    if len(stored) == 3 and stored[0] in (1, 3) and math.prod(stored) == features:
+        return stored
+    return PICTURES.get((splits.name, features))
+
+
+def picture(pixels_CHW: Tensor) -> str:
+    """A PNG of at most 32 x 32 pixels in base64; values outside [0, 1] are spread over the range there is."""
+    height, width = (min(size, SIDE) for size in pixels_CHW.shape[1:])
+    small_CHW = F.adaptive_avg_pool2d(pixels_CHW, (height, width))
+    low, high = float(small_CHW.min()), float(small_CHW.max())
+    if low >= 0.0 and high <= 1.0:
+        low, high = 0.0, 1.0
+    scaled_CHW = (small_CHW - low) / max(high - low, 1e-12)
+    bytes_HWC = (scaled_CHW.clamp(0, 1) * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous()
+    return base64.b64encode(png(bytes_HWC)).decode("ascii")
+
+
+def png(bytes_HWC: Tensor) -> bytes:
+    """Grey or RGB bytes as a PNG file (ISO/IEC 15948)."""
+    height, width, channels = bytes_HWC.shape
+    lines = b"".join(b"\0" + bytes(line.flatten().tolist()) for line in bytes_HWC)  # 0: no filter on this line
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(lines, 9)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body

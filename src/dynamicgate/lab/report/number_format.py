@@ -1,0 +1,66 @@
+"""How numbers are written: the same digits in the page, in the terminal and in the sentences."""
+
+from datetime import datetime
+
+from dynamicgate.lab.report.summary import Spread
+
+ABSENT = "–"
+
+
+def plus_minus(value: Spread, digits: int, scale: float = 1.0) -> str:
+    """``mean ± std``; the mean alone where there is only one run or all runs agree."""
+    if value["mean"] is None:
+        return ABSENT
+    rounded = round(value["mean"] * scale, digits) + 0.0  # + 0.0: a rounding error is no minus zero
+    mean = f"{rounded:,.{digits}f}".replace("-", "−")
+    return f"{mean} ± {value['std'] * scale:,.{digits}f}" if value["std"] else mean
+
+
+def percent(value: Spread) -> str:
+    """A share as a percentage with two decimals, without the sign."""
+    return plus_minus(value, 2, 100)
+
+
+def tenths_of_percent(value: Spread) -> str:
+    """A share as a percentage with one decimal, without the sign."""
+    return plus_minus(value, 1, 100)
+
+
+def fixed(value: float | None, digits: int) -> str:
+    """A number with so many decimals."""
+    return ABSENT if value is None else f"{value:,.{digits}f}"
+
+
+def signed_points(difference: float) -> str:
+    """A difference of shares in percentage points, with its sign."""
+    return f"{difference * 100:+.2f}".replace("-", "−")
+
+
+def quantity(value: Spread) -> str:
+    """A count of operations or parameters; the mean and its spread share one unit."""
+    if value["mean"] is None:
+        return ABSENT
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e5, " k")):
+        if abs(value["mean"]) >= size:
+            divisor = 1e3 if unit == " k" else size
+            return plus_minus(value, 1 if unit == " k" else 2, 1 / divisor) + unit
+    return plus_minus(value, 0)
+
+
+def shorten(name: str, length: int) -> str:
+    """The name, cut with an ellipsis where it would not fit."""
+    return name if len(name) <= length else name[: length - 1] + "…"
+
+
+def date(created: object) -> str:
+    """An ISO date and time, to the minute; anything else as it is."""
+    try:
+        moment = datetime.fromisoformat(str(created).replace("Z", "+00:00"))
+    except ValueError:
+        return str(created)
+    return moment.strftime("%Y-%m-%d %H:%M %Z").strip()
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 seed``, ``5 seeds``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -1,0 +1,81 @@
+"""Data that was prepared elsewhere: where a machine lacks the packages that read the original files.
+
+`python -m dynamicgate.paper prepare pbmc3k --out FOLDER` writes one .npz for each seed of each recipe; put them into a
+folder `prepared` of the data folder, and they are found there before the originals.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dynamicgate.data import Arrays
+from dynamicgate.files import write_atomically
+from dynamicgate.lab.datasets.folders import default_data_dir
+from dynamicgate.lab.datasets.loading import load_dataset
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.runner.jobs import Recipe, Table
+
+PARTS = ("train", "valid", "test")
+
+
+def load_splits(recipe: Recipe, seed: int, data_dir: Path | None) -> Splits:
+    """The data of a recipe, flat: prepared if there is such a file, else by its loader."""
+    path = (data_dir or default_data_dir()) / "prepared" / file_name(recipe.data, recipe.data_options, seed)
+    if path.is_file():
+        return read(path)
+    return load_dataset(recipe.data, data_dir=data_dir, seed=seed, options=recipe.data_options).flat()
+
+
+def prepare(tables: Iterable[Table], out: Path, data_dir: Path | None) -> list[Path]:
+    """Write the data of all recipes of these tables, those that are not there yet."""
+    written = []
+    for recipe in (recipe for table in tables for recipe in table.recipes):
+        for seed in recipe.seeds:
+            path = out / file_name(recipe.data, recipe.data_options, seed)
+            if not path.exists():
+                write(path, load_dataset(recipe.data, data_dir=data_dir, seed=seed, options=recipe.data_options).flat())
+            written.append(path)
+    return list(dict.fromkeys(written))
+
+
+def file_name(data: str, options: Mapping[str, Any], seed: int) -> str:
+    """Data with the same options and seed are the same data."""
+    digest = hashlib.blake2b(json.dumps([data, dict(options)], sort_keys=True).encode(), digest_size=4).hexdigest()
+    return f"{Path(data).stem}-{digest}-s{seed}.npz"
+
+
+def write(path: Path, splits: Splits) -> None:
+    """Splits whose rows are plain tensors, compressed."""
+    arrays: dict[str, Any] = {"name": splits.name, "classes": splits.classes, "class_names": splits.class_names}
+    arrays |= {"mean": splits.mean, "std": splits.std}
+    for part in PARTS:
+        rows: Arrays = getattr(splits, part)
+        if rows.augment is not None:
+            raise ValueError(
+                f"{splits.name} varies its rows in training, which a file of rows cannot: copy the original"
+            )
+        arrays |= {f"x_{part}": rows.values.numpy(), f"y_{part}": rows.y.numpy()}
+    write_atomically(path, lambda temporary: _save(temporary, arrays))
+
+
+def read(path: Path) -> Splits:
+    """What `write` has written."""
+    with np.load(path, allow_pickle=False) as found:
+        train, valid, test = (
+            Arrays(torch.from_numpy(found[f"x_{part}"]), torch.from_numpy(found[f"y_{part}"])) for part in PARTS
+        )
+        mean, std = (torch.from_numpy(found[name]) for name in ("mean", "std"))
+        names = tuple(map(str, found["class_names"]))
+        return Splits(str(found["name"]), train, valid, test, int(found["classes"]), mean, std, names)
+
+
+def _save(path: Path, arrays: Mapping[str, Any]) -> None:
+    with path.open("wb") as file:
+        np.savez_compressed(file, allow_pickle=False, **arrays)

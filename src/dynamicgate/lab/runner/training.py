@@ -1,0 +1,57 @@
+"""Recipes whose models are those of `compare`: trained, measured and timed by its one way to do so."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dynamicgate import distributed
+from dynamicgate.data import batches
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods import MODELS, Settings, run_one
+from dynamicgate.lab.methods.models import Prepared
+from dynamicgate.lab.runner.jobs import Job, Step
+from dynamicgate.training.loop import Run
+from dynamicgate.training.options import Options, weights_per_class
+
+Prepare = Callable[[Settings, Splits], Prepared]
+FOREVER = 1_000_000  # epochs: a clock stops a run long before it ends
+
+
+def settings_of(job: Job, splits: Splits) -> Settings:
+    """What a job asks for as `Settings`.
+
+    An entry `model` says which model of `compare` a name stands for, `beside` is for a recipe's own way to make models.
+    """
+    options = tuple(sorted((key, str(value)) for key, value in job.recipe.data_options.items()))
+    asked = {key: value for key, value in {"model": job.model, **job.settings}.items() if key != "beside"}
+    asked["hidden"] = tuple(asked["hidden"])
+    return Settings(job.recipe.data, seed=job.seed, data_options=options, **asked).resolved(splits)
+
+
+def train_settings(job: Job, splits: Splits, prepare: Prepare | None = None) -> dict[str, Any]:
+    """`compare.run_one` for a job."""
+    chosen = settings_of(job, splits)
+    run = run_one(chosen, splits, job.folder, prepare=prepare, device=job.device, show=False)
+    return {**run, "model": job.model}
+
+
+def step_settings(job: Job, splits: Splits, prepare: Prepare | None = None) -> Step:
+    """A function that takes the next step of the training that `train_settings` does."""
+    s = settings_of(job, splits)
+    torch.manual_seed(s.seed)
+    model, budget, sparsifier = (prepare or MODELS[s.model])(s, splits)
+    device = distributed.choose_device(job.device)
+    options = Options(
+        FOREVER, s.batch, s.lr, s.weight_decay, 0.05, s.accumulate, s.clip, s.bf16, 0.0, None, s.seed, s.gate_rate
+    )
+    weights = weights_per_class("balanced" if s.balanced else None, splits.train, splits.classes)
+    run = Run(model.to(device), splits.train, None, budget, sparsifier, options, device, weights, None)
+    model.train()
+    order = itertools.chain.from_iterable(
+        batches(len(splits.train), s.batch, seed=s.seed, epoch=epoch) for epoch in itertools.count()
+    )
+    return lambda: run.optimize(next(order))

@@ -1,0 +1,27 @@
+"""Small helpers for any `nn.Module`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module inside `DistributedDataParallel` and `torch.compile`."""
+    parallel = isinstance(model, nn.parallel.DistributedDataParallel)
+    inner = model.module if parallel else getattr(model, "_orig_mod", None)
+    return unwrap(inner) if isinstance(inner, nn.Module) else model
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the block; every module gets its own mode back."""
+    modes = {m: m.training for m in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

@@ -1,0 +1,18 @@
+"""Which connections exist, and how that changes in training: RigL, SET, fixed random masks, magnitude pruning."""
+
+from dynamicgate.sparsity.base import LayerOptions, SparseLayer, Sparsifier
+from dynamicgate.sparsity.density import Distribution, densities
+from dynamicgate.sparsity.magnitude import Magnitude
+from dynamicgate.sparsity.rigl import SET, RigL, Static
+
+__all__ = [
+    "SET",
+    "Distribution",
+    "LayerOptions",
+    "Magnitude",
+    "RigL",
+    "SparseLayer",
+    "Sparsifier",
+    "Static",
+    "densities",
+]  # fmt: skip

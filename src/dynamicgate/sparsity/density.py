@@ -1,0 +1,105 @@
+"""Which layers are sparse, and how dense each may be: uniform, Erdos-Renyi-Kernel, or said layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from typing import Literal
+
+import torch
+from torch import nn
+
+from dynamicgate.gating.recording import named_gates
+
+Density = float | Mapping[str, float]
+Distribution = Literal["uniform", "erk"]
+
+
+def choose_layers(
+    model: nn.Module, density: Density, include: Sequence[str], exclude: Sequence[str]
+) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+    """The Linear layers to make sparse, and for all others the reason why not.
+
+    By default every layer but the last one of the model and the gate networks; naming layers (in `include`, or as keys
+    of `density`) takes exactly those.
+    """
+    linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    wanted = list(include) or (list(density) if isinstance(density, Mapping) else [])
+    for pattern in [*wanted, *exclude]:
+        if not any(fnmatch(name, pattern) for name in linears):
+            raise ValueError(f"no Linear layer is called {pattern!r}; the layers are {', '.join(linears) or 'none'}")
+    of_gates = {id(m) for gate in named_gates(model).values() for m in gate.modules()}
+    base = [name for name, m in linears.items() if id(m) not in of_gates]
+    chosen: dict[str, nn.Linear] = {}
+    left: dict[str, str] = {}
+    for name, linear in linears.items():
+        if any(fnmatch(name, pattern) for pattern in exclude):
+            left[name] = "excluded"
+        elif wanted:
+            if any(fnmatch(name, pattern) for pattern in wanted):
+                chosen[name] = linear
+            else:
+                left[name] = "not asked for"
+        elif id(linear) in of_gates:
+            left[name] = "a gate network"
+        elif name == base[-1] and len(base) > 1:
+            left[name] = "the output layer"
+        else:
+            chosen[name] = linear
+    if not chosen:
+        raise ValueError(f"no layer is left to make sparse; the Linear layers are {', '.join(linears) or 'none'}")
+    return chosen, left
+
+
+def densities(shapes: Mapping[str, torch.Size], density: Density, distribution: Distribution) -> dict[str, float]:
+    """The density of each layer."""
+    values = list(density.values()) if isinstance(density, Mapping) else [density]
+    for value in values:
+        if not 0.0 < value <= 1.0:
+            raise ValueError(f"a density is a share of the connections: expected 0 < density <= 1, received {value}")
+    if isinstance(density, Mapping):
+        for name in shapes:
+            if not any(fnmatch(name, pattern) for pattern in density):
+                raise ValueError(f"no density is given for {name!r}; there are some for {', '.join(density)}")
+        # the last pattern that matches decides, as in a list of rules that grows more particular
+        return {name: [v for pattern, v in density.items() if fnmatch(name, pattern)][-1] for name in shapes}
+    if distribution == "uniform":
+        return dict.fromkeys(shapes, density)
+    if distribution != "erk":
+        raise ValueError(f"distribution must be uniform or erk, received {distribution!r}")
+    return _erk(shapes, density)
+
+
+def starts(final: Mapping[str, float], start: Density) -> dict[str, float]:
+    """The density each layer begins with: at least its `final` one."""
+    rules = start if isinstance(start, Mapping) else {"*": start}
+    for value in rules.values():
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(f"start is a share of the connections: expected 0 <= start <= 1, received {value}")
+    return {
+        name: max([value, *(v for pattern, v in rules.items() if fnmatch(name, pattern))])
+        for name, value in final.items()
+    }
+
+
+def falling(start: float, final: float, begin: float, until: float, progress: float) -> float:
+    """A density on its way from `start` to `final`, along a cubic that is steep at first (Zhu and Gupta)."""
+    if progress >= until:
+        return final
+    left = (until - max(progress, begin)) / (until - begin or 1.0)
+    return final + (start - final) * left**3
+
+
+def _erk(shapes: Mapping[str, torch.Size], density: float) -> dict[str, float]:
+    """Density of a layer in proportion to (inputs + outputs) / (inputs x outputs), `density` over all layers together.
+    A layer that would need more than all of its connections is dense, and the others share what is left."""
+    full: set[str] = set()
+    while True:
+        sparse = {name: shape for name, shape in shapes.items() if name not in full}
+        wanted = density * sum(s.numel() for s in shapes.values()) - sum(shapes[name].numel() for name in full)
+        scale = wanted / sum(sum(shape) for shape in sparse.values()) if sparse else 0.0
+        found = {name: scale * sum(shape) / shape.numel() for name, shape in sparse.items()}
+        over = {name for name, value in found.items() if value > 1.0}
+        if not over:
+            return {name: found.get(name, 1.0) for name in shapes}
+        full |= over

@@ -1,0 +1,150 @@
+"""Magnitude pruning during training: the smallest weights, or the units with the least weight, go for good."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.gating.sites import Site, find_sites
+from dynamicgate.sparsity import optimizer_state
+from dynamicgate.sparsity.base import LayerOptions, Sparsifier
+from dynamicgate.sparsity.density import Density, falling
+from dynamicgate.sparsity.patterns import Structure, largest, structure
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+UNITS = "units"
+
+
+class Magnitude(Sparsifier):
+    """Prune what is smallest, from dense to `density`, along a cubic that is steep at first; then train on.
+
+    begin, until: shares of training between which connections go; begin = until prunes once.
+    structure: as for `Static`, or "units": whole hidden units go, with their bias and everything that reads them.
+    every: optimizer steps between prunings. The other arguments are those of `Static`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        density: Density,
+        *,
+        begin: float = 0.2,
+        until: float = 0.75,
+        every: int = 100,
+        **layers: Unpack[LayerOptions],
+    ) -> None:
+        """All connections of `model` exist at first."""
+        if not 0.0 <= begin <= until < 1.0:
+            raise ValueError(f"expected 0 <= begin <= until < 1, received begin={begin}, until={until}")
+        super().__init__(model, density, every=every, until=until, **layers)
+        self.begin, self.done = begin, False
+        self.sites: dict[str, Site] = {}
+        if self.structure == UNITS:
+            self.sites = _sites_behind(model, self._chosen)
+            for site in self.sites.values():  # a reader loses the columns of the units that go
+                self._chosen.setdefault(site.consumer, model.get_submodule(site.consumer))  # type: ignore[arg-type]
+                self._densities.setdefault(site.consumer, 1.0)
+                self.left_out.pop(site.consumer, None)
+        pattern = Structure(UNITS) if self.structure == UNITS else structure(self.structure)
+        self._add_layers(pattern, self._full_masks())
+        written = {name for site in self.sites.values() for name in site.producers}
+        self._writers = [layer for layer in self.layers if layer.name in written and layer.linear.bias is not None]
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What a run that continues this one must share."""
+        return {**super().settings, "begin": self.begin}
+
+    def check_(self, total: int) -> None:
+        """An error if a run of `total` steps ends before the pruning does."""
+        if (total - 1) / total < self.until:
+            raise ValueError(
+                f"pruning until {self.until:.0%} of training does not come to its end in {total} steps: lower `until`"
+            )
+
+    def density_at(self, progress: float, final: float) -> float:
+        """The density on the way to `final`."""
+        return falling(1.0, final, self.begin, self.until, progress)
+
+    def _due(self, progress: float) -> bool:
+        if self.done or progress < self.begin:
+            return False
+        return progress >= self.until or self.since_update >= self.every
+
+    def _rewire(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
+        if self.sites:
+            self._prune_units(optimizer, progress)
+        else:
+            for layer in self.layers:
+                share = self.density_at(progress, layer.density)
+                self._replace(layer, strongest(layer.structure, layer.mask, layer.weight, share), optimizer)
+        self.done = progress >= self.until
+
+    def _prune_units(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
+        by_name = {layer.name: layer for layer in self.layers}
+        masks = {layer.name: layer.mask.clone() for layer in self.layers}
+        for site in self.sites.values():
+            writers, reader = [by_name[name] for name in site.producers], by_name[site.consumer]
+            # What a unit can do to the next layer: the weight that comes in times the weight that goes out.
+            size = reader.weight.float().norm(dim=0)
+            for writer in writers:
+                size = size * writer.weight.float().norm(dim=1)
+            alive = reader.mask.any(0)
+            share = self.density_at(progress, writers[0].density)
+            keep = largest(size.masked_fill(~alive, -1.0)[None], max(1, round(share * site.width)))[0] & alive
+            masks[reader.name] &= keep[None, :]
+            for writer in writers:
+                masks[writer.name] &= keep[:, None]
+        for layer in self.layers:
+            self._replace(layer, masks[layer.name], optimizer)
+        for layer in self._writers:  # a unit that is gone must not speak through its bias
+            alive = layer.mask.any(1)
+            layer.linear.bias.mul_(alive)
+            optimizer_state.clear_(optimizer, layer.linear.bias, (~alive).nonzero().flatten())
+
+    @torch.no_grad()
+    def step(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
+        """See `Sparsifier.step`."""
+        super().step(optimizer, progress)
+        for layer in self._writers:
+            if layer.linear.bias.grad is not None:
+                layer.linear.bias.grad.mul_(layer.mask.any(1))
+
+    def _full_masks(self) -> Iterator[Tensor]:
+        return (torch.ones_like(linear.weight, dtype=torch.bool) for linear in self._chosen.values())
+
+    def state_dict(self) -> dict[str, object]:
+        """See `Sparsifier.state_dict`."""
+        return super().state_dict() | {"done": self.done}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """See `Sparsifier.load_state_dict`."""
+        super().load_state_dict(state)
+        self.done = bool(state["done"])
+
+
+def strongest(pattern: Structure, mask_OI: Tensor, weight_OI: Tensor, share: float) -> Tensor:
+    """The cells of largest weight, `share` of all; what is gone stays gone."""
+    was = pattern.holds(mask_OI)
+    size = pattern.cells(weight_OI.abs().float()).masked_fill(~was, -1.0)
+    now = was.clone()
+    for part in pattern.groups(mask_OI.shape):
+        scores = pattern.rivals(size[part])
+        now[part] &= largest(scores, max(1, round(share * scores.shape[1]))).reshape(now[part].shape)
+    return pattern.entries(now, mask_OI.shape)
+
+
+def _sites_behind(model: nn.Module, chosen: dict[str, nn.Linear]) -> dict[str, Site]:
+    """The hidden units that the chosen layers write."""
+    sites = {name: site for site in find_sites(model) for name in site.producers if name in chosen}
+    missing = [name for name in chosen if name not in sites]
+    if missing:
+        raise ValueError(
+            f"whole units can only be pruned where one layer reads them and nothing else does; not behind {missing}"
+        )
+    return {site.name: site for site in sites.values()}

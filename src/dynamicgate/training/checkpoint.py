@@ -1,0 +1,105 @@
+"""Everything a training run needs to go on as if it had never stopped, in one safetensors file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.budget import Budget
+from dynamicgate.io.model_file import read_tensors, restore, write_tensors
+from dynamicgate.sparsity import Sparsifier
+
+
+def save_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    budget: Budget | None,
+    rewiring: Mapping[str, Any] | None,
+    *,
+    settings: Mapping[str, Any],
+    position: Mapping[str, Any],
+    rng: Mapping[str, Tensor],
+) -> None:
+    """Weights, masks, gates with tau and theta, optimizer, controller, sparsifier, random state, position in data."""
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    optimizer_tensors, optimizer_rest = _flatten(optimizer.state_dict())
+    tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer_tensors.items()}
+    tensors |= {f"rng.{name}": tensor for name, tensor in rng.items()}
+    tensors |= {f"rewiring.{name}": value for name, value in (rewiring or {}).items() if isinstance(value, Tensor)}
+    header = {
+        "kind": "checkpoint",
+        "settings": dict(settings),
+        "position": dict(position),
+        "optimizer": optimizer_rest,
+        "budget": budget.state_dict() if budget is not None else None,
+        "rewiring": {name: value for name, value in (rewiring or {}).items() if not isinstance(value, Tensor)},
+    }
+    write_tensors(path, tensors, header)
+
+
+def load_checkpoint(
+    path: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    budget: Budget | None,
+    sparsifier: Sparsifier | None,
+    *,
+    settings: Mapping[str, Any],
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Put everything back in place; returns the position and the random state. Refuses a run with other settings."""
+    tensors, header = read_tensors(path, kind="checkpoint")
+    for name in settings.keys() | header["settings"].keys():
+        was, now = header["settings"].get(name), settings.get(name)
+        if was != now:
+            raise ValueError(
+                f"{path} was made with {name}={was!r}, this run has {name}={now!r}: choose another output folder, or "
+                "delete that file to start over"
+            )
+    restore(model, _under("model.", tensors), path)
+    optimizer.load_state_dict(_unflatten(_under("optimizer.", tensors), header["optimizer"]))
+    if budget is not None and header["budget"] is not None:
+        budget.load_state_dict(header["budget"])
+    if sparsifier is not None:
+        sparsifier.load_state_dict({**header["rewiring"], **_under("rewiring.", tensors)})
+    return header["position"], _under("rng.", tensors)
+
+
+def random_state() -> dict[str, Tensor]:
+    """The state of torch's generators, CPU and, where there is one, GPU."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def set_random_state(state: Mapping[str, Tensor]) -> None:
+    """Go back to `random_state`."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _flatten(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors: dict[str, Tensor] = {}
+    scalars: dict[str, Any] = {}
+    for index, entries in state["state"].items():
+        for name, value in entries.items():
+            (tensors if isinstance(value, Tensor) else scalars)[f"{index}.{name}"] = value
+    return tensors, {"scalars": scalars, "param_groups": state["param_groups"]}
+
+
+def _unflatten(tensors: Mapping[str, Tensor], rest: dict[str, Any]) -> dict[str, Any]:
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in [*tensors.items(), *rest["scalars"].items()]:
+        index, name = key.split(".", 1)
+        state.setdefault(int(index), {})[name] = value
+    return {"state": state, "param_groups": rest["param_groups"]}

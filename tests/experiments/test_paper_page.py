@@ -1,0 +1,120 @@
+"""docs/paper.md: made from the committed results and nothing else, and every claim can be decided."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dynamicgate.lab.runner import Claim, Evidence, Job, jobs_of, load_tables
+from dynamicgate.lab.runner.jobs import load_module
+from dynamicgate.lab.runner.page import decided, page
+from dynamicgate.lab.runner.results import RESULTS, read_results, result_path
+from tests.places import ROOT
+
+FOLDER = ROOT / "experiments" / "paper"
+CLAIMS = load_module(FOLDER, "claims").CLAIMS
+
+
+def made_up(job: Job, accuracy: float) -> dict[str, Any]:
+    """A run with everything that a page may ask for."""
+    gate = {"name": "layers.1", "kind": "static", "open": 0.5, "varying": 0.25, "blocks": 8, "block": 1}
+    run = {
+        "model": job.model,
+        "seed": job.seed,
+        "quality": {"accuracy": accuracy, "macro_f1": accuracy},
+        "macs": {"dense": 1000.0, "executed": 250.0, "gate": 50.0, "relative": 0.25, "relative_zero_skip": 0.1,
+                 "structure_saved": 0.6, "gate_saved": 0.2},
+        "proxies": {f"{name}_{of}": 0.5 for name in ("compute_proxy", "relmac", "relmac_fuse") for of in "pg"},
+        "params": 1234,
+        "seconds": 1.0,
+        "seconds_relative": 1.5,
+        "gates": [gate],
+        "claimed": 0.2,
+        "rewirings": 0,
+        "hard_open": {"inputs": 1.0, "units": 0.0},
+        "accuracy_by_epoch": [0.5, 0.9],
+        "active_by_epoch": [0.5, 0.4, 0.3],
+        "dropped_by_epoch": [9, 5, 0],
+        "steps": 3400,
+        "routing": {"active": 0.5, "corr_hardness": 0.1, "corr_judge": 0.1, "entropy": 2.0},
+    }  # fmt: skip
+    sizes = {"name": "x", "train": 100, "valid": 10, "test": 20, "features": 5, "classes": 3, "majority": 0.4}
+    meta = {"commit": "abc", "machine": {"gpu": None, "arch": "arm"}, "versions": {"torch": "2"}, "data": sizes}
+    return {"meta": meta, "runs": [run]}
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Made-up results of all runs."""
+    folder = tmp_path_factory.mktemp("results")
+    for job in jobs_of(load_tables(FOLDER), seeds=None, quick=False):
+        path = result_path(folder, job)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        accuracy = 0.9 + 0.001 * (job.seed % 7) + 0.01 * (job.model == "gate")
+        path.write_text(json.dumps(made_up(job, accuracy)))
+    return folder
+
+
+def test_the_page_is_made_from_the_committed_results() -> None:
+    assert (ROOT / "docs" / "paper.md").read_text(encoding="utf-8") == page(FOLDER, ROOT / RESULTS)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.text[:40])
+def test_every_claim_is_decided_once_its_runs_are_there_and_not_before(claim: Any, everything: Path) -> None:
+    jobs = jobs_of(load_tables(FOLDER), seeds=None, quick=False)
+    verdict = decided(claim, Evidence(*read_results(everything, jobs)))
+    assert verdict is not None
+    assert verdict.outcome in ("holds", "does not hold", "cannot be tested")
+    assert verdict.number
+    before = decided(claim, Evidence({}, {}))
+    assert before is None or before == verdict, "only what no run can change is decided without runs"
+
+
+def test_what_falls_after_the_second_epoch_waits_for_a_third() -> None:
+    run = {"aux_by_epoch": [1.0]}
+    decide = load_module(FOLDER, "claims").falls("switch top-2", "aux_by_epoch", "penalty")
+    claim = Claim("5.5", "the penalty falls", decide)
+    assert decided(claim, Evidence({("moe", "published", "switch top-2"): [run]}, {})) is None
+    run["aux_by_epoch"] += [0.8, 0.5]
+    assert decided(claim, Evidence({("moe", "published", "switch top-2"): [run]}, {})).outcome == "holds"
+
+
+def test_speech_commands_is_judged_with_its_steps_and_not_with_a_fraction_of_them(everything: Path) -> None:
+    runs, data = read_results(everything, jobs_of(load_tables(FOLDER), seeds=None, quick=False))
+    decide = load_module(FOLDER, "claims").speech_for_less
+    assert decide(Evidence(runs, data)).outcome in ("holds", "does not hold")
+    runs["speech", "published", "gate"][0]["steps"] = 80
+    assert decide(Evidence(runs, data)).outcome == "cannot be tested"
+
+
+def test_there_are_at_least_25_claims_and_the_page_has_every_table(everything: Path) -> None:
+    assert len(CLAIMS) >= 25
+    text = page(FOLDER, everything)
+    assert text == page(FOLDER, everything), "byte for byte"
+    assert "not run yet" not in text.lower()
+    for table in load_tables(FOLDER):
+        assert f"\n## {table.section} {table.title} (a subset: 110 of {table.whole:,} training rows)" in text
+        for recipe in table.recipes:
+            for remark in recipe.remarks:
+                assert f"- {remark}\n" in text
+
+
+def test_a_table_has_means_intervals_and_paired_tests(everything: Path) -> None:
+    text = page(FOLDER, everything)
+    section = text[text.index("### 5.1 ours") :]
+    header = section[section.index("| model |") :].splitlines()[0]
+    assert [word.strip() for word in header.split("|")[1:7]] == [
+        "model", "seeds", "accuracy, %", "to dense, points (p)", "to rigl, points (p)", "macro-F1, %",
+    ]  # fmt: skip
+    row = next(line for line in section.splitlines() if line.startswith("| gate |"))
+    assert row.startswith("| gate | 5 | 91.20 ± 0.16 [91.00, 91.40] | +1.00 (<0.001) | +1.00 (<0.001) | 91.20 ± 0.16 |")
+    assert "| 1,234 | 0.250 | 0.050 | 0.200 | 0.600 | 0.100 | 0.500 | 0.500 | 0.500 | 1.50 |" in row
+
+
+def test_what_is_missing_is_said_and_not_guessed(tmp_path: Path) -> None:
+    text = page(FOLDER, tmp_path)
+    assert "Not run yet: `dynamicgate paper mnist/ours`" in text
+    assert "wait for their runs" in text

@@ -1,0 +1,165 @@
+"""What the published code really does, where that can be seen without training on data (facts about its schedules)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import dynamicgate as dg
+from dynamicgate.data import Arrays
+from dynamicgate.gating.gate import GateConfig
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.runner import Job, Table, load_tables
+from dynamicgate.lab.runner.jobs import load_module
+from tests.places import ROOT
+
+FOLDER = ROOT / "experiments" / "paper"
+CPU = torch.device("cpu")
+PUBLISHED = load_module(FOLDER, "published")
+
+
+def module(name: str) -> Any:
+    return load_module(FOLDER, name)
+
+
+def table(name: str) -> Table:
+    (found,) = load_tables(FOLDER, name)
+    return found
+
+
+def rows(features: int, classes: int, count: int = 8) -> Splits:
+    part = Arrays(torch.randn(count, features), torch.arange(count) % classes)
+    return Splits("rows", part, part, part, classes, 0.0, 1.0)
+
+
+def test_the_mnist_schedule_ends_with_all_inputs_open_all_units_closed_and_401_408_flops() -> None:
+    mnist, asked = module("mnist"), dict(table("mnist").recipe("published").models["gate"])
+    made = mnist.notebook(asked, rows(784, 10), CPU)
+    gates = dg.named_gates(made.model)
+
+    class Used:  # all that the penalty reads; the task has no say in the logits
+        def mean_p(self) -> dict[str, torch.Tensor]:
+            return {name: torch.sigmoid(gate.bias).mean() for name, gate in gates.items()}
+
+    for epoch in range(50):
+        made.before_epoch(epoch)
+        for _ in range(469):
+            made.penalty(Used()).backward()
+            made.optimizer.step()
+            made.optimizer.zero_grad()
+    p = {name: torch.sigmoid(gate.bias.detach()) for name, gate in gates.items()}
+    assert float(p["layers.0"].mean()) == pytest.approx(0.9496, abs=1e-3)
+    assert float(p["layers.1"].mean()) == pytest.approx(0.8999, abs=1e-3)
+    assert float(p["layers.1"].max()) < float(gates["layers.1"].theta) == pytest.approx(0.9)
+    assert all(float(q.max() - q.min()) == 0.0 for q in p.values()), "all logits of a layer stay equal"
+    assert mnist.hard_open(made.model) == {"inputs": 1.0, "units": 0.0}
+    assert round(made.claimed({}) * 406_528) == 401_408
+
+
+def test_the_task_does_not_reach_the_mnist_gates_and_nothing_that_counts_as_closed_is_saved() -> None:
+    asked, data = dict(table("mnist").recipe("published").models["gate"]), rows(784, 10)
+    made = module("mnist").notebook(asked, data, CPU)
+    torch.nn.functional.cross_entropy(made.model(data.train.values), data.train.y).backward()
+    assert all(
+        gate.bias.grad is None or float(gate.bias.grad.abs().max()) == 0.0
+        for gate in dg.named_gates(made.model).values()
+    )
+    assert dg.measure(made.model, data.test).macs["relative"] == 1.0
+
+
+def test_the_own_counts_are_the_published_formulas() -> None:
+    mnist = module("mnist").notebook(dict(table("mnist").recipe("published").models["pruned"]), rows(784, 10), CPU)
+    assert int(mnist.claimed({}) * 406_528) == 286_105
+    speech = module("speech").notebook(dict(table("speech").recipe("published").models["gate"]), rows(1640, 12), CPU)
+    for gate, units in zip(dg.named_gates(speech.model).values(), (473, 210), strict=True):
+        torch.nn.init.constant_(gate.bias, -3.0)
+        gate.bias.data[:units] = 3.0
+    assert speech.claimed({}) * 973_824 == pytest.approx(963_288)
+    tiny = module("tiny_imagenet").notebook(
+        dict(table("tiny-imagenet").recipe("published").models["gate+rigl"]), rows(12288, 200), CPU
+    )
+    (gate,) = dg.named_gates(tiny.model).values()
+    torch.nn.init.constant_(gate.bias, math.log(0.1448 / (1 - 0.1448)))
+    assert tiny.claimed({}) * 6_393_856 == pytest.approx(1_273_117, abs=20)
+
+
+def test_rigl_of_pbmc3k_never_rewires_in_its_80_steps(tmp_path: Path) -> None:
+    found = table("pbmc3k")
+    recipe = found.recipe("published")
+    asked = recipe.models["rigl"]
+    assert asked["epochs"] * math.ceil(1890 / asked["batch"]) == 80 < asked["every"] == 400
+    data = rows(30, 9, count=90)
+    run = recipe.train(Job(found, recipe, "rigl", 42, quick=True, folder=tmp_path, device="cpu"), data)
+    assert run["rewirings"] == 0
+    assert [layer["density"] for layer in run["layers"]] == [0.25, 0.25, 1.0]
+
+
+def test_the_logit_cut_of_pbmc3k_rises_past_the_open_start_and_falls_again() -> None:
+    pbmc = module("pbmc3k")
+    schedule = pbmc.Schedule(dict(table("pbmc3k").recipe("published").models["gate"]))
+    cuts = [schedule.tau(e) * PUBLISHED.logit(schedule.theta(e)) for e in range(1, 11)]
+    assert cuts == pytest.approx([-0.80, 0.11, 0.83, 1.38, 1.75, 1.97, 2.00, 1.85, 1.46, 0.70], abs=0.006)
+    assert max(cuts) > PUBLISHED.logit(0.85) > cuts[-1]
+
+
+def test_the_pbmc3k_count_leaves_the_gate_networks_out() -> None:
+    data = rows(2000, 9)
+    made = module("pbmc3k").notebook(dict(table("pbmc3k").recipe("published").models["gate+rigl"]), data, CPU)
+    made.before_epoch(0)
+    found = dg.measure(made.model, data.test).to_dict()
+    assert made.claimed(found) * 2_504_500 == pytest.approx(629_500), "all open at first"
+    assert found["macs"]["executed"] == 629_500 + 144_000
+
+
+def test_all_gates_of_tiny_imagenet_tie_and_so_all_are_open_at_first() -> None:
+    asked = dict(table("tiny-imagenet").recipe("published").models["gate+rigl"])
+    made = module("tiny_imagenet").notebook(asked, rows(60, 5), CPU)
+    (gate,) = dg.named_gates(made.model).values()
+    assert float(torch.sigmoid(gate.bias.detach()).max()) < asked["theta"]
+    assert float(gate(torch.zeros(1, 1)).open.sum()) == 256
+    gate.bias.data[:100] -= 0.1
+    gate.bias.data[:20] += 0.5
+    assert float(gate(torch.zeros(1, 1)).open.sum()) == 20 + 156, "the 51st largest ties with 155 others"
+
+
+def test_the_rewiring_of_tiny_imagenet_keeps_its_number_of_connections() -> None:
+    layer = torch.nn.Linear(100, 40)
+    rewiring = module("tiny_imagenet").Rewiring(layer, {**module("tiny_imagenet").RIGL, "every": 3})
+    before = layer.mask.clone()
+    for _ in range(7):
+        layer.weight.grad = torch.randn_like(layer.weight)
+        rewiring.watch()
+        rewiring.step()
+    assert rewiring.updates == 2
+    assert int(layer.mask.sum()) == int(before.sum()) == 800
+    assert 0 < int((layer.mask & ~before).sum()) <= 80
+    assert float(layer.weight.detach()[~layer.mask].abs().max()) == 0.0
+
+
+def test_a_unit_closed_before_the_relu_tells_its_gate_nothing() -> None:
+    model = dg.nn.GatedMLP((6, 4, 3), GateConfig(kind="static", train="hard"))
+    PUBLISHED.before_the_relu_(model)
+    (gate,) = dg.named_gates(model).values()
+    gate.bias.data[:2] = -3.0
+    model(torch.randn(50, 6)).square().sum().backward()
+    assert (gate.bias.grad == 0.0).tolist()[:2] == [True, True]
+    assert gate.bias.grad is not None
+    assert float(gate.bias.grad[2:].abs().max()) > 0.0
+
+
+def test_pruning_of_cifar10_forgets_its_mask_and_that_of_pbmc3k_does_not() -> None:
+    model = dg.nn.GatedMLP((20, 30, 5))
+    PUBLISHED.prune_together_(model, 0.4, keep_mask=False)
+    assert PUBLISHED.nonzero_share(model) == pytest.approx(0.6, abs=0.01)
+    assert not hasattr(model.layers[0], "mask")
+    PUBLISHED.prune_together_(model, 0.5, keep_mask=True)
+    assert hasattr(model.layers[0], "mask")
+
+
+def test_without_validation_all_official_training_rows_are_trained_on() -> None:
+    data = PUBLISHED.whole_training(rows(6, 3, count=9))
+    assert (len(data.train), len(data.valid), len(data.test)) == (18, 0, 9)

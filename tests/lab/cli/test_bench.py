@@ -1,0 +1,75 @@
+"""`dynamicgate bench`: the table, the file beside the model, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import dynamicgate as dg
+from dynamicgate.lab.cli import main
+
+QUICK = ["--batches", "1,16", "--seconds", "0.02", "--no-torch-compile"]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    model = dg.nn.GatedMLP((64, 32, 10), dg.GateConfig(block=16), normalize=dg.nn.Normalize(4.0, 6.0))
+    dg.save(model, tmp_path / "model.safetensors", notes={"settings": {"data": "digits", "seed": 0}})
+    return tmp_path / "model.safetensors"
+
+
+@pytest.mark.parametrize("data", [[], ["--data", "random"], ["--data", "digits"]])
+def test_bench_prints_the_plan_and_a_table_and_writes_the_times(
+    saved: Path, data: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", str(saved), *data, *QUICK]) == 0
+    said = capsys.readouterr().out
+    for word in ("choice", "chosen us", "dense us", "gates in torch us", "ours us", "ours over dense", "wrote"):
+        assert word in said
+    found = json.loads((saved.parent / "timing.json").read_text(encoding="utf-8"))
+    assert [row["batch"] for row in found["rows"]] == [1, 16]
+    assert all(row[name] > 0 for row in found["rows"] for name in ("dense", "gates in torch", "ours"))
+    assert found["meta"]["versions"]["torch"] == torch.__version__
+    assert [regime["batch"] for regime in found["plan"]["chains"][0]] == [1, 16]
+
+
+def test_bench_times_a_model_without_gates_and_writes_where_it_is_told(tmp_path: Path) -> None:
+    dg.save(dg.nn.GatedMLP((12, 8, 3)), tmp_path / "model.safetensors")
+    out = tmp_path / "elsewhere" / "times.json"
+    assert main(["bench", str(tmp_path / "model.safetensors"), *QUICK, "--out", str(out)]) == 0
+    assert set(json.loads(out.read_text(encoding="utf-8"))["rows"][0]) == {"batch", "dense", "ours"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--batches", "one"], "--batches takes whole numbers separated by commas, received 'one'"),
+        (["--batches", "0,4"], "batches must be ascending numbers of rows, at least 1"),
+        (["--data", "nowhere"], "nowhere"),
+    ],
+)
+def test_bench_says_what_is_wrong(
+    saved: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", str(saved), *QUICK, *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_bench_says_that_there_is_no_such_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(tmp_path / "none.safetensors"), *QUICK]) == 2
+    assert "no file at" in capsys.readouterr().err
+
+
+def test_bench_says_when_the_data_do_not_fit_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dg.save(dg.nn.GatedMLP((12, 8, 3)), tmp_path / "model.safetensors")
+    assert main(["bench", str(tmp_path / "model.safetensors"), "--data", "digits", *QUICK]) == 2
+    assert "cannot read the example" in capsys.readouterr().err
+
+
+def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "--help"])
+    assert "dynamicgate bench runs/first/model.safetensors" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,169 @@
+"""Evidence from single samples: what each cost, how sure the model was, and how it looks."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import dynamicgate as dg
+from dynamicgate.data import Arrays
+from dynamicgate.lab.datasets.loading import load_dataset
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods import Settings, run_one
+from dynamicgate.lab.methods.samples import Evidence, correlation, histogram, look, picture
+
+
+def splits_of(x: torch.Tensor, name: str = "mine", classes: int = 3, **options: object) -> Splits:
+    part = Arrays(x, torch.arange(len(x)) % classes)
+    return Splits(name, part, part, part, classes, 0.0, 1.0, **options)  # type: ignore[arg-type]
+
+
+def gathered(model: torch.nn.Module, splits: Splits) -> dict:
+    evidence = Evidence()
+    dg.measure(model, splits.test, batch=7, watch=evidence.add)
+    return evidence.to_dict(splits)
+
+
+@pytest.fixture
+def gated() -> tuple[torch.nn.Module, Splits]:
+    model = dg.nn.GatedMLP((6, 16, 3), dg.GateConfig(net="linear"))
+    with torch.no_grad():
+        dg.named_gates(model)["layers.1"].net.bias.zero_()
+    return model, splits_of(torch.randn(40, 6))
+
+
+def test_the_cost_of_samples_is_what_a_measurement_of_each_alone_says(gated: tuple[torch.nn.Module, Splits]) -> None:
+    model, splits = gated
+    found = gathered(model, splits)
+    alone = [dg.measure(model, splits.test.x[row : row + 1]).macs["executed"] for row in range(40)]
+    assert (found["macs"]["low"], found["macs"]["high"]) == (min(alone), max(alone))
+    assert found["count"] == sum(found["macs"]["counts"]) == 40
+    for kind in ("easiest", "hardest", "cheapest", "dearest"):
+        assert [sample["macs"] for sample in found[kind]] == [alone[sample["row"]] for sample in found[kind]]
+    assert [sample["macs"] for sample in found["cheapest"]] == sorted(alone)[:3]
+    assert [sample["macs"] for sample in found["dearest"]] == sorted(alone)[:-4:-1]
+
+
+def test_the_easiest_are_the_most_sure_and_the_hardest_the_least(gated: tuple[torch.nn.Module, Splits]) -> None:
+    model, splits = gated
+    found = gathered(model, splits)
+    with torch.no_grad():
+        sure, predicted = model.eval()(splits.test.x).softmax(1).max(1)
+    assert [sample["row"] for sample in found["easiest"]] == (-sure).argsort(stable=True)[:3].tolist()
+    assert [sample["row"] for sample in found["hardest"]] == sure.argsort(stable=True)[:3].tolist()
+    for sample in found["hardest"]:
+        assert sample["predicted"] == int(predicted[sample["row"]])
+        assert sample["hardness"] == pytest.approx(1 - float(sure[sample["row"]]), abs=1e-4)
+        assert sample["label"] == sample["row"] % 3
+
+
+def test_means_by_class_and_by_answer_fit_the_mean_of_all(gated: tuple[torch.nn.Module, Splits]) -> None:
+    model, splits = gated
+    found, mean = gathered(model, splits), dg.measure(model, splits.test).macs["executed"]
+    counts = torch.bincount(splits.test.y).tolist()
+    total = sum(n * macs for n, macs in zip(counts, found["macs_by_class"], strict=True))
+    assert total / 40 == pytest.approx(mean, abs=0.01)
+    right = dg.measure(model, splits.test).quality["accuracy"]
+    assert right * found["macs_if_right"] + (1 - right) * found["macs_if_wrong"] == pytest.approx(mean, abs=0.01)
+
+
+def test_a_dense_model_has_no_cheapest_sample_and_no_correlation() -> None:
+    found = gathered(dg.nn.GatedMLP((6, 8, 3)), splits_of(torch.randn(20, 6)))
+    assert found["macs"]["counts"] == [20]
+    assert found["correlation"] is None
+    assert "cheapest" not in found
+    assert len(found["easiest"]) == 3
+
+
+def test_evidence_is_the_same_for_any_batch_size_and_is_plain_json(gated: tuple[torch.nn.Module, Splits]) -> None:
+    model, splits = gated
+    found = gathered(model, splits)
+    whole = Evidence()
+    dg.measure(model, splits.test, watch=whole.add)
+    again = whole.to_dict(splits)
+    assert json.loads(json.dumps(found)) == found
+    assert {**again, "easiest": 0, "hardest": 0} == {**found, "easiest": 0, "hardest": 0}
+    hardest = [[sample["hardness"] for sample in one["hardest"]] for one in (again, found)]
+    assert hardest[0] == pytest.approx(hardest[1], abs=1e-6)
+
+
+def test_evidence_that_does_not_fit_the_test_part_is_refused(gated: tuple[torch.nn.Module, Splits]) -> None:
+    model, splits = gated
+    evidence = Evidence()
+    with pytest.raises(ValueError, match="nothing was measured"):
+        evidence.to_dict(splits)
+    dg.measure(model, splits.test.x[:10], watch=evidence.add)
+    with pytest.raises(ValueError, match="evidence of 10 samples does not fit the 40 of the test part"):
+        evidence.to_dict(splits)
+
+
+def test_there_are_no_more_bins_than_values() -> None:
+    assert histogram(torch.tensor([2.0, 4.0, 4.0, 6.0, 8.0])) == [1, 2, 1, 1]
+    assert histogram(torch.full((5,), 3.0)) == [5]
+    assert len(histogram(torch.randn(1000, dtype=torch.float64))) == 40
+    assert sum(histogram(torch.randn(1000, dtype=torch.float64))) == 1000
+
+
+def test_correlation_is_pearsons() -> None:
+    a = torch.randn(50, dtype=torch.float64)
+    b = a + torch.randn(50, dtype=torch.float64)
+    assert correlation(a, b) == pytest.approx(float(torch.corrcoef(torch.stack([a, b]))[0, 1]), abs=1e-4)
+    assert correlation(a, -a) == -1.0
+    assert correlation(a, torch.ones(50, dtype=torch.float64)) is None
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_picture_is_a_png_that_others_can_read(channels: int) -> None:
+    image = pytest.importorskip("PIL.Image")
+    pixels = torch.randint(0, 256, (channels, 12, 20), dtype=torch.uint8)
+    read = image.open(io.BytesIO(base64.b64decode(picture(pixels / 255))))
+    assert read.size == (20, 12)
+    seen = torch.tensor(list(read.tobytes()), dtype=torch.uint8).view(12, 20, channels).permute(2, 0, 1)
+    assert torch.equal(seen, pixels)
+
+
+def test_a_large_picture_is_made_small_and_its_values_are_spread_over_the_range_there_is() -> None:
+    image = pytest.importorskip("PIL.Image")
+    read = image.open(io.BytesIO(base64.b64decode(picture(torch.linspace(-40.0, 20.0, 64 * 98).view(1, 64, 98)))))
+    assert read.size == (32, 32)
+    assert read.getextrema() == (0, 255)
+
+
+def test_digits_are_shown_as_pictures_and_tables_by_the_features_that_stand_out() -> None:
+    pytest.importorskip("sklearn")
+    assert look(load_dataset("digits"), 5).keys() == {"picture"}
+    x = torch.zeros(4, 10)
+    x[2, 7], x[2, 1] = -9.0, 4.0
+    features = look(replace(splits_of(x), std=2.0), 2)["features"]
+    assert features[:2] == [[7, -9.0, -4.5], [1, 4.0, 2.0]]
+    assert len(features) == 6
+
+
+def test_images_are_shown_as_pictures_once_they_are_read_as_vectors() -> None:
+    pixels, y = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8), torch.zeros(4, dtype=torch.long)
+    stored = Arrays(pixels, y, prepare=lambda batch: batch.float() / 255)
+    splits = Splits("mine", stored, stored, stored, 2, 0.0, 1.0).flat()
+    assert look(splits, 1).keys() == {"picture"}
+
+
+def test_a_run_keeps_its_evidence_small() -> None:
+    stored = Arrays(torch.rand(30, 3, 32, 32), torch.arange(30) % 10, prepare=torch.nn.Identity())
+    splits = Splits("photos", stored, stored, stored, 10, 0.0, 1.0).flat()
+    model = dg.nn.GatedMLP((3072, 16, 10), dg.GateConfig(net="linear"))
+    assert len(json.dumps(gathered(model, splits))) < 64_000, "noise is the worst case"
+
+
+def test_a_run_leaves_its_evidence_beside_its_model(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    splits = load_dataset("digits").flat()
+    run = run_one(Settings(model="gate", epochs=1, hidden=(16,), budget=0.6).resolved(splits), splits, tmp_path)
+    found = json.loads((tmp_path / "evidence.json").read_text(encoding="utf-8"))
+    assert found["count"] == len(splits.test)
+    assert found["macs"]["low"] <= run["macs"]["executed"] <= found["macs"]["high"]
+    assert found["easiest"][0].keys() == {"row", "macs", "hardness", "label", "predicted", "picture"}

@@ -1,0 +1,97 @@
+import json
+
+import pytest
+
+from dynamicgate.lab.report import render_table, summarise, write_report
+from dynamicgate.lab.report.reading import REQUIRED, read_beside, read_log, read_results
+from tests.lab.report.report_sample import make_log, make_results, make_run, write_sample
+
+
+def test_a_missing_results_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"looked for .*results\.json and for results files below it; expected .*runs"):
+        write_report(tmp_path)
+
+
+def test_unreadable_json_is_said_to_be_so(tmp_path):
+    (tmp_path / "results.json").write_text('{"runs": [')
+    with pytest.raises(ValueError, match=r"results\.json is not readable as JSON .*expected"):
+        write_report(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([], "received a list, expected an object"),
+        ({"meta": {}}, "received the keys .*'meta'.*expected a list of runs"),
+        ({"runs": {}}, "expected a list of runs"),
+        ({"runs": []}, "expected at least one finished run"),
+        ({"runs": [3]}, r"runs\[0\]: received a int, expected an object"),
+    ],
+)
+def test_results_of_the_wrong_shape_are_refused_with_what_was_expected(tmp_path, content, message):
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        write_report(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        summarise(content)
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_a_run_without_a_required_key_is_refused_by_name(key):
+    results = make_results(("dense", "gate"), 1)
+    del results["runs"][1][key]
+    with pytest.raises(ValueError, match=rf"runs\[1\].*'{key}'"):
+        render_table(results)
+
+
+def test_a_quality_that_is_no_object_is_refused():
+    run = {**make_run("gate", 0), "quality": 0.97}
+    with pytest.raises(ValueError, match=r"runs\[0\]\['quality'\]: received 0\.97, expected a dict"):
+        summarise({"runs": [run]})
+
+
+def test_a_truncated_last_line_of_a_log_is_skipped(tmp_path):
+    lines = [json.dumps(entry) for entry in make_log(5)]
+    (tmp_path / "log.jsonl").write_text("\n".join(lines[:4]) + "\n" + lines[4][:40])
+    assert [entry["step"] for entry in read_log(tmp_path / "log.jsonl")] == [0, 1, 2, 3]
+
+
+def test_a_log_that_is_not_there_is_empty(tmp_path):
+    assert read_log(tmp_path / "log.jsonl") == []
+
+
+def test_lines_that_are_no_objects_are_skipped(tmp_path):
+    (tmp_path / "log.jsonl").write_text('3\nnull\n{"step": 1}\n\n')
+    assert read_log(tmp_path / "log.jsonl") == [{"step": 1}]
+
+
+def test_a_folder_of_results_folders_is_one_report_and_keeps_them_apart(tmp_path):
+    for name in ("one", "two"):
+        write_sample(tmp_path / name, make_results(("dense", "gate"), 1))
+    results = read_results(tmp_path)
+    assert [(run["data"], run["model"]) for run in results["runs"]] == [
+        (name, model) for name in ("one", "two") for model in ("dense", "gate")
+    ]
+    assert all(read_beside(tmp_path, results, "evidence.json")), "folders are found from where the report is made"
+    assert write_report(tmp_path) == tmp_path / "report.html"
+
+
+def test_files_with_one_run_each_belong_to_their_folder(tmp_path):
+    for model in ("dense", "gate"):
+        for kind in ("ours", "published"):
+            path = tmp_path / "mnist" / kind / f"{model}-s0.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            meta = {"commit": "abc", "created": f"{model} {kind}"}
+            path.write_text(json.dumps({"meta": meta, "runs": [make_run(model, 0)]}))
+    results = read_results(tmp_path)
+    assert {run["data"] for run in results["runs"]} == {"mnist/ours", "mnist/published"}
+    assert results["meta"] == {"commit": "abc"}, "what the files agree on"
+    assert {run["data"] for run in read_results(tmp_path / "mnist" / "ours")["runs"]} == {"digits"}
+
+
+def test_files_with_many_runs_are_experiments_of_their_own(tmp_path):
+    for name in ("first", "second"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(make_results(("dense", "gate"), 1)))
+    for name, content in (("number", '{"runs": 3}'), ("timing", '{"runs": [{"model": "dense", "seconds": 3}]}')):
+        (tmp_path / f"{name}.json").write_text(content)
+    assert {run["data"] for run in read_results(tmp_path)["runs"]} == {"first", "second"}

@@ -1,0 +1,100 @@
+"""`decode_ffn` where there is no GPU: a registered op over the reference, and its kernels interpreted and compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynamicgate.ops import GateNet
+from dynamicgate.ops.ffn import decode_ffn
+from dynamicgate.ops.ffn.decode import DTYPES
+from tests.ops.ffn.compiled import Compiled
+from tests.ops.ffn.decode_cases import Given, error, made, right, with_gate
+
+
+def test_the_kernels_give_the_results_of_the_reference(interpreted: Callable[[str], None]) -> None:
+    interpreted("interpreted_decode.py")
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_the_kernels_compile_for_a_hopper_gpu(tokens: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The interpreter runs much that the compiler refuses."""
+    pytest.importorskip("triton")
+    from dynamicgate.ops.ffn import decode_launch
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for name in ("linear_kernel", "gate_kernel", "rank_kernel", "ffn_kernel"):
+        monkeypatch.setattr(decode_launch, name, Compiled(getattr(decode_launch, name)))
+    given = made(tokens, sizes=(256, 512, 64), block=32, rank=16, tau=1.0, bias=True, dtype=torch.bfloat16)
+    cut_G = torch.zeros(given["gate"].blocks)
+    others = ({"keep": 2}, {"tau": None, "ramp": 0.5}, {"tau": None, "ramp": 0.5, "cut": cut_G})
+    for gate in (given["gate"], *(with_gate(given, **other)["gate"] for other in others)):
+        decode_launch.launch(given["x_TD"], gate, given["up_ND"], given["down_ON"], 32, "gelu", given["up_bias_N"],
+                          given["down_bias_O"], None, None)  # fmt: skip
+    assert decode_launch.ffn_kernel.compiled == {"linear_kernel", "gate_kernel", "rank_kernel", "ffn_kernel"}
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_without_a_gpu_the_reference_answers(tokens: int) -> None:
+    assert error(made(tokens, bias=True, value=True, activation="silu", tau=0.5)) < 1e-6
+    assert error(with_gate(made(tokens, rank=3, hidden="relu"), keep=2)) < 1e-6
+    assert error(made(tokens, rank=3, ramp=0.8)) < 1e-6
+
+
+def test_the_op_is_registered_in_full() -> None:
+    for scale in ({"tau": 1.0}, {"ramp": 0.5}):
+        given = made(2, bias=True, value=True, rank=3, **scale)
+        torch.library.opcheck(torch.ops.dynamicgate.decode_ffn.default, arguments(given))
+
+
+def arguments(given: Given) -> tuple[object, ...]:
+    """As the op takes them."""
+    gate: GateNet = given["gate"]
+    cut = (gate.cut, None, gate.keep, gate.tau, gate.ramp)
+    biases = (given[name] for name in ("up_bias_N", "down_bias_O", "value_ND", "value_bias_N"))
+    layer = (given["up_ND"], given["down_ON"], given["block"], given["activation"], *biases)
+    return (given["x_TD"], list(gate.weights), list(gate.biases), gate.hidden, *cut, *layer)
+
+
+def test_it_compiles_without_a_graph_break() -> None:
+    given = made(3)
+    gate, up_ND, down_ON = given["gate"], given["up_ND"], given["down_ON"]
+
+    def layer(x_TD: Tensor) -> Tensor:
+        return decode_ffn(torch.relu(x_TD), gate, up_ND, down_ON, block=given["block"]) + 1
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(given["x_TD"]), layer(given["x_TD"]))
+
+
+def test_a_gradient_is_refused() -> None:
+    given = made(1)
+    with pytest.raises(RuntimeError, match="train with gated_ffn"):
+        decode_ffn(**{**given, "x_TD": given["x_TD"].requires_grad_()}).sum().backward()
+
+
+def test_other_dtypes_run_on_the_reference() -> None:
+    assert torch.float64 not in DTYPES
+    given = made(2, dtype=torch.float64)
+    torch.testing.assert_close(decode_ffn(**given), right(given))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"x_TD": torch.randn(17, 40)}, "1 to 16 tokens, received 17"),
+        ({"x_TD": torch.randn(2, 41)}, "40 features, received 41"),
+        ({"activation": "tanh"}, "activation must be one of .*received 'tanh'"),
+        ({"value_ND": torch.randn(3, 40)}, r"value_ND of shape \(90, 40\), received \(3, 40\)"),
+        ({"value_bias_N": torch.randn(90)}, "value_bias_N needs value_ND"),
+        ({"down_ON": torch.randn(30, 90, dtype=torch.float16)}, "in torch.float32 like x, received torch.float16"),
+        ({"block": 7}, "13 blocks"),
+    ],
+)
+def test_what_does_not_fit_together_is_told(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decode_ffn(**{**made(2), **change})

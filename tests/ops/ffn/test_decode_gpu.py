@@ -1,0 +1,120 @@
+"""`decode_ffn` on a CUDA GPU. Skipped where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynamicgate.ops import GateNet
+from dynamicgate.ops.ffn import decode_ffn
+from tests.ops.ffn.decode_cases import error, made, with_gate
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1e-3, torch.float32: 1e-5}
+BF16 = {"dtype": torch.bfloat16, "device": "cuda"}
+
+
+@pytest.fixture(autouse=True)
+def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that nobody wrote is NaN: what a kernel leaves out cannot go unnoticed."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("opened", [0.1, 0.9])
+def test_results_are_those_of_the_reference(dtype: torch.dtype, opened: float) -> None:
+    more = {"sizes": (512, 4096, 1024), "block": 64, "opened": opened, "dtype": dtype, "device": "cuda"}
+    assert all(error(made(tokens, **more)) < TOLERANCE[dtype] for tokens in (1, 2, 8, 16))
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_odd_sizes_biases_and_swiglu(tokens: int) -> None:
+    more = {"sizes": (333, 777, 130), "value": True, "activation": "silu", "bias": True, **BF16}
+    assert error(made(tokens, block=96, **more)) < 1e-2
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_unit_gates_of_low_rank_scaled_by_p(tokens: int) -> None:
+    assert error(made(tokens, sizes=(512, 2048, 256), block=1, rank=16, tau=0.5, **BF16)) < 1e-2
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+@pytest.mark.parametrize(("block", "rank"), [(1, 16), (128, 0)])
+def test_gates_with_a_ramp(tokens: int, block: int, rank: int) -> None:
+    given = made(tokens, sizes=(512, 2048, 256), block=block, rank=rank, ramp=0.7, **BF16)
+    assert error(given) < 1e-2
+    cut_G = torch.full((given["gate"].blocks,), given["gate"].cut, device="cuda")
+    assert error(with_gate(given, cut=cut_G)) < 1e-2
+
+
+@pytest.mark.parametrize("tokens", [1, 7])
+def test_the_largest_logits_open(tokens: int) -> None:
+    given = made(tokens, sizes=(512, 2048, 256), block=128, **BF16)
+    assert error(with_gate(given, cut=torch.inf, keep=2)) < 1e-2
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_all_open_all_closed_and_weights_that_must_not_be_read(tokens: int) -> None:
+    given = made(tokens, sizes=(512, 2048, 256), block=128, bias=True, **BF16)
+    assert error(with_gate(given, cut=-torch.inf)) < 1e-2
+    for name in ("up_ND", "down_ON", "up_bias_N"):
+        given[name] = torch.full_like(given[name], torch.nan)
+    closed = decode_ffn(**with_gate(given, cut=torch.inf))
+    assert torch.equal(closed, given["down_bias_O"].expand_as(closed))
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_it_runs_from_a_cuda_graph_and_compiled_with_the_same_bits(tokens: int) -> None:
+    torch.use_deterministic_algorithms(False)  # it fills memory, which a capture does not see
+    sizes = (512, 4096, 1024)
+    given = made(tokens, sizes=sizes, block=64, **BF16)
+    gate, up_ND, down_ON = given["gate"], given["up_ND"], given["down_ON"]
+
+    def layer(x_TD: Tensor) -> Tensor:
+        return decode_ffn(x_TD, gate, up_ND, down_ON, block=64)
+
+    x_TD = given["x_TD"].clone()
+    first = layer(x_TD)
+    assert torch.equal(torch.compile(layer, fullgraph=True)(x_TD), first)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y_TO = layer(x_TD)
+    for seed in range(20):
+        x_TD.copy_(made(tokens, sizes=sizes, block=64, seed=seed, **BF16)["x_TD"])
+        graph.replay()
+        assert torch.equal(y_TO, layer(x_TD))
+
+
+def test_two_streams_at_a_time_do_not_wait_for_each_other_forever() -> None:
+    given = made(1, sizes=(1024, 8192, 4096), block=64, opened=0.5, **BF16)
+    expected = decode_ffn(**given)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    found = []
+    for _ in range(50):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                found.append(decode_ffn(**given))
+    torch.cuda.synchronize()
+    assert all(torch.equal(y, expected) for y in found)
+
+
+def test_more_than_two_to_the_31_weights() -> None:
+    N, D, block = 2**19 + 1024, 4096, 1024
+    up_ND = torch.zeros(N, D, dtype=torch.bfloat16, device="cuda")
+    down_ON = torch.zeros(64, N, dtype=torch.bfloat16, device="cuda")
+    up_ND[-1], down_ON[:, -1] = 1.0, 2.0
+    cut_G = torch.full((N // block,), torch.inf, device="cuda")
+    cut_G[-1] = -torch.inf
+    gate = GateNet((torch.ones(N // block, D, dtype=torch.bfloat16, device="cuda"),), (None,), cut=cut_G)
+    for tokens in (1, 3):
+        x_TD = torch.ones(tokens, D, dtype=torch.bfloat16, device="cuda")
+        y_TO = decode_ffn(x_TD, gate, up_ND, down_ON, block=block)
+        assert torch.equal(y_TO, torch.full_like(y_TO, 2.0 * D))

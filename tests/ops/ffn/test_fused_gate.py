@@ -1,0 +1,67 @@
+"""`close_hidden`: a registered op over torch, its kernel interpreted, compiled for Hopper, and on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dynamicgate.ops.ffn import close_hidden
+from tests.ops.ffn.compiled import Compiled
+from tests.ops.ffn.fused_gate_cases import SCALES, SIZES, error, made
+
+
+def test_the_kernel_gives_the_results_of_the_reference(interpreted: Callable[[str], None]) -> None:
+    interpreted("interpreted_fused_gate.py")
+
+
+def test_the_kernel_compiles_for_a_hopper_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    from dynamicgate.ops.ffn import fused_gate_kernel
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(fused_gate_kernel, "close_kernel", Compiled(fused_gate_kernel.close_kernel))
+    both_TM = torch.zeros(2, 4160, dtype=torch.bfloat16)
+    for scale in ((None, None), (0.5, None), (None, 0.5)):
+        fused_gate_kernel.launch(both_TM, both_TM[:, :4096], 4096, 256, "gelu", 0.0, *scale)
+    assert Compiled.compiled == {"close_kernel"}
+
+
+@pytest.mark.parametrize("scale", SCALES, ids=["hard", "tau", "ramp"])
+def test_without_a_gpu_torch_answers_and_the_op_is_registered_in_full(scale: dict[str, float]) -> None:
+    given = made(5, 33, 16, value=True, **scale)
+    assert error(given) < 1e-6
+    rule = (given["units"], given["block"], "relu", given["cut"], scale.get("tau"), scale.get("ramp"))
+    torch.library.opcheck(torch.ops.dynamicgate.close_hidden.default, (given["both_TM"], given["value_TN"], *rule))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"units": 40}, "expected .tokens, 43 or more., received .4, 37."),
+        ({"activation": "softsign"}, "activation must be one of"),
+        ({"value_TN": torch.zeros(4, 8)}, "expected value_TN of shape .4, 32."),
+    ],
+)
+def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        close_hidden(**{**made(4, 32, 16), **change})
+
+
+def test_it_has_no_gradient() -> None:
+    given = made(2, 32, 16)
+    given["both_TM"].requires_grad_()
+    with pytest.raises(RuntimeError, match="for inference"):
+        close_hidden(**given).sum().backward()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float16, 5e-3), (torch.bfloat16, 4e-2)])
+@pytest.mark.parametrize("sizes", [*SIZES, (65_537, 256, 64), (600, 16384, 1024)])
+def test_the_kernel_on_a_gpu(sizes: tuple[int, int, int], dtype: torch.dtype, most: float) -> None:
+    for scale in SCALES:
+        assert error(made(*sizes, value=True, dtype=dtype, device="cuda", **scale)) < most

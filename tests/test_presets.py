@@ -1,0 +1,79 @@
+"""The recipe on any model: what `compare` calls gate+rigl, from a budget and nothing else."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+import dynamicgate as dg
+from dynamicgate.data import check_arrays
+from dynamicgate.lab.datasets.loading import load_dataset
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods import Settings
+from dynamicgate.lab.methods.models import MODELS
+
+
+def plain(*sizes: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in pairwise(sizes):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize("sizes", [(784, 256, 10), (200, 64, 48, 40)])
+def test_it_is_what_compare_trains_at_the_same_width(budget: float, sizes: tuple[int, ...]) -> None:
+    part = check_arrays(torch.randn(80, sizes[0]), torch.arange(80) % sizes[-1])
+    splits = Splits("clouds", part, part, part, sizes[-1], 0.0, 1.0)
+    asked = Settings("clouds", model="gate+rigl", budget=budget, hidden=sizes[1:-1], widen=1.0, every=1, epochs=30)
+    settings = asked.resolved(splits)
+    right = MODELS["gate+rigl"](settings, splits)
+    steered, sparsifier = dg.recipe_(plain(*sizes), budget)
+    assert (steered is None) == (right.budget is None)
+    if steered is not None and right.budget is not None:
+        assert steered.target == pytest.approx(right.budget.target)
+    assert right.sparsifier is not None
+    assert [layer.density for layer in sparsifier.layers] == pytest.approx([o.density for o in right.sparsifier.layers])
+    assert list(sparsifier.start.values()) == pytest.approx(list(right.sparsifier.start.values()))  # type: ignore[attr-defined]
+
+
+def test_a_trained_model_meets_its_budget() -> None:
+    torch.manual_seed(0)
+    digits = load_dataset("digits")
+    model = nn.Sequential(dg.nn.Normalize(digits.mean, digits.std), *plain(64, 192, 10))
+    budget, sparsifier = dg.recipe_(model, 0.3, every=40)
+    assert budget is not None
+    dg.fit(model, digits.train, valid=digits.valid, budget=budget, sparsifier=sparsifier, epochs=20, batch=32, lr=4e-3)
+    found = dg.measure(model, digits.test)
+    assert found.macs["relative"] == pytest.approx(0.3, abs=0.01)
+    assert found.quality["accuracy"] > 0.94
+
+
+def test_where_gates_could_not_tell_inputs_apart_connections_alone_meet_the_budget() -> None:
+    model = plain(64, 128, 10)
+    budget, sparsifier = dg.recipe_(model, 0.1)
+    assert budget is None
+    assert not dg.named_gates(model)
+    kept = sum(layer.density * layer.mask.numel() for layer in sparsifier.layers)
+    assert kept / (64 * 128 + 128 * 10) == pytest.approx(0.1, abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("model", "budget", "structure", "message"),
+    [
+        (plain(64, 128, 10), 0.0, "16x1", "expected 0 < budget <= 1, received 0.0"),
+        (dg.gate_(plain(64, 128, 10)), 0.3, "16x1", "this model has gates already"),
+        (plain(64, 128, 10), 0.3, "round", "a structure is"),
+        (nn.Sequential(nn.Linear(8, 4)), 0.3, "16x1", "matches no"),
+    ],
+)
+def test_a_mistake_is_told_and_leaves_the_model_as_it_was(
+    model: nn.Module, budget: float, structure: str, message: str
+) -> None:
+    before = list(model.state_dict())
+    with pytest.raises(ValueError, match=message):
+        dg.recipe_(model, budget, structure=structure)
+    assert list(model.state_dict()) == before

@@ -1,0 +1,123 @@
+"""What a user may get wrong, and the sentence that says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dynamicgate import Budget, fit
+from tests.training.easy import blobs, dense, gated
+
+
+def replaced(tensor: Tensor, index: Any, value: float) -> Tensor:
+    changed = tensor.clone()
+    changed[index] = value
+    return changed
+
+
+X, Y = blobs(30)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "sentence"),
+    [
+        (replaced(X, (4, 2), torch.nan), Y, r"x must be finite in float32, found 1 NaN .* at index \(4, 2\)"),
+        (replaced(X, (0, 7), torch.inf), Y, r"at index \(0, 7\) \(inf\)"),
+        (X, replaced(Y, 5, 3), r"training data: labels must be 0..2 for a model of 3 outputs, found 0..3"),
+        (X, replaced(Y, 5, -1), r"labels must be 0.., found -1 at row 5|labels must be 0..\d+, found -1 at row 5"),
+        (X, Y + 0.5, r"labels must be integers, found 0.5 at row 0"),
+        (X[:0], Y[:0], r"training data is empty: x has shape \(0, 8\)"),
+        (X, torch.zeros_like(Y), r"at least 2 classes, found only class 0 in all 30 rows"),
+        (X, Y[:-1], r"x has 30 rows but y has 29 labels"),
+        (X, torch.eye(3)[Y], r"y must have 1 dimension, .* got shape \(30, 3\)"),
+        (X[:, 0], Y, r"x must have rows and features"),
+        (X[:, :7], Y, r"the model cannot read rows of shape \[7\]: mat1 and mat2"),
+        (X.reshape(30, 2, 4), Y, r"the model cannot read rows of shape \[2, 4\]"),
+    ],
+)
+def test_bad_training_data_is_answered_with_a_sentence(x: Tensor, y: Tensor, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        fit(dense(), (x, y), epochs=1, show=False)
+
+
+@pytest.mark.parametrize(
+    ("valid", "sentence"),
+    [
+        ((replaced(X, (4, 2), torch.nan), Y), "validation data: x must be finite"),
+        ((X, replaced(Y, 5, 3)), "validation data: labels must be 0..2"),
+        ((X[:0], Y[:0]), "validation data is empty"),
+    ],
+)
+def test_bad_validation_data_is_answered_with_a_sentence(valid: tuple[Tensor, Tensor], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        fit(dense(), (X, Y), valid=valid, epochs=1, show=False)
+
+
+def test_validation_data_may_lack_classes() -> None:
+    history = fit(dense(), (X, Y), valid=(X[Y == 1], Y[Y == 1]), epochs=1, show=False)
+    assert history.best is not None
+
+
+def test_a_data_loader_is_answered_with_what_is_expected() -> None:
+    loader = DataLoader(TensorDataset(X, Y), batch_size=10)
+    with pytest.raises(TypeError, match=r"training data is a pair \(x, y\) of tensors .*, received DataLoader"):
+        fit(dense(), loader, epochs=1, show=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"epochs": 0}, "epochs must be 1 or more, received 0"),
+        ({"batch": 0}, "batch must be 1 or more, received 0"),
+        ({"accumulate": 0}, "accumulate must be 1 or more, received 0"),
+        ({"lr": 0.0}, "the learning rate must be positive, received 0.0"),
+        ({"lr": float("nan")}, "the learning rate must be positive, received nan"),
+        ({"clip": -1.0}, "clip is the largest gradient norm and must be positive, received -1.0"),
+        ({"patience": 0, "valid": (X, Y)}, "patience is a number of epochs, 1 or more, received 0"),
+        ({"patience": 2}, r"early stopping \(patience\) needs validation data: pass valid="),
+        ({"device": "gpu"}, "device must be auto, cpu or cuda, received 'gpu'"),
+        ({"class_weights": "inverse"}, "with one weight a class or 'balanced', received 'inverse'"),
+        ({"class_weights": torch.ones(4)}, "class_weights must be 3 finite numbers"),
+        ({"class_weights": torch.tensor([1.0, -1.0, 1.0])}, "none negative"),
+        ({"class_weights": torch.tensor([1.0, torch.nan, 1.0])}, "finite"),
+        ({"budget": Budget(target=0.5)}, r"a budget steers gates, and this model has none: call dynamicgate.gate_"),
+        ({"seed": -1}, "seeds and epochs must be 0 or more, got seed -1"),
+    ],
+)
+def test_options_that_make_no_sense_are_answered_with_a_sentence(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        fit(dense(), (X, Y), show=False, **options)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_a_gpu_that_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match="'cuda' was asked for, but this machine has no CUDA GPU; use 'cpu' or 'auto'"):
+        fit(dense(), (X, Y), device="cuda", show=False)
+
+
+def test_a_budget_below_the_cost_of_the_gates_says_what_they_cost() -> None:
+    model = gated(block=1)  # a linear gate network: 8 * 32 of 8 * 32 + 32 * 3 MACs
+    with pytest.raises(ValueError, match=r"budget of 0.5 cannot be met: the gate networks alone cost 0.727 of dense"):
+        fit(model, (X, Y), budget=Budget(target=0.5), epochs=1, show=False)
+
+
+def test_a_loss_that_explodes_is_answered_with_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"the loss became (nan|inf) at step \d+: lower the learning rate or set clip"):
+        fit(dense(), (X, Y), epochs=20, lr=1e30, show=False)
+
+
+@pytest.mark.parametrize(
+    ("head", "found"),
+    [
+        (lambda: nn.Unflatten(1, (3, 1)), r"\[2, 3, 1\]"),
+        (lambda: nn.Flatten(0), r"\[6\]"),
+    ],
+)
+def test_a_model_that_does_not_score_classes_is_refused(head: Callable[[], nn.Module], found: str) -> None:
+    with pytest.raises(ValueError, match=rf"expected scores of shape \[2, classes\] .* returned {found}"):
+        fit(nn.Sequential(*dense(), head()), (X, Y), epochs=1, show=False)
