@@ -66,11 +66,11 @@ def gated_model(size: str, share: float) -> tuple[nn.Module, Tensor]:
     return model, x
 
 
-def sparse_model(size: str, density: float, structure: str) -> tuple[nn.Module, Tensor]:
+def sparse_model(size: str, density: float, pattern: str) -> tuple[nn.Module, Tensor]:
     """Random weights of which `density` exist, except in the output layer."""
     torch.manual_seed(0)
     model = dg.nn.GatedMLP(SIZES[size]).eval()
-    dg.sparsity.Static(model, density, structure=structure)
+    dg.sparsity.Static(model, density, pattern=pattern)
     return model, torch.randn(1024, SIZES[size][0])
 
 
@@ -155,9 +155,9 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, str, float]]:
         for share in args.open:
             yield size, "gate", share
         for density in args.density:
-            for structure in ("16x1", "unstructured"):
+            for pattern in ("16x1", "unstructured"):
                 if size != "S4":
-                    yield size, structure, density
+                    yield size, pattern, density
 
 
 def measure(args: argparse.Namespace, machine: Machine) -> Iterator[dict[str, Any]]:

@@ -37,7 +37,7 @@ def test_it_is_what_compare_trains_at_the_same_width(budget: float, sizes: tuple
         assert steered.target == pytest.approx(right.budget.target)
     assert right.sparsifier is not None
     assert [layer.density for layer in sparsifier.layers] == pytest.approx([o.density for o in right.sparsifier.layers])
-    assert list(sparsifier.start.values()) == pytest.approx(list(right.sparsifier.start.values()))  # type: ignore[attr-defined]
+    assert list(sparsifier.initial_density.values()) == pytest.approx(list(right.sparsifier.initial_density.values()))  # type: ignore[attr-defined]
 
 
 def test_a_trained_model_meets_its_budget() -> None:
@@ -62,18 +62,18 @@ def test_where_gates_could_not_tell_inputs_apart_connections_alone_meet_the_budg
 
 
 @pytest.mark.parametrize(
-    ("model", "budget", "structure", "message"),
+    ("model", "budget", "pattern", "message"),
     [
         (plain(64, 128, 10), 0.0, "16x1", "expected 0 < budget <= 1, received 0.0"),
         (dg.gate_(plain(64, 128, 10)), 0.3, "16x1", "this model has gates already"),
-        (plain(64, 128, 10), 0.3, "round", "a structure is"),
+        (plain(64, 128, 10), 0.3, "round", "a pattern is"),
         (nn.Sequential(nn.Linear(8, 4)), 0.3, "16x1", "matches no"),
     ],
 )
 def test_a_mistake_is_told_and_leaves_the_model_as_it_was(
-    model: nn.Module, budget: float, structure: str, message: str
+    model: nn.Module, budget: float, pattern: str, message: str
 ) -> None:
     before = list(model.state_dict())
     with pytest.raises(ValueError, match=message):
-        dg.recipe_(model, budget, structure=structure)
+        dg.recipe_(model, budget, pattern=pattern)
     assert list(model.state_dict()) == before

@@ -20,13 +20,13 @@ def connections(linear: nn.Linear) -> Tensor | None:
     return mask if isinstance(mask, Tensor) else None
 
 
-def structure_of(linear: nn.Linear) -> str:
+def pattern_of(linear: nn.Linear) -> str:
     """The pattern that the mask keeps to, for example "16x1": what a kernel may rely on."""
-    return getattr(linear, "mask_structure", UNSTRUCTURED)
+    return getattr(linear, "mask_pattern", UNSTRUCTURED)
 
 
 @torch.no_grad()
-def put_mask_(linear: nn.Linear, mask: Tensor, structure: str = UNSTRUCTURED, *, density: float | None = None) -> None:
+def put_mask_(linear: nn.Linear, mask: Tensor, pattern: str = UNSTRUCTURED, *, density: float | None = None) -> None:
     """Give a layer its mask and set the weights of missing connections to zero. density: the share of the connections
     that will be left when training has ended, where some are still to go."""
     if mask.shape != linear.weight.shape:
@@ -35,7 +35,7 @@ def put_mask_(linear: nn.Linear, mask: Tensor, structure: str = UNSTRUCTURED, *,
         )
     linear.register_buffer("mask", mask.to(linear.weight.device, torch.bool))
     held: Any = linear
-    held.mask_structure, held.mask_density = structure, density
+    held.mask_pattern, held.mask_density = pattern, density
     linear.weight.mul_(linear.mask)  # type: ignore[arg-type]
 
 
@@ -45,7 +45,7 @@ def present(linear: nn.Linear) -> int:
     return linear.weight.numel() if mask is None else int(mask.sum())
 
 
-def settled(linear: nn.Linear) -> float:
+def final_connections(linear: nn.Linear) -> float:
     """How many connections will be left: as many as exist, unless a sparsifier has said that some will go."""
     density = getattr(linear, "mask_density", None)
     return present(linear) if density is None else min(density * linear.weight.numel(), present(linear))

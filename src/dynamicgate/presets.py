@@ -74,13 +74,19 @@ def affordable_densities(
 
 
 def fused_sparsifier(
-    model: nn.Module, layers: Sequence[str], found: Densities, *, start: float, distribution: Distribution, **rest: Any
+    model: nn.Module,
+    layers: Sequence[str],
+    found: Densities,
+    *,
+    initial_density: float,
+    distribution: Distribution,
+    **rest: Any,
 ) -> RigL:
     """One sparsifier for layers and all gate networks; gate networks are sparse from the first step."""
     shapes = {name: model.get_submodule(name).weight.shape for name in layers}
     shares = densities(shapes, found.layers, distribution)  # type: ignore[arg-type]
     shares |= {f"{gate.site.consumer}.gate.net*": found.gates for gate in named_gates(model).values()}
-    return RigL(model, shares, start=dict.fromkeys(layers, start), **rest)
+    return RigL(model, shares, initial_density=dict.fromkeys(layers, initial_density), **rest)
 
 
 def recipe_(
@@ -88,14 +94,14 @@ def recipe_(
     budget: float,
     *,
     where: Where = hidden,
-    structure: str = "unstructured",
+    pattern: str = "unstructured",
     every: int = 100,
     seed: int = 0,
 ) -> tuple[Budget | None, RigL]:
     """Put the recipe on a model, in place: gates on its hidden units, sparse layers, and what steers both.
 
     budget: executed MACs relative to the dense model, gate networks and output layer included.
-    where: the units to gate, as in `gate_`. structure, every, seed: as in `RigL`; "16x1" is for speed on CPUs.
+    where: the units to gate, as in `gate_`. pattern, every, seed: as in `RigL`; "16x1" is for speed on CPUs.
 
     Give both results to `fit`, or to your own loop. The first is None where the budget does not pay for gates that
     could tell inputs apart: then there are none, and connections alone meet it. From a budget of 0.1 on it pays to make
@@ -116,8 +122,8 @@ def recipe_(
         found = affordable_densities(affordable, counter.dense, 0 if thin else output, cost, blocks, spending(budget))
         if not found.gates:
             ungate_(model)
-        options: dict[str, Any] = {"structure": structure, "every": every, "seed": seed}
-        sparsifier = fused_sparsifier(model, layers, found, start=START, distribution=DISTRIBUTION, **options)
+        options: dict[str, Any] = {"pattern": pattern, "every": every, "seed": seed}
+        sparsifier = fused_sparsifier(model, layers, found, initial_density=START, distribution=DISTRIBUTION, **options)
     except ValueError:  # the model stays what it was
         ungate_(model)
         raise

@@ -80,7 +80,7 @@ def test_a_site_under_its_floor_is_lifted_and_one_above_it_is_not() -> None:
     gates = dg.named_gates(model)
     with torch.no_grad():
         gates["layers.2"].net.bias.fill_(-0.5)  # closed, one site
-    budget = Budget(target=0.9, floor=0.2, warmup=0.5, ramp=0.5)
+    budget = Budget(target=0.9, floor=0.2, warmup=0.5, anneal=0.5)
     budget.apply_(model, 0.1)  # still warming up: lambda is zero
     with dg.usage(model) as used:
         model(task(rows=8)[0])
@@ -92,7 +92,7 @@ def test_a_site_under_its_floor_is_lifted_and_one_above_it_is_not() -> None:
 
 def test_lambda_is_zero_during_warm_up_and_the_reference_falls_gently_from_fully_open_to_the_target() -> None:
     model = GatedMLP((32, 16, 4), STATIC)
-    budget = Budget(target=0.4, warmup=0.2, ramp=0.5)
+    budget = Budget(target=0.4, warmup=0.2, anneal=0.5)
     references = []
     for step in range(101):
         budget.apply_(model, step / 100)
@@ -115,7 +115,7 @@ def test_the_penalty_pushes_down_above_the_reference_and_up_below_it() -> None:
         gate = dg.named_gates(model)["layers.1"]
         with torch.no_grad():
             gate.net.bias.fill_(logit)
-        budget = Budget(target=0.5, warmup=0.0, ramp=0.1, floor=0.0)
+        budget = Budget(target=0.5, warmup=0.0, anneal=0.1, floor=0.0)
         budget.apply_(model, 0.9)
         with dg.usage(model) as used:
             model(task(rows=4)[0])
@@ -126,7 +126,7 @@ def test_the_penalty_pushes_down_above_the_reference_and_up_below_it() -> None:
 
 def test_lambda_is_proportional_to_the_error_plus_its_sum_over_the_steps_and_bounded() -> None:
     model = GatedMLP((32, 16, 4), STATIC)  # fully open, and nobody trains it
-    budget = Budget(target=0.9, warmup=0.0, ramp=0.1, gain=3.0, integral=0.25, steer=0.0)
+    budget = Budget(target=0.9, warmup=0.0, anneal=0.1, gain=3.0, integral=0.25, steer=0.0)
     found = []
     for step in range(500):
         progress = 0.9 + step / 10_000
@@ -145,7 +145,7 @@ def test_the_biases_of_all_gates_are_steered_by_the_error_and_no_further_than_th
     gate = dg.named_gates(model)["layers.1"]
     before = gate.bias.detach().clone()
     for steer, moved in ((0.3, 0.03), (100.0, 0.2)):
-        budget = Budget(target=0.9, warmup=0.0, ramp=0.1, steer=steer)
+        budget = Budget(target=0.9, warmup=0.0, anneal=0.1, steer=steer)
         budget.apply_(model, 0.5)
         with dg.usage(model) as used:
             model(task(rows=4)[0])
@@ -172,12 +172,12 @@ def test_the_reference_starts_where_the_model_is_not_at_fully_open() -> None:
 
 def test_gates_do_not_pay_for_connections_that_are_still_to_go() -> None:
     model = GatedMLP((32, 16, 4), STATIC)
-    sparsifier = dg.RigL(model, 0.5, start=1.0, every=1, until=0.75, begin=0.0)
+    sparsifier = dg.RigL(model, 0.5, initial_density=1.0, every=1, until=0.75, prune_from=0.0)
     dense, going = 32 * 16 + 16 * 4, 32 * 16 / 2
     assert dg.accounting.MacCounter(model).all_open == 1.0
-    assert dg.accounting.MacCounter(model).settled == pytest.approx(1.0 - going / dense)
+    assert dg.accounting.MacCounter(model).final_relative == pytest.approx(1.0 - going / dense)
     target = 0.8 * (1.0 - going / dense)
-    budget = Budget(target=target, warmup=0.1, ramp=0.5)
+    budget = Budget(target=target, warmup=0.1, anneal=0.5)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     x, y = task(rows=8)
     for step in range(101):
@@ -234,8 +234,8 @@ def test_a_target_under_the_fixed_costs_is_refused_and_the_gate_cost_named() -> 
         ({"theta": 1.0}, "expected 0 < theta < 1, received 1.0"),
         ({"tau": 0.0}, "tau must be positive and finite, received 0.0"),
         ({"form": "cubic"}, "form must be one of linear, cost, hinge.*received 'cubic'"),
-        ({"warmup": 0.6, "ramp": 0.5}, "received 0.6, 0.5"),
-        ({"ramp": 0.0}, "0 < ramp"),
+        ({"warmup": 0.6, "anneal": 0.5}, "received 0.6, 0.5"),
+        ({"anneal": 0.0}, "0 < anneal"),
         ({"floor": 1.0}, "floor is an open rate: expected 0 <= floor < 1, received 1.0"),
         ({"on_collapse": "panic"}, "on_collapse must be report, act or ignore, received 'panic'"),
     ],

@@ -49,7 +49,7 @@ def test_p_that_drops_is_a_probability_collapse() -> None:
     assert found.name == "probability-collapse"
     assert found.progress == pytest.approx(0.46)
     assert "fell from 0.80 to 0.01" in found.evidence
-    assert "ramp it more slowly" in found.remedy
+    assert "anneal it more slowly" in found.remedy
     assert "raise tau" in found.remedy
 
 

@@ -297,7 +297,7 @@ def _ddp_inputs() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 BUDGETS = {
-    "closed loop": {"target": 0.75, "floor": 0.7, "ramp": 0.2, "integral": 0.1},
+    "closed loop": {"target": 0.75, "floor": 0.7, "anneal": 0.2, "integral": 0.1},
     "squared-hard": {"form": "squared-hard", "weight": 2.0, "keep": 0.4},
     "hinge": {"form": "hinge", "weight": 2.0, "keep": 0.4},
 }

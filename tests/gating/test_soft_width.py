@@ -14,36 +14,39 @@ from dynamicgate.gating import Gate
 from tests.gating.gates import static_gate
 
 
-def ramped(z: Tensor, tau: float, theta: float, ramp: float) -> Tensor:
+def ramped(z: Tensor, tau: float, theta: float, soft_width: float) -> Tensor:
     """What multiplies the units, in float64."""
     height = z.double() / tau - math.log(theta / (1 - theta))
-    return (height / ramp).clamp(0.0, 1.0)
+    return (height / soft_width).clamp(0.0, 1.0)
 
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("kind", ["static", "dynamic"])
-@pytest.mark.parametrize(("tau", "theta", "ramp"), [(1.0, 0.5, 1.1), (0.3, 0.8, 0.5), (2.0, 0.2, 4.0)])
+@pytest.mark.parametrize(("tau", "theta", "soft_width"), [(1.0, 0.5, 1.1), (0.3, 0.8, 0.5), (2.0, 0.2, 4.0)])
 def test_a_ramp_opens_units_by_how_far_their_logit_is_above_the_threshold(
-    tau: float, theta: float, ramp: float, kind: Any, training: bool
+    tau: float, theta: float, soft_width: float, kind: Any, training: bool
 ) -> None:
-    config = GateConfig(kind=kind, net="linear", tau=tau, theta=theta, ramp=ramp)
+    config = GateConfig(kind=kind, net="linear", tau=tau, theta=theta, soft_width=soft_width)
     gate = Gate(Site("out", ("in",), "in", 301), config, features=3).train(training)
     with torch.no_grad():
         gate.bias.copy_(torch.linspace(-12.0, 12.0, 301))
     decision = gate(torch.randn(7, 3))
-    expected = ramped(decision.logits.detach(), tau, theta, ramp)
+    expected = ramped(decision.logits.detach(), tau, theta, soft_width)
     assert ((expected > 0) & (expected < 1)).any()
     torch.testing.assert_close(decision.scale.double(), expected, rtol=1e-5, atol=2e-6)
     assert torch.equal(decision.open, (decision.p > gate.theta).float())
     assert bool((decision.scale[decision.open == 0] == 0).all())
-    assert bool((decision.scale[decision.logits / tau > math.log(theta / (1 - theta)) + 1.01 * ramp] == 1).all())
+    assert bool((decision.scale[decision.logits / tau > math.log(theta / (1 - theta)) + 1.01 * soft_width] == 1).all())
 
 
 @pytest.mark.parametrize("theta", [0.5, 0.7])
 def test_nothing_jumps_where_a_gate_with_a_ramp_closes(theta: float) -> None:
     tau, near = 0.5, torch.tensor([-1e-3, -1e-5, 0.0, 1e-5, 1e-3])
     cut = tau * math.log(theta / (1 - theta))
-    factors = {ramp: static_gate(cut + near, tau=tau, theta=theta, ramp=ramp)(torch.zeros(1, 3)) for ramp in (0.0, 1.0)}
+    factors = {
+        soft_width: static_gate(cut + near, tau=tau, theta=theta, soft_width=soft_width)(torch.zeros(1, 3))
+        for soft_width in (0.0, 1.0)
+    }
     assert set(factors[0.0].scale.flatten().tolist()) == {0.0, 1.0}
     assert factors[1.0].scale.tolist()[0] == pytest.approx([0.0, 0.0, 0.0, 2e-5, 2e-3], abs=1e-6)
     assert torch.equal(factors[1.0].open, factors[0.0].open)
@@ -53,9 +56,9 @@ def test_nothing_jumps_where_a_gate_with_a_ramp_closes(theta: float) -> None:
 def test_a_ramp_leaves_probabilities_decisions_and_the_gradient_as_they_are(train: Any) -> None:
     logits = torch.linspace(-4.0, 4.0, 257)
     seen = []
-    for ramp in (0.0, 0.8):
+    for soft_width in (0.0, 0.8):
         torch.manual_seed(3)  # the same noise
-        gate = static_gate(logits, train=train, tau=0.7, theta=0.4, ramp=ramp)
+        gate = static_gate(logits, train=train, tau=0.7, theta=0.4, soft_width=soft_width)
         decision = gate(torch.zeros(20, 3))
         (decision.scale * torch.linspace(-1.0, 2.0, 257)).sum().backward()
         seen.append((decision, gate.net.bias.grad))
@@ -68,7 +71,7 @@ def test_a_ramp_leaves_probabilities_decisions_and_the_gradient_as_they_are(trai
 
 
 def test_a_noisy_gate_with_a_ramp_starts_from_the_noisy_logit() -> None:
-    gate = static_gate([0.3] * 5, train="gumbel", tau=0.7, theta=0.4, ramp=2.0)
+    gate = static_gate([0.3] * 5, train="gumbel", tau=0.7, theta=0.4, soft_width=2.0)
     torch.manual_seed(5)
     factor = gate(torch.zeros(400, 3)).scale
     torch.manual_seed(5)
@@ -77,7 +80,7 @@ def test_a_noisy_gate_with_a_ramp_starts_from_the_noisy_logit() -> None:
 
 
 def test_a_ramp_begins_where_the_threshold_is_now() -> None:
-    gate = static_gate([1.0], ramp=2.0)
+    gate = static_gate([1.0], soft_width=2.0)
     assert gate(torch.zeros(1, 3)).scale.item() == pytest.approx(0.5)
     gate.theta.fill_(torch.sigmoid(torch.tensor(0.5)))
     assert gate(torch.zeros(1, 3)).scale.item() == pytest.approx(0.25)

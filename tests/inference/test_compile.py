@@ -29,8 +29,8 @@ GATES = {
     "scaled top-k": dg.GateConfig(block=4, scale=True, top_k=2, tau=2.0),
     "soft": dg.GateConfig(block=4, evaluate="soft"),
     "threshold": dg.GateConfig(block=4, theta=0.8, tau=0.5),
-    "ramp": dg.GateConfig(block=4, theta=0.6, tau=0.5, ramp=1.5),
-    "static, ramp": dg.GateConfig(kind="static", tau=0.7, ramp=2.0),
+    "soft_width": dg.GateConfig(block=4, theta=0.6, tau=0.5, soft_width=1.5),
+    "static, soft_width": dg.GateConfig(kind="static", tau=0.7, soft_width=2.0),
 }
 
 
@@ -49,7 +49,7 @@ def test_every_kind_of_gate_gives_the_hard_models_outputs(name: str) -> None:
 def test_gates_with_a_ramp_give_the_hard_models_outputs_on_odd_sizes(
     sizes: tuple[int, ...], block: int, net: str
 ) -> None:
-    config = dg.GateConfig(net=net, rank=3, block=block, theta=0.6, tau=0.8, ramp=1.3)  # type: ignore[arg-type]
+    config = dg.GateConfig(net=net, rank=3, block=block, theta=0.6, tau=0.8, soft_width=1.3)  # type: ignore[arg-type]
     model, x = gated(config, sizes), torch.randn(257, 20)
     with dg.usage(model) as used:
         model(x)
@@ -60,7 +60,7 @@ def test_gates_with_a_ramp_give_the_hard_models_outputs_on_odd_sizes(
         # No row is left out: what rounding may close is multiplied by next to nothing.
         assert_same(fast, model, x[:rows])
     with torch.no_grad():
-        assert (fast(x) - gated_as(model, ramp=0.0)(x)).abs().max() > 1e-2
+        assert (fast(x) - gated_as(model, soft_width=0.0)(x)).abs().max() > 1e-2
 
 
 def gated_as(model: nn.Module, **changes: object) -> nn.Module:
@@ -90,12 +90,12 @@ def test_every_batch_size_gives_the_hard_models_outputs(rows: int) -> None:
     assert_same(fast, model, x[:rows], undecided(model, x[:rows]) if rows else None)
 
 
-@pytest.mark.parametrize("structure", ["unstructured", "fan-in", "16x1", "16x16", "8x1"])
+@pytest.mark.parametrize("pattern", ["unstructured", "fan-in", "16x1", "16x16", "8x1"])
 @pytest.mark.parametrize("block", [0, 1, 16])
-def test_every_mask_gives_the_hard_models_outputs(structure: str, block: int) -> None:
+def test_every_mask_gives_the_hard_models_outputs(pattern: str, block: int) -> None:
     config = dg.GateConfig(net="linear", block=block) if block else None
     model = gated(config, (64, 96, 48, 5)) if config else dg.nn.GatedMLP((64, 96, 48, 5)).eval()
-    dg.RigL(model, 0.2, structure=structure)
+    dg.RigL(model, 0.2, pattern=pattern)
     x = torch.randn(64, 64)
     assert_same(quick(model, x), model, x, undecided(model, x) if block else None)
 
@@ -103,7 +103,7 @@ def test_every_mask_gives_the_hard_models_outputs(structure: str, block: int) ->
 @pytest.mark.parametrize("kind", [None, "dynamic"])
 def test_units_that_were_pruned_are_sliced_away(kind: str | None) -> None:
     model = gated(dg.GateConfig(block=1), (20, 64, 5)) if kind else dg.nn.GatedMLP((20, 64, 5)).eval()
-    pruner = dg.sparsity.Magnitude(model, 0.25, structure="units", begin=0.1, until=0.1, every=1)
+    pruner = dg.sparsity.Magnitude(model, 0.25, pattern="units", prune_from=0.1, until=0.1, every=1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     x = torch.randn(64, 20)
     model(x).sum().backward()

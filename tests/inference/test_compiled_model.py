@@ -175,7 +175,7 @@ def test_a_file_brings_back_the_same_bits_and_the_plan(model: nn.Module, tmp_pat
         (quick(model, x), None),
         (mixed(model, x), None),
         (quick(gated(dg.GateConfig(block=4, top_k=2, scale=True)), x), None),
-        (mixed(gated(dg.GateConfig(block=4, theta=0.6, ramp=1.3)), x), None),
+        (mixed(gated(dg.GateConfig(block=4, theta=0.6, soft_width=1.3)), x), None),
         (quick(norm, x.relu()), None),
         (quick(experts, x), experts),
     ):
@@ -190,19 +190,19 @@ def test_a_file_brings_back_the_same_bits_and_the_plan(model: nn.Module, tmp_pat
 
 
 def test_every_regime_of_gates_with_a_ramp_gives_the_hard_models_outputs() -> None:
-    model, x = gated(dg.GateConfig(block=4, theta=0.6, ramp=1.3)), torch.randn(300, 20)
+    model, x = gated(dg.GateConfig(block=4, theta=0.6, soft_width=1.3)), torch.randn(300, 20)
     fast = mixed(model, x)
     for rows in (1, 16, 300):
         assert_same(fast, model, x[:rows])
 
 
 def test_gates_of_plans_from_before_there_were_ramps_are_built() -> None:
-    net = gate_net(dg.named_gates(gated(dg.GateConfig(block=4, ramp=0.8, tau=0.5)))["layers.1"])
+    net = gate_net(dg.named_gates(gated(dg.GateConfig(block=4, soft_width=0.8, tau=0.5)))["layers.1"])
     gate = GateInTorch(net)
     about = json.loads(json.dumps(gate.describe()))
-    assert GateInTorch.built(about, gate.state_dict()).ramp == pytest.approx(0.4)
-    del about["ramp"]
-    assert GateInTorch.built(about, gate.state_dict()).ramp is None
+    assert GateInTorch.built(about, gate.state_dict()).soft_width == pytest.approx(0.4)
+    del about["soft_width"]
+    assert GateInTorch.built(about, gate.state_dict()).soft_width is None
 
 
 def test_a_partly_compiled_model_is_loaded_into_an_instance(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ GATES = {
     "always open": dg.GateConfig(block=32, always_open=1, theta=0.7),
     "scaled": dg.GateConfig(block=32, scale=True, tau=0.6),
     "threshold": dg.GateConfig(block=32, theta=0.8, tau=0.5),
-    "ramp": dg.GateConfig(block=32, theta=0.6, tau=0.5, ramp=1.5),
+    "soft_width": dg.GateConfig(block=32, theta=0.6, tau=0.5, soft_width=1.5),
     "router": dg.GateConfig(kind="router", block=32, top_k=2),
     "static": dg.GateConfig(kind="static", block=32),
     "units": dg.GateConfig(block=1),

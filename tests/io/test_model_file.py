@@ -82,7 +82,7 @@ def tied_weights() -> nn.Module:
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "a gated MLP": lambda: GatedMLP((6, 9, 7, 3), GateConfig(block=2, open=0.6), dropout=0.1, activation="gelu"),
     "with a constant a feature": lambda: GatedMLP((6, 9, 3), normalize=Normalize(torch.randn(6), torch.rand(6) + 0.5)),
-    "with a ramp": lambda: GatedMLP((6, 9, 3), GateConfig(ramp=0.7)),
+    "with a ramp": lambda: GatedMLP((6, 9, 3), GateConfig(soft_width=0.7)),
     "with one constant": lambda: GatedMLP((6, 9, 3), GateConfig(kind="static"), normalize=Normalize(0.1, 0.3)),
     "with gates everywhere": lambda: GatedMLP(
         (6, 9, 3), GateConfig(net="two-layer", rank=3), where=dg.where.everywhere

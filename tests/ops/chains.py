@@ -24,7 +24,7 @@ class Sketch:
     cut: str = "some"  # "all", "none", "some", "each" (per block), "top" (only `keep`)
     keep: int = 0
     tau: float | None = None
-    ramp: float | None = None  # where the gate has a cut to start from: "some" and "each", without `keep`
+    soft_width: float | None = None  # where the gate has a cut to start from: "some" and "each", without `keep`
     hidden: str = "identity"
     activation: str = "relu"
     given: bool = False
@@ -59,16 +59,16 @@ def build(inputs: int, sketches: list[Sketch], seed: int) -> list[ops.Layer]:
             shapes = [(s.rank, inputs), (blocks, s.rank)] if s.rank else [(blocks, inputs)]
             cuts = {"all": -torch.inf, "none": torch.inf, "top": torch.inf, "some": 0.2, "each": randn(blocks)}
             keep = min(s.keep or int(s.cut == "top"), blocks)
-            ramp = s.ramp if s.cut in ("some", "each") and not keep else None
+            soft_width = s.soft_width if s.cut in ("some", "each") and not keep else None
             # where logits also scale the result their rounding, which grows with them, does so too: they stay small
-            scales = ramp is not None or s.tau is not None
+            scales = soft_width is not None or s.tau is not None
             sizes = [shape[1] ** -0.5 if scales else 1.0 for shape in shapes]
             maps = [randn(*shape) * size for shape, size in zip(shapes, sizes, strict=True)]
             maps[0] = sparse_for(s.gate_layout, maps[0], 0.2, generator)
             gate = ops.GateNet(
                 tuple(maps),
                 tuple(randn(shape[0]) for shape in shapes),
-                hidden=s.hidden, cut=cuts[s.cut], keep=keep, tau=s.tau if ramp is None else None, ramp=ramp,
+                hidden=s.hidden, cut=cuts[s.cut], keep=keep, tau=s.tau if soft_width is None else None, soft_width=soft_width,
             )  # fmt: skip
         skip = s.skip_zeros and s.layout in ("panels", "vectors") and not (layers and layers[-1].block)
         bias = randn(s.outputs) if seed % 3 else None

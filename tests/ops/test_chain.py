@@ -53,8 +53,8 @@ def test_every_layout_reads_a_gated_input(layout: str) -> None:
 @pytest.mark.parametrize("block", [1, 8, 16, 20])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_ramp_is_right_at_any_batch(layout: str, block: int, cut: str, threads: int) -> None:
-    first = Sketch(150, layout, block, cut=cut, ramp=3.0, activation="gelu")
-    layers = build(33, [first, Sketch(35, layout, 16, rank=3, ramp=0.6, cut=cut), Sketch(10)], seed=2)
+    first = Sketch(150, layout, block, cut=cut, soft_width=3.0, activation="gelu")
+    layers = build(33, [first, Sketch(35, layout, 16, rank=3, soft_width=0.6, cut=cut), Sketch(10)], seed=2)
     for rows in (1, 2, 16, 63, 257):
         run_and_check(layers, rows)
 
@@ -89,7 +89,7 @@ def test_a_gate_has_the_layout_that_costs_least() -> None:
 
 
 def test_a_ramp_rises_from_nothing_at_the_cut_to_one() -> None:
-    gate = ops.GateNet((torch.ones(2, 1),), (None,), cut=torch.tensor([1.0, 2.0]), ramp=2.0)
+    gate = ops.GateNet((torch.ones(2, 1),), (None,), cut=torch.tensor([1.0, 2.0]), soft_width=2.0)
     layers = [ops.Layer(torch.zeros(2, 1), torch.ones(2), block=1, gate=gate, layout="rows")]
     x = torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 9.0])[:, None]
     for backend in (None, "torch"):
@@ -177,7 +177,7 @@ sketches = st.builds(
     cut=st.sampled_from(["all", "none", "some", "some", "each", "top"]),
     keep=st.integers(0, 3),
     tau=st.sampled_from([None, 0.7]),
-    ramp=st.sampled_from([None, 0.8]),
+    soft_width=st.sampled_from([None, 0.8]),
     hidden=st.sampled_from(["identity", "relu"]),
     activation=st.sampled_from(ACTIVATIONS),
     skip_zeros=st.booleans(),

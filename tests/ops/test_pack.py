@@ -18,7 +18,7 @@ from tests.ops.chains import Sketch, build
 @pytest.mark.parametrize("skip", [False, True])
 def test_what_is_packed_can_be_unpacked(layout: str, block: int, skip: bool) -> None:
     first = Sketch(50, layout, block, rank=3, hidden="relu", tau=0.5, keep=1, activation="silu", skip_zeros=skip)
-    layers = build(31, [first, Sketch(45, layout, 16, cut="each", ramp=0.25), Sketch(3, layout)], seed=1)
+    layers = build(31, [first, Sketch(45, layout, 16, cut="each", soft_width=0.25), Sketch(3, layout)], seed=1)
     found = unpack(*ops.pack(layers)[:2])
     for before, after in zip(layers, found, strict=True):
         assert torch.equal(before.weight, after.weight)
@@ -29,7 +29,7 @@ def test_what_is_packed_can_be_unpacked(layout: str, block: int, skip: bool) -> 
             assert all(torch.equal(a, b) for a, b in zip(before.gate.biases, after.gate.biases, strict=True))
             assert torch.equal(torch.as_tensor(before.gate.cut).expand(before.blocks), after.gate.cut)
             assert (before.gate.keep, before.gate.tau) == (after.gate.keep, after.gate.tau)
-            assert before.gate.ramp == after.gate.ramp
+            assert before.gate.soft_width == after.gate.soft_width
 
 
 def test_sparse_layouts_store_what_is_not_zero() -> None:
@@ -64,11 +64,11 @@ LAYER = ops.Layer(torch.zeros(32, 8), torch.zeros(32), block=16, gate=GATE)
         ([replace(LAYER, gate=replace(GATE, keep=3))], "keep <= 2 blocks"),
         ([replace(LAYER, gate=replace(GATE, cut=torch.zeros(3)))], "one cut"),
         ([replace(LAYER, gate=replace(GATE, tau=0.0))], "tau > 0"),
-        ([replace(LAYER, gate=replace(GATE, ramp=0.0))], "finite ramp > 0, received 0.0"),
-        ([replace(LAYER, gate=replace(GATE, ramp=torch.inf))], "finite ramp > 0, received inf"),
-        ([replace(LAYER, gate=replace(GATE, ramp=1.0, tau=0.5))], "received tau 0.5 and keep 0 with"),
-        ([replace(LAYER, gate=replace(GATE, ramp=1.0, keep=1))], "received tau None and keep 1 with"),
-        ([replace(LAYER, gate=replace(GATE, ramp=1.0, cut=-torch.inf))], "expected a finite one, received -inf"),
+        ([replace(LAYER, gate=replace(GATE, soft_width=0.0))], "finite soft_width > 0, received 0.0"),
+        ([replace(LAYER, gate=replace(GATE, soft_width=torch.inf))], "finite soft_width > 0, received inf"),
+        ([replace(LAYER, gate=replace(GATE, soft_width=1.0, tau=0.5))], "received tau 0.5 and keep 0 with"),
+        ([replace(LAYER, gate=replace(GATE, soft_width=1.0, keep=1))], "received tau None and keep 1 with"),
+        ([replace(LAYER, gate=replace(GATE, soft_width=1.0, cut=-torch.inf))], "expected a finite one, received -inf"),
         ([ops.Layer(torch.zeros(1, 70_000), layout="csr")], "reach 65536 inputs, received 70000"),
     ],
 )

@@ -24,11 +24,13 @@ def masks_over_training(model: dg.nn.GatedMLP, sparsifier: dg.RigL) -> list[list
     return found
 
 
-@pytest.mark.parametrize("structure", ["unstructured", "fan-in", "4x1"])
-def test_a_denser_start_falls_along_the_cubic_and_ends_at_the_density(structure: str) -> None:
+@pytest.mark.parametrize("pattern", ["unstructured", "fan-in", "4x1"])
+def test_a_denser_start_falls_along_the_cubic_and_ends_at_the_density(pattern: str) -> None:
     torch.manual_seed(0)
     model = dg.nn.GatedMLP((20, 30, 16, 3))
-    sparsifier = rigl(model, 0.2, every=35, until=0.6, structure=structure, start={"layers.0": 1.0}, begin=0.1)
+    sparsifier = rigl(
+        model, 0.2, every=35, until=0.6, pattern=pattern, initial_density={"layers.0": 1.0}, prune_from=0.1
+    )
     dense, sparse = sparsifier.layers
     assert dense.count == 600
     kept = sparse.count
@@ -45,7 +47,7 @@ def test_a_denser_start_falls_along_the_cubic_and_ends_at_the_density(structure:
 
 def test_a_denser_start_goes_on_from_its_state() -> None:
     models = [dg.nn.GatedMLP((20, 30, 3)) for _ in range(2)]
-    first, second = (rigl(model, 0.2, start=1.0) for model in models)
+    first, second = (rigl(model, 0.2, initial_density=1.0) for model in models)
     train(models[0], first, torch.optim.AdamW(models[0].parameters()), 50, 60)
     assert first.done
     second.load_state_dict(first.state_dict())
@@ -55,14 +57,14 @@ def test_a_denser_start_goes_on_from_its_state() -> None:
 def test_what_is_too_many_may_be_gone_long_before_rewiring_ends() -> None:
     torch.manual_seed(0)
     model = dg.nn.GatedMLP((20, 30, 3))
-    sparsifier = rigl(model, 0.2, every=10, until=0.7, start=1.0, begin=0.1, settled=0.3)
+    sparsifier = rigl(model, 0.2, every=10, until=0.7, initial_density=1.0, prune_from=0.1, prune_until=0.3)
     masks = [mask for (mask,) in masks_over_training(model, sparsifier)]
     counts = [int(mask.sum()) for mask in masks]
     assert counts[20] > counts[30] == counts[-1] == 120
     assert not torch.equal(masks[30], masks[60])  # connections are still exchanged
 
 
-@pytest.mark.parametrize("given", [{"settled": 0.8}, {"settled": 0.1}, {"begin": 0.9}])
+@pytest.mark.parametrize("given", [{"prune_until": 0.8}, {"prune_until": 0.1}, {"prune_from": 0.9}])
 def test_connections_go_between_two_moments_of_rewiring(given: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="expected 0 <= begin < settled <= until"):
-        dg.RigL(dg.nn.GatedMLP((6, 8, 3)), 0.5, start=1.0, **given)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="expected 0 <= prune_from < prune_until <= until"):
+        dg.RigL(dg.nn.GatedMLP((6, 8, 3)), 0.5, initial_density=1.0, **given)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Properties that must hold whatever the shapes, densities, structures and optimizers."""
+"""Properties that must hold whatever the shapes, densities, patterns and optimizers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dynamicgate as dg
-from dynamicgate.masks import structure_of
+from dynamicgate.masks import pattern_of
 from dynamicgate.sparsity import Sparsifier
 
 OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, fused=True),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.001, momentum=0.9, centered=True),
 }
-STRUCTURES = ("unstructured", "fan-in", "16x1", "4x4", "3x2", "1x5")
+PATTERNS = ("unstructured", "fan-in", "16x1", "4x4", "3x2", "1x5")
 
 
 def off_mask(sparsifier: Sparsifier) -> float:
@@ -39,18 +39,18 @@ def off_mask(sparsifier: Sparsifier) -> float:
 @given(
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(2, 5)),
     density=st.floats(0.05, 1.0),
-    structure=st.sampled_from(STRUCTURES),
+    pattern=st.sampled_from(PATTERNS),
     distribution=st.sampled_from(["uniform", "erk"]),
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),
     kind=st.sampled_from(["rigl", "set", "static", "rigl averaged"]),
     seed=st.integers(0, 1000),
 )
 def test_counts_stay_and_weights_off_the_mask_are_zero_after_200_steps(
-    sizes: tuple[int, ...], density: float, structure: str, distribution: str, optimizer: str, kind: str, seed: int
+    sizes: tuple[int, ...], density: float, pattern: str, distribution: str, optimizer: str, kind: str, seed: int
 ) -> None:
     torch.manual_seed(seed)
     model = dg.nn.GatedMLP(sizes)
-    layers = {"density": density, "structure": structure, "distribution": distribution, "seed": seed}
+    layers = {"density": density, "pattern": pattern, "distribution": distribution, "seed": seed}
     make: dict[str, Callable[[], Sparsifier]] = {
         "rigl": lambda: dg.RigL(model, **layers, every=7, until=0.9, fraction=0.5),
         "rigl averaged": lambda: dg.RigL(model, **layers, every=7, until=0.9, fraction=0.5, gradient_steps=3),
@@ -84,20 +84,20 @@ def test_counts_stay_and_weights_off_the_mask_are_zero_after_200_steps(
     assert [layer.count for layer in sparsifier.layers] == counts, "to the entry"
     for layer, mask in zip(sparsifier.layers, first, strict=True):
         assert layer.mask.dtype == torch.bool
-        assert structure_of(layer.linear) == structure
-        assert kept_structure(layer.mask, structure)
+        assert pattern_of(layer.linear) == pattern
+        assert kept_pattern(layer.mask, pattern)
         assert bool((layer.explored & mask).sum() == mask.sum()), "what was once active counts as explored"
         assert kind != "static" or torch.equal(layer.mask, mask)
     if kind != "static" and any(0 < count < mask.numel() for count, mask in zip(counts, first, strict=True)):
         assert sparsifier.updates == 25
 
 
-def kept_structure(mask: torch.Tensor, structure: str) -> bool:
-    if structure == "unstructured":
+def kept_pattern(mask: torch.Tensor, pattern: str) -> bool:
+    if pattern == "unstructured":
         return True
-    if structure == "fan-in":
+    if pattern == "fan-in":
         return len(mask.sum(1).unique()) == 1
-    rows, columns = map(int, structure.split("x"))
+    rows, columns = map(int, pattern.split("x"))
     cells = [
         mask[i : i + rows, j : j + columns]
         for i in range(0, mask.shape[0], rows)
@@ -110,16 +110,16 @@ def kept_structure(mask: torch.Tensor, structure: str) -> bool:
 @given(
     sizes=st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(2, 30), st.integers(2, 5)),
     density=st.floats(0.05, 0.95),
-    structure=st.sampled_from([*STRUCTURES, "units"]),
+    pattern=st.sampled_from([*PATTERNS, "units"]),
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),
-    begin=st.floats(0.0, 0.7),
+    prune_from=st.floats(0.0, 0.7),
 )
 def test_pruning_only_takes_away_and_ends_at_its_density(
-    sizes: tuple[int, ...], density: float, structure: str, optimizer: str, begin: float
+    sizes: tuple[int, ...], density: float, pattern: str, optimizer: str, prune_from: float
 ) -> None:
     torch.manual_seed(0)
     model = dg.nn.GatedMLP(sizes)
-    sparsifier = dg.sparsity.Magnitude(model, density, structure=structure, begin=begin, until=0.7, every=9)
+    sparsifier = dg.sparsity.Magnitude(model, density, pattern=pattern, prune_from=prune_from, until=0.7, every=9)
     opt = OPTIMIZERS[optimizer](list(model.parameters()))
     x, y = torch.randn(16, sizes[0]), torch.randint(sizes[-1], (16,))
     before = [layer.mask.clone() for layer in sparsifier.layers]
@@ -132,16 +132,16 @@ def test_pruning_only_takes_away_and_ends_at_its_density(
         now = [layer.mask.clone() for layer in sparsifier.layers]
         assert all(not bool((b & ~a).any()) for a, b in zip(before, now, strict=True)), "nothing comes back"
         before = now
-    if structure == "unstructured":
+    if pattern == "unstructured":
         for layer in sparsifier.layers:
             assert layer.count == max(1, round(density * layer.mask.numel()))
-    elif structure == "units":
+    elif pattern == "units":
         for linear, width in zip(model.layers[:-1], sizes[1:-1], strict=True):
             alive = linear.mask.any(1)  # type: ignore[union-attr,operator]
             assert int(alive.sum()) <= max(1, round(density * width))
             assert not linear.bias[~alive].any(), "a unit that is gone says nothing"
     else:
-        assert all(kept_structure(layer.mask, structure) for layer in sparsifier.layers)
+        assert all(kept_pattern(layer.mask, pattern) for layer in sparsifier.layers)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw fused", "adam foreach amsgrad"])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamicgate.sparsity.density import densities
-from dynamicgate.sparsity.patterns import largest, structure
+from dynamicgate.sparsity.patterns import largest, parse_pattern
 from dynamicgate.sparsity.rigl import exchange
 
 
@@ -39,7 +39,7 @@ def test_ties_in_half_precision_are_broken_by_index() -> None:
 def test_an_exchange_keeps_the_count_to_the_entry(
     name: str, outputs: int, inputs: int, density: float, fraction: float
 ) -> None:
-    pattern = structure(name)
+    pattern = parse_pattern(name)
     generator = torch.Generator().manual_seed(0)
     mask = pattern.random(torch.Size((outputs, inputs)), density, generator)
     assert bool(mask.any())
@@ -53,15 +53,15 @@ def test_an_exchange_drops_the_weakest_and_grows_the_most_wanted() -> None:
     mask = torch.tensor([[True, True, True, True, False, False, False]])
     keep = torch.tensor([[0.4, 0.1, 0.3, 0.2, 9.0, 9.0, 9.0]])
     grow = torch.tensor([[9.0, 9.0, 9.0, 9.0, 0.1, 0.3, 0.2]])
-    assert exchange(structure("unstructured"), mask, keep, grow, 0.5).tolist() == [
+    assert exchange(parse_pattern("unstructured"), mask, keep, grow, 0.5).tolist() == [
         [True, False, True, False, False, True, True]
     ]
 
 
 @pytest.mark.parametrize("name", ["", "16", "0x4", "fanin", "4x-1"])
 def test_an_unknown_structure_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="a structure is 'unstructured', 'fan-in' or a cell"):
-        structure(name)
+    with pytest.raises(ValueError, match="a pattern is 'unstructured', 'fan-in' or a cell"):
+        parse_pattern(name)
 
 
 def test_erk_spreads_by_fan_in_plus_fan_out_and_never_beyond_all() -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dynamicgate as dg
-from dynamicgate.masks import connections, structure_of
+from dynamicgate.masks import connections, pattern_of
 from dynamicgate.sparsity import Sparsifier
 from dynamicgate.sparsity.activity import RARELY
 
@@ -279,11 +279,11 @@ def test_growth_follows_the_task_loss_and_not_the_penalty() -> None:
 
 def test_masks_and_their_structure_are_saved_with_the_model(tmp_path: Path) -> None:
     model = dg.nn.GatedMLP((20, 32, 3))
-    dg.RigL(model, 0.25, structure="16x1")
+    dg.RigL(model, 0.25, pattern="16x1")
     dg.save(model, tmp_path / "model.safetensors")
     back = dg.load(tmp_path / "model.safetensors")
     first, twin = model.layers[0], back.layers[0]  # type: ignore[index,union-attr]
-    assert structure_of(twin) == "16x1"  # type: ignore[arg-type]
+    assert pattern_of(twin) == "16x1"  # type: ignore[arg-type]
     assert torch.equal(connections(first), connections(twin))  # type: ignore[arg-type]
     assert torch.equal(first.weight, twin.weight)  # type: ignore[union-attr]
 
@@ -327,7 +327,7 @@ def test_fit_logs_exploration_and_churn() -> None:
 
 def test_one_shot_pruning_prunes_once() -> None:
     model = dg.nn.GatedMLP((20, 30, 3))
-    sparsifier = dg.sparsity.Magnitude(model, 0.2, begin=0.5, until=0.5)
+    sparsifier = dg.sparsity.Magnitude(model, 0.2, prune_from=0.5, until=0.5)
     optimizer = torch.optim.AdamW(model.parameters())
     layer = sparsifier.layers[0]
     train(model, sparsifier, optimizer, 50, 100)
@@ -343,7 +343,7 @@ def test_one_shot_pruning_prunes_once() -> None:
 
 
 def test_gradual_pruning_follows_the_cubic() -> None:
-    sparsifier = dg.sparsity.Magnitude(dg.nn.GatedMLP((20, 30, 3)), 0.2, begin=0.2, until=0.6)
+    sparsifier = dg.sparsity.Magnitude(dg.nn.GatedMLP((20, 30, 3)), 0.2, prune_from=0.2, until=0.6)
     assert sparsifier.density_at(0.2, 0.2) == 1.0
     assert sparsifier.density_at(0.4, 0.2) == pytest.approx(0.2 + 0.8 * 0.5**3)
     assert sparsifier.density_at(0.6, 0.2) == sparsifier.density_at(0.9, 0.2) == 0.2
@@ -352,7 +352,7 @@ def test_gradual_pruning_follows_the_cubic() -> None:
 def test_pruning_units_leaves_a_network_that_could_be_sliced() -> None:
     torch.manual_seed(0)
     model = dg.nn.GatedMLP((10, 20, 16, 3))
-    sparsifier = dg.sparsity.Magnitude(model, 0.25, structure="units", begin=0.1, until=0.4, every=5)
+    sparsifier = dg.sparsity.Magnitude(model, 0.25, pattern="units", prune_from=0.1, until=0.4, every=5)
     train(model, sparsifier, torch.optim.AdamW(model.parameters(), weight_decay=0.1), 60, 100)
     first, second, last = model.layers
     kept = [layer.mask.any(1).nonzero().flatten() for layer in (first, second)]  # type: ignore[union-attr,operator]
@@ -369,7 +369,7 @@ def test_pruning_units_leaves_a_network_that_could_be_sliced() -> None:
     x = torch.randn(9, 10)
     torch.testing.assert_close(small(x), model(x))
     with pytest.raises(ValueError, match="whole units can only be pruned where one layer reads them"):
-        dg.sparsity.Magnitude(dg.nn.GatedMLP((10, 8, 3)), 0.5, structure="units", include=["layers.1"])
+        dg.sparsity.Magnitude(dg.nn.GatedMLP((10, 8, 3)), 0.5, pattern="units", include=["layers.1"])
 
 
 @pytest.mark.parametrize(
@@ -379,7 +379,7 @@ def test_pruning_units_leaves_a_network_that_could_be_sliced() -> None:
         ({"until": 0.0}, "until is a share of training"),
         ({"fraction": 0.0}, "fraction is a share of the connections"),
         ({"gradient_steps": 101}, "gradient_steps are part of a period of 100 steps"),
-        ({"start": 1.5}, "start is a share of the connections"),
+        ({"initial_density": 1.5}, "initial_density is a share of the connections"),
         ({"density": 0.001}, "too few connections"),
         ({"distribution": "kernel"}, "distribution must be uniform or erk"),
     ],

@@ -23,7 +23,7 @@ def test_a_student_learns_from_its_teacher_what_the_labels_do_not_say() -> None:
     x, y = blobs()
     wrong = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
     student, alone = dense(), dense()
-    fit(student, (x, wrong), teacher=taught(), imitate=1.0, epochs=12, batch=24, lr=1e-2, show=False)
+    fit(student, (x, wrong), teacher=taught(), distill_weight=1.0, epochs=12, batch=24, lr=1e-2, show=False)
     fit(alone, (x, wrong), epochs=12, batch=24, lr=1e-2, show=False)
     assert measure(student, blobs(seed=1)).quality["accuracy"] > 0.95
     assert measure(alone, blobs(seed=1)).quality["accuracy"] < 0.7
@@ -53,8 +53,8 @@ def test_a_teacher_changes_neither_mode_nor_weights_in_training() -> None:
 def test_what_a_teacher_must_be_is_told() -> None:
     with pytest.raises(ValueError, match="the teacher scores 5 classes, the model 3"):
         fit(dense(), blobs(), teacher=dg.nn.GatedMLP((blobs()[0].shape[1], 5)), epochs=1, show=False)
-    with pytest.raises(ValueError, match=r"expected 0 < imitate <= 1, received 0\.0"):
-        fit(dense(), blobs(), teacher=dense(), imitate=0.0, epochs=1, show=False)
+    with pytest.raises(ValueError, match=r"expected 0 < distill_weight <= 1, received 0\.0"):
+        fit(dense(), blobs(), teacher=dense(), distill_weight=0.0, epochs=1, show=False)
 
 
 def test_a_run_is_not_continued_with_another_teacher(tmp_path: Path) -> None:

@@ -104,11 +104,11 @@ def test_bfloat16_autocast_trains_on_the_gpu() -> None:
     assert history.log[-1]["loss"] < history.log[0]["loss"]
 
 
-@pytest.mark.parametrize("structure", ["unstructured", "16x1"])
-def test_gates_and_rewiring_train_together_on_the_gpu(tmp_path: Path, structure: str) -> None:
+@pytest.mark.parametrize("pattern", ["unstructured", "16x1"])
+def test_gates_and_rewiring_train_together_on_the_gpu(tmp_path: Path, pattern: str) -> None:
     x, y = data()
     model = network()
-    sparsifier = dg.RigL(model, 0.4, structure=structure, every=20)
+    sparsifier = dg.RigL(model, 0.4, pattern=pattern, every=20)
     counts = [layer.count for layer in sparsifier.layers]
     budget = dg.Budget(target=0.3)
     history = dg.fit(

@@ -38,7 +38,7 @@ def main(
     closed = dg.Budget(target=0.5, tau=dg.schedule.linear(1.0, 0.8))
     # An open loop: a controller that is asked once a piece would see the pieces of one process and of two differently.
     budget = closed if noisy else dg.Budget(form="linear", weight=0.3)
-    layers = {"density": 0.4, "every": 3, "until": 0.9, "structure": "4x1" if sparsifier == "set" else "unstructured"}
+    layers = {"density": 0.4, "every": 3, "until": 0.9, "pattern": "4x1" if sparsifier == "set" else "unstructured"}
     chosen = {
         "": lambda: None,
         "rigl": lambda: dg.RigL(model, **layers),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dynamicgate.gating.gate import Decision, Gate
 from dynamicgate.gating.recording import named_gates
-from dynamicgate.masks import connections, present, settled
+from dynamicgate.masks import connections, final_connections, present
 from dynamicgate.modules import unwrap
 
 
@@ -132,14 +132,14 @@ class MacCounter:
         return self._once("all_open", lambda: self.relative_at(1.0))
 
     @property
-    def settled(self) -> float:
+    def final_relative(self) -> float:
         """`all_open` when the connections that a sparsifier is still to take have gone."""
 
         def count() -> float:
-            going = sum((layer.present - settled(layer.linear)) * layer.rows for layer in self.layers)
+            going = sum((layer.present - final_connections(layer.linear)) * layer.rows for layer in self.layers)
             return self.all_open - going / self.dense
 
-        return self._once("settled", count)
+        return self._once("final_relative", count)
 
     def _once(self, name: str, count: Callable[[], float]) -> float:
         """Counted anew only when a mask has changed: every training step asks, and on a GPU an answer is a wait."""

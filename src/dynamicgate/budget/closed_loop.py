@@ -36,7 +36,7 @@ class Budget:
     form, weight, keep: the open-loop penalty (a name in `PENALTIES`), its lambda, its keep target.
     tau, theta: values or schedules that replace the gates' own; None leaves them alone.
     warmup: share of training before the loop closes, so that capacity comes first (sec 4.1(2)).
-    ramp: share of training over which the closed loop's reference falls from where the model is to the target.
+    anneal: share of training over which the closed loop's reference falls from where the model is to the target.
     floor: r_min, the mean open rate that the controller holds every site above (sec 4.1(4)).
     gain, integral: proportional gain of the controller on lambda, and integral gain per step.
     steer: how far the logit biases move per step and unit of error; see `Controller`.
@@ -51,7 +51,7 @@ class Budget:
     tau: float | Schedule | None = None
     theta: float | Schedule | None = None
     warmup: float = 0.05
-    ramp: float = 0.5
+    anneal: float = 0.5
     floor: float = 0.02
     gain: float = 20.0
     integral: float = 0.5
@@ -71,9 +71,9 @@ class Budget:
             raise ValueError(f"a budget is a share of the dense MACs: expected 0 < target <= 1, received {self.target}")
         if self.form not in PENALTIES:
             raise ValueError(f"form must be one of {', '.join(PENALTIES)}, received {self.form!r}")
-        if not (0.0 <= self.warmup < 1.0 and 0.0 < self.ramp <= 1.0 - self.warmup):
+        if not (0.0 <= self.warmup < 1.0 and 0.0 < self.anneal <= 1.0 - self.warmup):
             raise ValueError(
-                f"expected 0 <= warmup < 1 and 0 < ramp <= 1 - warmup, received {self.warmup}, {self.ramp}"
+                f"expected 0 <= warmup < 1 and 0 < anneal <= 1 - warmup, received {self.warmup}, {self.anneal}"
             )
         if isinstance(self.tau, int | float):
             _check_tau(self.tau)
@@ -136,8 +136,8 @@ class Budget:
             relative = self.counter.relative({site: straight_through_usage(used[site]) for site in used}) * across.share
             executed, *rates = across.told(relative, *opened)
             self._controller.step(
-                executed, progress, all_open=self.counter.all_open, settled=self.counter.settled, target=self.target,
-                warmup=self.warmup, ramp=self.ramp, gain=self.gain, integral=self.integral, steer=self.steer,
+                executed, progress, all_open=self.counter.all_open, final_relative=self.counter.final_relative, target=self.target,
+                warmup=self.warmup, anneal=self.anneal, gain=self.gain, integral=self.integral, steer=self.steer,
             )  # fmt: skip
             self.lambda_ = self._controller.lambda_ * self._rescue.relief
             loss = self.lambda_ * relative

@@ -67,7 +67,7 @@ def diagnose(site: str, readings: Sequence[Reading], *, floor: float = 0.02) -> 
         site,
         now.progress,
         f"mean p fell from {max(r.p for r in recent):.2f} to {now.p:.2f} at tau {now.tau:.2f}",
-        "start the penalty later and ramp it more slowly, raise tau to 1-2, or set always_open",
+        "start the penalty later and anneal it more slowly, raise tau to 1-2, or set always_open",
     )
 
 

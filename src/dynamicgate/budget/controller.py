@@ -31,13 +31,13 @@ class Controller:
     at: float = -1.0
 
     def step(
-        self, relative: float, progress: float, *, all_open: float, settled: float, target: float, warmup: float,
-        ramp: float, gain: float, integral: float, steer: float,
+        self, relative: float, progress: float, *, all_open: float, final_relative: float, target: float, warmup: float,
+        anneal: float, gain: float, integral: float, steer: float,
     ) -> None:  # fmt: skip
         """Take in what was executed at this moment and set lambda and the nudge for it; once per moment.
 
         What falls is the share of `all_open` that may be executed: from where the gates began to what the target leaves
-        of what is `settled`. So gates neither pay for connections that are still to go nor are pushed beyond their end.
+        of what is `final_relative`. So gates neither pay for connections that are still to go nor are pushed beyond their end.
         """
         if progress == self.at:
             return  # another piece of the same batch
@@ -49,9 +49,9 @@ class Controller:
         if progress < warmup:
             self.lambda_ = self.nudge = 0.0
             return
-        if all_open <= NEARLY * settled:  # the target is met to the last connection
-            settled = all_open
-        falling = cosine(self.start, target / settled, begin=warmup, end=warmup + ramp)
+        if all_open <= NEARLY * final_relative:  # the target is met to the last connection
+            final_relative = all_open
+        falling = cosine(self.start, target / final_relative, begin=warmup, end=warmup + anneal)
         self.reference = all_open * min(1.0, falling(progress))
         error = relative - self.reference
         self.memory = _clamp(self.memory + integral * error, LAMBDA_LIMIT)

@@ -32,8 +32,8 @@ class GateConfig:
     top_k: exactly this many blocks open (a count, or a share below 1) instead of the threshold (sec 3.4); a router's
         default is 1.
     scale: multiply open units by p as well, so that the gate also says how much (a router always does).
-    ramp: how far z / tau must be above its threshold before the block is open in full: open units are multiplied by
-        min(1, (z / tau - logit(theta)) / ramp), 0 at the threshold, so that nothing jumps where a gate closes; 0: at
+    soft_width: how far z / tau must be above its threshold before the block is open in full: open units are multiplied by
+        min(1, (z / tau - logit(theta)) / soft_width), 0 at the threshold, so that nothing jumps where a gate closes; 0: at
         once. Which blocks are open, and what that costs, is the same for every ramp.
     always_open: the most probable blocks that stay open whatever the threshold says (a count, or a share; sec 4.1(4)).
     capacity: a router's experts take ceil(capacity * rows * top_k / blocks) rows of a forward pass; None: no limit.
@@ -53,7 +53,7 @@ class GateConfig:
     evaluate: Literal["hard", "soft"] = "hard"
     top_k: int | float | None = None
     scale: bool = False
-    ramp: float = 0.0
+    soft_width: float = 0.0
     always_open: int | float = 0
     capacity: float | None = None
     overflow: Overflow = "first"
@@ -94,11 +94,11 @@ class GateConfig:
             )
         if self.kind != "router" and (self.capacity is not None or self.overflow != "first"):
             raise ValueError(f"capacity and overflow are for experts: expected kind='router', received {self.kind!r}")
-        if not (self.ramp >= 0.0 and math.isfinite(self.ramp)):
+        if not (self.soft_width >= 0.0 and math.isfinite(self.soft_width)):
             raise ValueError(
-                f"ramp is a distance between logits: expected a finite number >= 0, received {self.ramp!r}"
+                f"soft_width is a distance between logits: expected a finite number >= 0, received {self.soft_width!r}"
             )
-        if self.ramp:
+        if self.soft_width:
             self._check_ramp()
 
     def _check_ramp(self) -> None:
@@ -116,7 +116,7 @@ class GateConfig:
             raise ValueError(
                 "a ramp is for gates that open above a threshold: expected kind='dynamic' or 'static', train='hard' or "
                 "'gumbel', evaluate='hard', and neither top_k, scale nor always_open, "
-                f"received {received} with ramp={self.ramp!r}"
+                f"received {received} with soft_width={self.soft_width!r}"
             )
 
 

@@ -132,7 +132,7 @@ class Gate(nn.Module):
             decisive_BG = z_BG + _logistic_noise(z_BG)
             soft_BG = torch.sigmoid(decisive_BG / self.tau)
             hard_BG = self._harden(soft_BG) if policy == "gumbel" else soft_BG
-        if config.ramp:
+        if config.soft_width:
             hard_BG = hard_BG * self._openness(decisive_BG.detach())
         factor_BG = _straight_through(hard_BG, soft_BG, scale=config.scale and policy != "soft")
         return Decision(p_BG, g_BG, factor_BG, z_BG, routed=g_BG)
@@ -152,7 +152,7 @@ class Gate(nn.Module):
 
     def _openness(self, z_BG: Tensor) -> Tensor:
         """How far blocks are open that are: from 0 at the threshold to 1 a ramp above it."""
-        return ((z_BG / self.tau - torch.logit(self.theta)) / self.config.ramp).clamp(0.0, 1.0)
+        return ((z_BG / self.tau - torch.logit(self.theta)) / self.config.soft_width).clamp(0.0, 1.0)
 
     def _keep_open(self, g_BG: Tensor, p_BG: Tensor) -> Tensor:
         if not self.config.always_open:

@@ -18,7 +18,7 @@ from dynamicgate.gating.attach import gate_, ungate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site
-from dynamicgate.masks import UNSTRUCTURED, put_mask_, structure_of
+from dynamicgate.masks import UNSTRUCTURED, pattern_of, put_mask_
 from dynamicgate.modules import unwrap
 from dynamicgate.nn import FFN, GatedMLP, Normalize, Switch, SwitchMLP
 
@@ -35,7 +35,7 @@ def save(model: nn.Module, path: str | Path, *, notes: Mapping[str, Any] | None 
         "kind": "model",
         "structure": describe(base),
         "gates": [{"site": asdict(g.site), "config": asdict(g.config)} for g in named_gates(base).values()],
-        "masks": {name: structure_of(m) for name, m in linears.items() if _mask_key(name) in state},
+        "masks": {name: pattern_of(m) for name, m in linears.items() if _mask_key(name) in state},
         "notes": dict(notes or {}),
     }
     write_tensors(Path(path), state, header)

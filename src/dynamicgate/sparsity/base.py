@@ -16,7 +16,7 @@ from dynamicgate.ops.mask import mask_
 from dynamicgate.sparsity import agreement, optimizer_state
 from dynamicgate.sparsity.activity import Ends, OpenRates
 from dynamicgate.sparsity.density import Density, Distribution, choose_layers, densities
-from dynamicgate.sparsity.patterns import Structure
+from dynamicgate.sparsity.patterns import Pattern
 
 
 @dataclass(eq=False)
@@ -25,7 +25,7 @@ class SparseLayer:
 
     name: str
     linear: nn.Linear
-    structure: Structure
+    pattern: Pattern
     density: float
     ends: Ends
     explored: Tensor
@@ -53,7 +53,7 @@ class LayerOptions(TypedDict, total=False):
     """Which layers become sparse and how: what all sparsifiers take, described at `Static`."""
 
     distribution: Distribution
-    structure: str
+    pattern: str
     include: Sequence[str]
     exclude: Sequence[str]
 
@@ -80,7 +80,7 @@ class Sparsifier:
         until: float,
         seed: int = 0,
         distribution: Distribution = "uniform",
-        structure: str = UNSTRUCTURED,
+        pattern: str = UNSTRUCTURED,
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
     ) -> None:
@@ -89,7 +89,7 @@ class Sparsifier:
             raise ValueError(f"every is a number of optimizer steps, 1 or more, received {every}")
         if not 0.0 < until <= 1.0:
             raise ValueError(f"until is a share of training: expected 0 < until <= 1, received {until}")
-        self.every, self.until, self.seed, self.structure = every, until, seed, structure
+        self.every, self.until, self.seed, self.pattern = every, until, seed, pattern
         self.open_rates = OpenRates(model)
         self._chosen, self.left_out = choose_layers(model, density, include, exclude)
         shapes = {name: linear.weight.shape for name, linear in self._chosen.items()}
@@ -101,7 +101,7 @@ class Sparsifier:
         self._optimizer: torch.optim.Optimizer | None = None
         self._telling: tuple[int, dict[str, dict[str, float]], str] | None = None
 
-    def _add_layers(self, pattern: Structure, masks: Iterator[Tensor]) -> None:
+    def _add_layers(self, pattern: Pattern, masks: Iterator[Tensor]) -> None:
         for (name, linear), mask in zip(self._chosen.items(), masks, strict=True):
             put_mask_(linear, mask, pattern.name, density=self._densities[name])
             ends = Ends(name, self.open_rates.gates)
@@ -113,7 +113,7 @@ class Sparsifier:
         """What a run that continues this one must share."""
         layers = {layer.name: layer.density for layer in self.layers}
         kind = {"kind": type(self).__name__, "every": self.every, "until": self.until, "seed": self.seed}
-        return {**kind, "structure": self.structure, "layers": layers}
+        return {**kind, "pattern": self.pattern, "layers": layers}
 
     def check_(self, total: int) -> None:
         """An error if a run of `total` optimizer steps would end before the first update."""
@@ -280,7 +280,7 @@ class Sparsifier:
         lines = [f"{type(self).__name__}: {sum(layer.count for layer in self.layers):,} connections"]
         for layer in self.layers:
             density = layer.count / layer.mask.numel()
-            lines.append(f"  {layer.name}  {list(layer.mask.shape)}  {layer.structure.name}  density {density:.4f}")
+            lines.append(f"  {layer.name}  {list(layer.mask.shape)}  {layer.pattern.name}  density {density:.4f}")
         lines += [f"  {name}  dense: {reason}" for name, reason in self.left_out.items()]
         return "\n".join(lines)
 

@@ -70,12 +70,12 @@ def densities(shapes: Mapping[str, torch.Size], density: Density, distribution: 
     return _erk(shapes, density)
 
 
-def starts(final: Mapping[str, float], start: Density) -> dict[str, float]:
+def initial_densities(final: Mapping[str, float], initial_density: Density) -> dict[str, float]:
     """The density each layer begins with: at least its `final` one."""
-    rules = start if isinstance(start, Mapping) else {"*": start}
+    rules = initial_density if isinstance(initial_density, Mapping) else {"*": initial_density}
     for value in rules.values():
         if not 0.0 <= value <= 1.0:
-            raise ValueError(f"start is a share of the connections: expected 0 <= start <= 1, received {value}")
+            raise ValueError(f"initial_density is a share of the connections: expected 0 to 1, received {value}")
     return {
         name: max([value, *(v for pattern, v in rules.items() if fnmatch(name, pattern))])
         for name, value in final.items()

@@ -12,7 +12,7 @@ from dynamicgate.gating.sites import Site, find_sites
 from dynamicgate.sparsity import optimizer_state
 from dynamicgate.sparsity.base import LayerOptions, Sparsifier
 from dynamicgate.sparsity.density import Density, falling
-from dynamicgate.sparsity.patterns import Structure, largest, structure
+from dynamicgate.sparsity.patterns import Pattern, largest, parse_pattern
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -23,8 +23,8 @@ UNITS = "units"
 class Magnitude(Sparsifier):
     """Prune what is smallest, from dense to `density`, along a cubic that is steep at first; then train on.
 
-    begin, until: shares of training between which connections go; begin = until prunes once.
-    structure: as for `Static`, or "units": whole hidden units go, with their bias and everything that reads them.
+    prune_from, until: shares of training between which connections go; prune_from = until prunes once.
+    pattern: as for `Static`, or "units": whole hidden units go, with their bias and everything that reads them.
     every: optimizer steps between prunings. The other arguments are those of `Static`.
     """
 
@@ -33,24 +33,24 @@ class Magnitude(Sparsifier):
         model: nn.Module,
         density: Density,
         *,
-        begin: float = 0.2,
+        prune_from: float = 0.2,
         until: float = 0.75,
         every: int = 100,
         **layers: Unpack[LayerOptions],
     ) -> None:
         """All connections of `model` exist at first."""
-        if not 0.0 <= begin <= until < 1.0:
-            raise ValueError(f"expected 0 <= begin <= until < 1, received begin={begin}, until={until}")
+        if not 0.0 <= prune_from <= until < 1.0:
+            raise ValueError(f"expected 0 <= prune_from <= until < 1, received prune_from={prune_from}, until={until}")
         super().__init__(model, density, every=every, until=until, **layers)
-        self.begin, self.done = begin, False
+        self.prune_from, self.done = prune_from, False
         self.sites: dict[str, Site] = {}
-        if self.structure == UNITS:
+        if self.pattern == UNITS:
             self.sites = _sites_behind(model, self._chosen)
             for site in self.sites.values():  # a reader loses the columns of the units that go
                 self._chosen.setdefault(site.consumer, model.get_submodule(site.consumer))  # type: ignore[arg-type]
                 self._densities.setdefault(site.consumer, 1.0)
                 self.left_out.pop(site.consumer, None)
-        pattern = Structure(UNITS) if self.structure == UNITS else structure(self.structure)
+        pattern = Pattern(UNITS) if self.pattern == UNITS else parse_pattern(self.pattern)
         self._add_layers(pattern, self._full_masks())
         written = {name for site in self.sites.values() for name in site.producers}
         self._writers = [layer for layer in self.layers if layer.name in written and layer.linear.bias is not None]
@@ -58,7 +58,7 @@ class Magnitude(Sparsifier):
     @property
     def settings(self) -> dict[str, object]:
         """What a run that continues this one must share."""
-        return {**super().settings, "begin": self.begin}
+        return {**super().settings, "prune_from": self.prune_from}
 
     def check_(self, total: int) -> None:
         """An error if a run of `total` steps ends before the pruning does."""
@@ -69,10 +69,10 @@ class Magnitude(Sparsifier):
 
     def density_at(self, progress: float, final: float) -> float:
         """The density on the way to `final`."""
-        return falling(1.0, final, self.begin, self.until, progress)
+        return falling(1.0, final, self.prune_from, self.until, progress)
 
     def _due(self, progress: float) -> bool:
-        if self.done or progress < self.begin:
+        if self.done or progress < self.prune_from:
             return False
         return progress >= self.until or self.since_update >= self.every
 
@@ -82,7 +82,7 @@ class Magnitude(Sparsifier):
         else:
             for layer in self.layers:
                 share = self.density_at(progress, layer.density)
-                self._replace(layer, strongest(layer.structure, layer.mask, layer.weight, share), optimizer)
+                self._replace(layer, strongest(layer.pattern, layer.mask, layer.weight, share), optimizer)
         self.done = progress >= self.until
 
     def _prune_units(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
@@ -128,7 +128,7 @@ class Magnitude(Sparsifier):
         self.done = bool(state["done"])
 
 
-def strongest(pattern: Structure, mask_OI: Tensor, weight_OI: Tensor, share: float) -> Tensor:
+def strongest(pattern: Pattern, mask_OI: Tensor, weight_OI: Tensor, share: float) -> Tensor:
     """The cells of largest weight, `share` of all; what is gone stays gone."""
     was = pattern.holds(mask_OI)
     size = pattern.cells(weight_OI.abs().float()).masked_fill(~was, -1.0)

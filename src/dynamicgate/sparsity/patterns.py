@@ -22,7 +22,7 @@ FAN_IN = "fan-in"
 
 
 @dataclass(frozen=True)
-class Structure:
+class Pattern:
     """Cells of `rows` adjacent outputs x `columns` adjacent inputs; with `per_row`, every row keeps its number."""
 
     name: str
@@ -72,19 +72,19 @@ class Structure:
         return self.entries(cells_PQ, shape)
 
 
-def structure(name: str) -> Structure:
+def parse_pattern(name: str) -> Pattern:
     """ "unstructured", "fan-in" (every output has the same number of inputs), or cells as "16x1" or "32x32"."""
     if name == UNSTRUCTURED:
-        return Structure(name)
+        return Pattern(name)
     if name == FAN_IN:
-        return Structure(name, per_row=True)
+        return Pattern(name, per_row=True)
     found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", name)
     if not found:
         raise ValueError(
-            f"a structure is '{UNSTRUCTURED}', '{FAN_IN}' or a cell of outputs x inputs like '16x1' or '32x32', "
+            f"a pattern is '{UNSTRUCTURED}', '{FAN_IN}' or a cell of outputs x inputs like '16x1' or '32x32', "
             f"received {name!r}"
         )
-    return Structure(name, int(found[1]), int(found[2]))
+    return Pattern(name, int(found[1]), int(found[2]))
 
 
 def largest(scores_GN: Tensor, k: int) -> Tensor:

@@ -13,8 +13,8 @@ from dynamicgate.gating.recording import Usage
 from dynamicgate.sparsity import agreement
 from dynamicgate.sparsity.activity import often, touches
 from dynamicgate.sparsity.base import LayerOptions, SparseLayer, Sparsifier, finite
-from dynamicgate.sparsity.density import Density, falling, starts
-from dynamicgate.sparsity.patterns import Structure, largest, structure
+from dynamicgate.sparsity.density import Density, falling, initial_densities
+from dynamicgate.sparsity.patterns import Pattern, largest, parse_pattern
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,26 +32,26 @@ class RandomStart(Sparsifier):
         *,
         every: int = 1,
         until: float = 1.0,
-        start: Density = 0.0,
+        initial_density: Density = 0.0,
         rescale: bool = False,
         seed: int = 0,
         **layers: Unpack[LayerOptions],
     ) -> None:
         """Make the layers of `model` sparse, in place."""
         super().__init__(model, density, every=every, until=until, seed=seed, **layers)
-        self.start = starts(self._densities, start)
-        pattern = structure(self.structure)
+        self.initial_density = initial_densities(self._densities, initial_density)
+        pattern = parse_pattern(self.pattern)
         self._add_layers(pattern, self._random_masks(pattern))
         if rescale:
             with torch.no_grad():
                 for layer in self.layers:
                     layer.weight.div_(math.sqrt(layer.count / layer.mask.numel()))
 
-    def _random_masks(self, pattern: Structure) -> Iterator[Tensor]:
+    def _random_masks(self, pattern: Pattern) -> Iterator[Tensor]:
         # Drawn on the CPU whatever the device: the same seed is the same mask, on every machine and process.
         generator = torch.Generator().manual_seed(self.seed)
         for name, linear in self._chosen.items():
-            yield pattern.random(linear.weight.shape, self.start[name], generator)
+            yield pattern.random(linear.weight.shape, self.initial_density[name], generator)
 
 
 class Static(RandomStart):
@@ -59,7 +59,7 @@ class Static(RandomStart):
 
     density: share of the connections that exist, for all layers or as {layer name or glob: share}.
     distribution: how one density is spread over layers: "uniform", or "erk" (denser where a layer is small).
-    structure: "unstructured", "fan-in" (as many inputs for every output), or cells of outputs x inputs like "16x1".
+    pattern: "unstructured", "fan-in" (as many inputs for every output), or cells of outputs x inputs like "16x1".
     include, exclude: names or globs of Linear layers; by default all but the output layer and the gate networks.
     rescale: divide the weights by the root of the density, so that a sparse layer starts with outputs as large as those
         of a dense one: for deep and very sparse networks that are not trained yet.
@@ -85,10 +85,10 @@ class SET(RandomStart):
     """Sparse evolutionary training: drop the weakest connections, grow random ones.
 
     fraction: share of the connections exchanged at the first update; falls to zero along a cosine. None is 0.3, or 0.1
-        with a `start`: what was learned dense is worth more than what was drawn.
+        with a `initial_density`: what was learned dense is worth more than what was drawn.
     every: optimizer steps between updates. until: share of training after which the mask stays.
-    start: share of the connections that exist at first, given like `density` and never less; what is too many goes
-        between `begin` and `settled` (None: `until`), along a cubic that is steep at first. From 1 on the network
+    initial_density: share of the connections that exist at first, given like `density` and never less; what is too many goes
+        between `prune_from` and `prune_until` (None: `until`), along a cubic that is steep at first. From 1 on the network
         learns dense what is worth keeping.
     The other arguments are those of `Static`.
     """
@@ -101,26 +101,39 @@ class SET(RandomStart):
         every: int = 100,
         until: float = 0.75,
         fraction: float | None = None,
-        start: Density = 0.0,
-        begin: float = 0.1,
-        settled: float | None = None,
+        initial_density: Density = 0.0,
+        prune_from: float = 0.1,
+        prune_until: float | None = None,
         rescale: bool = False,
         seed: int = 0,
         **layers: Unpack[LayerOptions],
     ) -> None:
         """Make the layers of `model` sparse, in place."""
-        super().__init__(model, density, every=every, until=until, start=start, rescale=rescale, seed=seed, **layers)
-        self.done = self.start == self._densities  # else connections that are too many are still to go
+        super().__init__(
+            model,
+            density,
+            every=every,
+            until=until,
+            initial_density=initial_density,
+            rescale=rescale,
+            seed=seed,
+            **layers,
+        )
+        self.done = self.initial_density == self._densities  # else connections that are too many are still to go
         least = FRACTION if fraction is None else fraction  # that must be able to exchange something
         if fraction is None:
             fraction = FRACTION if self.done else FRACTION_FROM_DENSE
         if not 0.0 < fraction <= 1.0:
             raise ValueError(f"fraction is a share of the connections: expected 0 < fraction <= 1, received {fraction}")
-        self.fraction, self.begin, self.settled = fraction, begin, until if settled is None else settled
-        if not self.done and not 0.0 <= begin < self.settled <= until:
+        self.fraction, self.prune_from, self.prune_until = (
+            fraction,
+            prune_from,
+            until if prune_until is None else prune_until,
+        )
+        if not self.done and not 0.0 <= prune_from < self.prune_until <= until:
             raise ValueError(
-                "connections go between begin and settled: expected 0 <= begin < settled <= until, "
-                f"received {begin}, {self.settled} and {until}"
+                "connections go between prune_from and prune_until: expected 0 <= prune_from < prune_until <= until, "
+                f"received {prune_from}, {self.prune_until} and {until}"
             )
         for layer in self.layers:
             if layer.count < layer.mask.numel() and not _exchanges(layer, least):
@@ -132,11 +145,16 @@ class SET(RandomStart):
     @property
     def settings(self) -> dict[str, object]:
         """What a run that continues this one must share."""
-        own = {"fraction": self.fraction, "start": self.start, "begin": self.begin, "settled": self.settled}
+        own = {
+            "fraction": self.fraction,
+            "initial_density": self.initial_density,
+            "prune_from": self.prune_from,
+            "prune_until": self.prune_until,
+        }
         return {**super().settings, **own}
 
     def _due(self, progress: float) -> bool:
-        ends = progress >= self.settled and not self.done  # wherever the periods end, what is too many goes now
+        ends = progress >= self.prune_until and not self.done  # wherever the periods end, what is too many goes now
         return ends or super()._due(progress)
 
     def _rewire(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
@@ -151,12 +169,14 @@ class SET(RandomStart):
             share = (
                 None
                 if self.done
-                else falling(self.start[layer.name], layer.density, self.begin, self.settled, progress)
+                else falling(
+                    self.initial_density[layer.name], layer.density, self.prune_from, self.prune_until, progress
+                )
             )
-            mask = exchange(layer.structure, layer.mask, keep, grow, fraction, share)
+            mask = exchange(layer.pattern, layer.mask, keep, grow, fraction, share)
             # A unit that opens again after a silent period goes on without the momentum of the time before it.
             self._replace(layer, mask, optimizer, reset=touches(layer.ends, revived, layer.mask.shape))
-        self.done = self.done or progress >= self.settled
+        self.done = self.done or progress >= self.prune_until
 
     def state_dict(self) -> dict[str, object]:
         """See `Sparsifier.state_dict`."""
@@ -199,9 +219,9 @@ class RigL(SET):
         until: float = 0.75,
         fraction: float | None = None,
         gradient_steps: int = 1,
-        start: Density = 0.0,
-        begin: float = 0.1,
-        settled: float | None = None,
+        initial_density: Density = 0.0,
+        prune_from: float = 0.1,
+        prune_until: float | None = None,
         rescale: bool = False,
         seed: int = 0,
         **layers: Unpack[LayerOptions],
@@ -210,8 +230,8 @@ class RigL(SET):
         if not 1 <= gradient_steps <= max(1, every):
             raise ValueError(f"gradient_steps are part of a period of {every} steps, received {gradient_steps}")
         super().__init__(
-            model, density, every=every, until=until, fraction=fraction, start=start, begin=begin,
-            settled=settled, rescale=rescale, seed=seed, **layers,
+            model, density, every=every, until=until, fraction=fraction, initial_density=initial_density, prune_from=prune_from,
+            prune_until=prune_until, rescale=rescale, seed=seed, **layers,
         )  # fmt: skip
         self.gradient_steps = gradient_steps
         self._gradients: dict[str, Tensor] = {}
@@ -272,7 +292,7 @@ class RigL(SET):
 
 
 def exchange(
-    pattern: Structure, mask_OI: Tensor, keep_OI: Tensor, grow_OI: Tensor, fraction: float, share: float | None = None
+    pattern: Pattern, mask_OI: Tensor, keep_OI: Tensor, grow_OI: Tensor, fraction: float, share: float | None = None
 ) -> Tensor:
     """The mask with a `fraction` of its cells, those least worth keeping, exchanged for absent ones most wanted; of all
     possible cells no more than a `share` is left."""
@@ -292,6 +312,6 @@ def exchange(
 
 
 def _exchanges(layer: SparseLayer, fraction: float) -> bool:
-    cells = layer.structure.holds(layer.mask)
-    groups = (layer.structure.rivals(cells[part])[0] for part in layer.structure.groups(layer.mask.shape))
+    cells = layer.pattern.holds(layer.mask)
+    groups = (layer.pattern.rivals(cells[part])[0] for part in layer.pattern.groups(layer.mask.shape))
     return any(round(fraction * int(row.sum())) > 0 and not bool(row.all()) for row in groups)

@@ -17,7 +17,9 @@ class Teacher:
     def __init__(self, model: nn.Module, share: float, device: torch.device) -> None:
         """`share` of the loss is for the teacher, the rest for the labels."""
         if not 0.0 < share <= 1.0:
-            raise ValueError(f"imitate is the teacher's share of the loss: expected 0 < imitate <= 1, received {share}")
+            raise ValueError(
+                f"distill_weight is the teacher's share of the loss: expected 0 < distill_weight <= 1, received {share}"
+            )
         self.model, self.share = model.to(device).eval(), share
 
     @torch.no_grad()

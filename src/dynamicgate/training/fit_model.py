@@ -30,7 +30,7 @@ def fit(
     epochs: int = 10,
     batch: int = 128,
     lr: float = 2e-3,
-    gate_rate: float = 1.0,
+    gate_lr_scale: float = 1.0,
     weight_decay: float = 0.01,
     warmup: float = 0.05,
     accumulate: int = 1,
@@ -40,7 +40,7 @@ def fit(
     class_weights: Tensor | str | None = None,
     label_smoothing: float = 0.0,
     teacher: nn.Module | None = None,
-    imitate: float = 0.5,
+    distill_weight: float = 0.5,
     patience: int | None = None,
     seed: int = 0,
     out: str | Path | None = None,
@@ -52,16 +52,16 @@ def fit(
 
     budget: what the gates may use. sparsifier: which connections exist (RigL, SET, Static, Magnitude), made on `model`.
     batch: rows per optimizer step over all processes; `accumulate` works it off in that many pieces.
-    gate_rate: learning rate of the gate networks relative to `lr`.
+    gate_lr_scale: learning rate of the gate networks relative to `lr`.
     clip: largest gradient norm. bf16: autocast. class_weights: one per class, or "balanced".
-    teacher: a trained model whose answers are imitated: `imitate` is its share of the loss, beside the labels.
+    teacher: a trained model whose answers are imitated: `distill_weight` is its share of the loss, beside the labels.
     patience: epochs without a better validation accuracy before stopping; the best weights are then restored. With a
         budget only epochs that meet it can be best.
     out: folder for log.jsonl, last.safetensors (continue by calling again with the same arguments) and
         best.safetensors. Interrupting with Ctrl-C saves a checkpoint first.
     """
     options = Options(
-        epochs, batch, lr, weight_decay, warmup, accumulate, clip, bf16, label_smoothing, patience, seed, gate_rate
+        epochs, batch, lr, weight_decay, warmup, accumulate, clip, bf16, label_smoothing, patience, seed, gate_lr_scale
     )
     train = _as_arrays(train, "training data", least_classes=2)
     if valid is not None:
@@ -91,7 +91,7 @@ def fit(
             chosen,
             weights_per_class(class_weights, train, classes),
             Path(out) if out else None,
-            Teacher(teacher, imitate, chosen) if teacher is not None else None,
+            Teacher(teacher, distill_weight, chosen) if teacher is not None else None,
         )
         run.checkpoint_seconds = checkpoint_seconds
         run.resume()

@@ -28,7 +28,7 @@ class Options:
     label_smoothing: float
     patience: int | None
     seed: int
-    gate_rate: float = 1.0
+    gate_lr_scale: float = 1.0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "accumulate"):
@@ -36,8 +36,8 @@ class Options:
                 raise ValueError(f"{name} must be 1 or more, received {getattr(self, name)}")
         if not self.lr > 0:
             raise ValueError(f"the learning rate must be positive, received {self.lr}")
-        if not self.gate_rate > 0:
-            raise ValueError(f"gate_rate is relative to lr and must be positive, received {self.gate_rate}")
+        if not self.gate_lr_scale > 0:
+            raise ValueError(f"gate_lr_scale is relative to lr and must be positive, received {self.gate_lr_scale}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip is the largest gradient norm and must be positive, received {self.clip}")
         if self.patience is not None and self.patience < 1:
@@ -62,7 +62,7 @@ def adamw(model: nn.Module, options: Options, device: torch.device) -> torch.opt
     groups = [
         {"params": decays, "weight_decay": options.weight_decay, "relative": 1.0},
         {"params": rest, "weight_decay": 0.0, "relative": 1.0},
-        {"params": gates, "weight_decay": 0.0, "relative": options.gate_rate},
+        {"params": gates, "weight_decay": 0.0, "relative": options.gate_lr_scale},
     ]
     return torch.optim.AdamW(groups, lr=options.lr, fused=device.type in ("cpu", "cuda"))
 

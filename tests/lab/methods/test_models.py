@@ -81,7 +81,7 @@ def test_without_a_density_sparse_models_spend_the_budget(hidden: tuple[int, ...
     fused = MODELS["gate+rigl"](asked.resolved(splits), splits)
     counter = dg.accounting.MacCounter(fused.model)
     assert counter.gate / counter.dense == pytest.approx(0.05 * 0.2, rel=0.1), "a twentieth of the budget decides"
-    assert counter.settled * 0.85 + 0.15 * counter.gate / counter.dense == pytest.approx(0.2, rel=0.02)
+    assert counter.final_relative * 0.85 + 0.15 * counter.gate / counter.dense == pytest.approx(0.2, rel=0.02)
     switch = MODELS["switch"](replace(base, model="switch").resolved(splits), splits).model
     routed = {site: torch.eye(8)[:1] for site in dg.named_gates(switch)}
     full = macs((40, *hidden, 6))
@@ -204,4 +204,4 @@ def test_the_ramp_reaches_the_gates(model: str) -> None:
     splits = splits_of(40, 6)
     asked = Settings(model=model, hidden=(64,), epochs=1, batch=8, ramp=1.1, gate_share=0.2).resolved(splits)
     found = dg.named_gates(MODELS[model](asked, splits).model)
-    assert [gate.config.ramp for gate in found.values()] == [1.1]
+    assert [gate.config.soft_width for gate in found.values()] == [1.1]

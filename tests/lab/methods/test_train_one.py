@@ -188,7 +188,7 @@ def test_a_run_made_twice_is_the_same_run(settings: Settings, tmp_path: Path) ->
         (["dense", "rigl"], {"budget": 0.01, "output": "dense"}, "does not even pay for the dense output layer"),
         (["dense", "rigl"], {"every": 100}, "would never rewire"),
         (["dense", "set"], {"density": 1.5}, "a density is a share of the connections"),
-        (["dense", "set"], {"structure": "round"}, "a structure is 'unstructured', 'fan-in' or a cell"),
+        (["dense", "set"], {"structure": "round"}, "a pattern is 'unstructured', 'fan-in' or a cell"),
         (["dense", "gate"], {"theta": 1.0}, "expected 0 < theta < 1, received 1.0"),
         (["dense", "gate"], {"dropout": 1.0}, r"dropout must be in \[0, 1\), received 1.0"),
         (["dense"], {"hidden": (20, 0)}, r"hidden widths must be 1 or more, received \(20, 0\)"),

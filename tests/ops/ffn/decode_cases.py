@@ -24,7 +24,7 @@ def made(
     rank: int = 0,
     hidden: str = "identity",
     tau: float | None = None,
-    ramp: float | None = None,
+    soft_width: float | None = None,
     activation: str = "relu",
     bias: bool = False,
     value: bool = False,
@@ -42,7 +42,9 @@ def made(
 
     x_TD = normal(tokens, D) * D**0.5
     weights = (normal(rank, D), normal(G, rank)) if rank else (normal(G, D),)
-    gate = GateNet(weights, tuple(normal(len(w)) if bias else None for w in weights), hidden, tau=tau, ramp=ramp)
+    gate = GateNet(
+        weights, tuple(normal(len(w)) if bias else None for w in weights), hidden, tau=tau, soft_width=soft_width
+    )
     z = logits(x_TD.double(), gate).flatten().sort().values
     place = min(max(round(len(z) * (1 - opened)), 1), len(z) - 1) if len(z) > 1 else 0
     cut = (z[place] + z[place - 1]) / 2 if place else z[0] - 1

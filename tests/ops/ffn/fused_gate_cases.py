@@ -8,7 +8,7 @@ import torch
 
 from dynamicgate.ops.ffn import close_hidden
 
-SCALES = ({}, {"tau": 0.7}, {"ramp": 0.9})
+SCALES = ({}, {"tau": 0.7}, {"soft_width": 0.9})
 SIZES = ((1, 1, 1), (3, 16, 16), (5, 33, 16), (2, 4100, 64), (17, 130, 1), (4, 96, 200))  # tokens, units, block
 
 

@@ -54,14 +54,14 @@ def test_a_gate_of_two_maps_that_scales_by_p(tokens: int, hidden: str) -> None:
 @pytest.mark.parametrize("block", [1, 16, 20])
 @pytest.mark.parametrize("rank", [0, 5])
 def test_a_gate_with_a_ramp(tokens: int, block: int, rank: int) -> None:
-    given = made(tokens, block=block, rank=rank, ramp=0.7, bias=True)
+    given = made(tokens, block=block, rank=rank, soft_width=0.7, bias=True)
     assert error(given) < 1e-6
-    sharp = decode_ffn(**with_gate(given, ramp=None))
+    sharp = decode_ffn(**with_gate(given, soft_width=None))
     assert not torch.allclose(decode_ffn(**given), sharp, rtol=1e-2, atol=1e-2)
 
 
 def test_a_ramp_starts_at_the_cut_of_each_block() -> None:
-    given = made(3, ramp=0.7)
+    given = made(3, soft_width=0.7)
     cut_G = given["gate"].cut + torch.linspace(-0.3, 0.3, given["gate"].blocks)
     cut_G[1] = torch.inf
     assert error(with_gate(given, cut=cut_G)) < 1e-6

@@ -11,7 +11,7 @@ from dynamicgate.ops.ffn import close_hidden
 from tests.ops.ffn.fused_gate_cases import SCALES, SIZES, error, made
 
 
-@pytest.mark.parametrize("scale", SCALES, ids=["hard", "tau", "ramp"])
+@pytest.mark.parametrize("scale", SCALES, ids=["hard", "tau", "soft_width"])
 @pytest.mark.parametrize("sizes", SIZES)
 def test_results_are_those_of_the_reference(sizes: tuple[int, int, int], scale: dict[str, float]) -> None:
     assert error(made(*sizes, **scale)) < 1e-6

@@ -47,7 +47,7 @@ def test_unit_gates_of_low_rank_scaled_by_p(tokens: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize(("block", "rank"), [(1, 16), (128, 0)])
 def test_gates_with_a_ramp(tokens: int, block: int, rank: int) -> None:
-    given = made(tokens, sizes=(512, 2048, 256), block=block, rank=rank, ramp=0.7, **BF16)
+    given = made(tokens, sizes=(512, 2048, 256), block=block, rank=rank, soft_width=0.7, **BF16)
     assert error(given) < 1e-2
     cut_G = torch.full((given["gate"].blocks,), given["gate"].cut, device="cuda")
     assert error(with_gate(given, cut=cut_G)) < 1e-2

@@ -30,11 +30,11 @@ def test_the_kernel_compiles_for_a_hopper_gpu(monkeypatch: pytest.MonkeyPatch, t
     assert Compiled.compiled == {"close_kernel"}
 
 
-@pytest.mark.parametrize("scale", SCALES, ids=["hard", "tau", "ramp"])
+@pytest.mark.parametrize("scale", SCALES, ids=["hard", "tau", "soft_width"])
 def test_without_a_gpu_torch_answers_and_the_op_is_registered_in_full(scale: dict[str, float]) -> None:
     given = made(5, 33, 16, value=True, **scale)
     assert error(given) < 1e-6
-    rule = (given["units"], given["block"], "relu", given["cut"], scale.get("tau"), scale.get("ramp"))
+    rule = (given["units"], given["block"], "relu", given["cut"], scale.get("tau"), scale.get("soft_width"))
     torch.library.opcheck(torch.ops.dynamicgate.close_hidden.default, (given["both_TM"], given["value_TN"], *rule))
 
 

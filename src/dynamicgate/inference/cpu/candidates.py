@@ -25,7 +25,7 @@ class GateInTorch(nn.Module):
         """The same decisions as `ops` makes of `net`."""
         super().__init__()
         self.hidden, self.keep, self.cut = net.hidden, net.keep, float(net.cut)
-        self.tau, self.ramp = net.tau, net.ramp
+        self.tau, self.soft_width = net.tau, net.soft_width
         self.stages = len(net.weights)
         for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
             self.register_buffer(f"weight_{i}", weight)
@@ -47,13 +47,13 @@ class GateInTorch(nn.Module):
         factor_BG = (z_BG > self.cut).to(z_BG.dtype)
         if self.keep:
             factor_BG = torch.maximum(factor_BG, top_k_mask(z_BG, self.keep))
-        if self.ramp is not None:
-            return factor_BG * ((z_BG - self.cut) / self.ramp).clamp(0.0, 1.0)
+        if self.soft_width is not None:
+            return factor_BG * ((z_BG - self.cut) / self.soft_width).clamp(0.0, 1.0)
         return factor_BG if self.tau is None else factor_BG * torch.sigmoid(z_BG / self.tau)
 
     def describe(self) -> dict[str, Any]:
         """What is not a tensor, for JSON; infinities as text."""
-        scale = {"tau": self.tau, "ramp": self.ramp}
+        scale = {"tau": self.tau, "soft_width": self.soft_width}
         return {"hidden": self.hidden, "keep": self.keep, "cut": str(self.cut), "stages": self.stages, **scale}
 
     @staticmethod
@@ -62,7 +62,7 @@ class GateInTorch(nn.Module):
         numbers = range(about["stages"])
         weights, biases = (tuple(tensors.get(f"{word}_{i}") for i in numbers) for word in ("weight", "bias"))
         rule = (about["hidden"], float(about["cut"]), about["keep"], about["tau"])
-        net = ops.GateNet(weights, biases, *rule, about.get("ramp"))  # type: ignore[arg-type]  # older plans have no ramp
+        net = ops.GateNet(weights, biases, *rule, about.get("soft_width"))  # type: ignore[arg-type]  # older plans have no soft_width
         return GateInTorch(net)
 
 

@@ -152,5 +152,5 @@ def gate_net(gate: Gate, affine: Affine | None = None) -> ops.GateNet:
         cut=cut,
         keep=keep,
         tau=tau if scaled else None,
-        ramp=config.ramp * tau or None,
+        soft_width=config.soft_width * tau or None,
     )

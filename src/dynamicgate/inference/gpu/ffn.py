@@ -169,7 +169,7 @@ def fused(layer: Any, x_TD: Tensor) -> Tensor:
     value_TN = None if layer.value_weight is None else F.linear(x_TD, layer.value_weight, layer.value_bias)
     h_TN = close_hidden(
         F.linear(x_TD, layer.both, layer.both_bias), len(layer.up_weight), block=layer.block, cut=layer.decide.cut,
-        tau=layer.decide.tau, ramp=layer.decide.ramp, activation=layer.activation, value_TN=value_TN,
+        tau=layer.decide.tau, soft_width=layer.decide.soft_width, activation=layer.activation, value_TN=value_TN,
     )  # fmt: skip
     return F.linear(h_TN, layer.down_weight, layer.down_bias)
 
@@ -213,4 +213,4 @@ def _rest(layer: Any) -> dict[str, Any]:
 def _net(decide: Any) -> GateNet:
     numbers = range(decide.stages)
     weights, biases = (tuple(getattr(decide, f"{word}_{i}") for i in numbers) for word in ("weight", "bias"))
-    return GateNet(weights, biases, decide.hidden, decide.cut, decide.keep, decide.tau, decide.ramp)
+    return GateNet(weights, biases, decide.hidden, decide.cut, decide.keep, decide.tau, decide.soft_width)

@@ -100,7 +100,7 @@ def gate_rigl(s: Settings, splits: Splits) -> Prepared:
     last = len(s.hidden)
     layers = [f"layers.{index}" for index in range(last + (s.output == "sparse"))]
     found = Densities(s.density, s.gate_density)
-    options = {**_dynamic(s), "structure": s.structure, "distribution": _distribution(s)}
+    options = {**_dynamic(s), "pattern": s.structure, "distribution": _distribution(s)}
     sparsifier = fused_sparsifier(model, layers, found, **options)
     return Prepared(model, budget, sparsifier)
 
@@ -150,7 +150,7 @@ def _affordable(
 
 
 def _gate(s: Settings, **shape: Any) -> GateConfig:
-    rule: dict[str, Any] = {"train": s.policy, "tau": s.tau, "theta": s.theta, "scale": s.scale, "ramp": s.ramp}
+    rule: dict[str, Any] = {"train": s.policy, "tau": s.tau, "theta": s.theta, "scale": s.scale, "soft_width": s.ramp}
     return GateConfig(**rule, **shape)
 
 
@@ -161,13 +161,13 @@ def _distribution(s: Settings) -> Distribution:
 
 def _dynamic(s: Settings) -> dict[str, Any]:
     """How connections come and go."""
-    return {"start": s.start, "settled": s.settled or None, "every": s.every, "seed": s.seed}
+    return {"initial_density": s.start, "prune_until": s.settled or None, "every": s.every, "seed": s.seed}
 
 
 def _sparse(s: Settings) -> LayerOptions:
     """Which layers are sparse and how."""
     include = ["layers.*"] if s.output == "sparse" else ()
-    return {"structure": s.structure, "distribution": _distribution(s), "include": include}
+    return {"pattern": s.structure, "distribution": _distribution(s), "include": include}
 
 
 def _mlp(

@@ -23,7 +23,7 @@ class GateNet:
     cut: tau * logit(theta), for all blocks or one for each; infinity leaves the choice to `keep` (top-k).
     keep: how many of the largest logits open whatever `cut` says; among equals the lowest index.
     tau: multiply the open units by sigmoid(z / tau); None multiplies by 1.
-    ramp: multiply the open units by min(1, (z - cut) / ramp), which is 0 at the cut; None multiplies by 1. Not together
+    soft_width: multiply the open units by min(1, (z - cut) / soft_width), which is 0 at the cut; None multiplies by 1. Not together
         with `tau`, nor with `keep`, which would open blocks below the cut to multiply them by 0.
     """
 
@@ -33,7 +33,7 @@ class GateNet:
     cut: float | Tensor = 0.0
     keep: int = 0
     tau: float | None = None
-    ramp: float | None = None
+    soft_width: float | None = None
 
     @property
     def blocks(self) -> int:
@@ -123,16 +123,16 @@ def _check_gate(where: str, gate: GateNet, inputs: int, blocks: int) -> None:
         )
     if gate.tau is not None and not gate.tau > 0:
         raise ValueError(f"{where}: expected tau > 0, received {gate.tau}")
-    if gate.ramp is not None:
+    if gate.soft_width is not None:
         _check_ramp(where, gate)
 
 
 def _check_ramp(where: str, gate: GateNet) -> None:
-    if not (gate.ramp is not None and 0.0 < gate.ramp < math.inf):
-        raise ValueError(f"{where}: expected a finite ramp > 0, received {gate.ramp}")
+    if not (gate.soft_width is not None and 0.0 < gate.soft_width < math.inf):
+        raise ValueError(f"{where}: expected a finite soft_width > 0, received {gate.soft_width}")
     if gate.tau is not None or gate.keep:
         raise ValueError(
-            f"{where}: a ramp goes without tau and keep, received tau {gate.tau} and keep {gate.keep} with {gate.ramp}"
+            f"{where}: a ramp goes without tau and keep, received tau {gate.tau} and keep {gate.keep} with {gate.soft_width}"
         )
     # The cuts of a tensor are not looked at: they may lie on a GPU, which would have to be waited for.
     if not isinstance(gate.cut, Tensor) and not math.isfinite(gate.cut):

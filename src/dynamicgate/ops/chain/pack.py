@@ -140,8 +140,8 @@ def _gate(writer: _Writer, layer: Layer, before: Span, after: Span) -> list[int]
         source = whole(outputs)
     words += [0] * (LINEAR_WORDS * (2 - len(gate.weights)))
     cut = torch.as_tensor(gate.cut, dtype=torch.float32).expand(gate.blocks)
-    # One word for both, since a gate has at most one of them: 1 / tau, or -1 / ramp.
-    inverse_tau = -1.0 / gate.ramp if gate.ramp is not None else 0.0 if gate.tau is None else 1.0 / gate.tau
+    # One word for both, since a gate has at most one of them: 1 / tau, or -1 / soft_width.
+    inverse_tau = -1.0 / gate.soft_width if gate.soft_width is not None else 0.0 if gate.tau is None else 1.0 / gate.tau
     words += [len(gate.weights), gate.blocks, after.block, after.stride]
     words += [writer.add(gate.blocks, _written(cut)), gate.keep, struct.unpack("i", struct.pack("f", inverse_tau))[0]]
     return words

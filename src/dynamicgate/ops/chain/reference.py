@@ -35,8 +35,8 @@ def decide(z_BG: Tensor, gate: GateNet) -> Tensor:
         largest = z_BG.sort(dim=-1, descending=True, stable=True).indices[..., : gate.keep]
         open_BG = open_BG.scatter(-1, largest, True)
     factor_BG = open_BG.to(z_BG.dtype)
-    if gate.ramp is not None:
-        return factor_BG * ((z_BG - torch.as_tensor(gate.cut, dtype=z_BG.dtype)) / gate.ramp).clamp(0.0, 1.0)
+    if gate.soft_width is not None:
+        return factor_BG * ((z_BG - torch.as_tensor(gate.cut, dtype=z_BG.dtype)) / gate.soft_width).clamp(0.0, 1.0)
     return factor_BG if gate.tau is None else factor_BG * torch.sigmoid(z_BG / gate.tau)
 
 

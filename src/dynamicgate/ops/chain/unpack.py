@@ -63,7 +63,7 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
                 cut=weights[cut * PANEL :][:blocks],
                 keep=keep,
                 tau=1.0 / scale if scale > 0.0 else None,
-                ramp=-1.0 / scale if scale < 0.0 else None,
+                soft_width=-1.0 / scale if scale < 0.0 else None,
             )
         layers.append(
             Layer(

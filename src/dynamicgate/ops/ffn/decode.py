@@ -21,7 +21,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of the kernels; the r
 _library = torch.library.Library("dynamicgate", "FRAGMENT")
 _library.define(
     "decode_ffn(Tensor x, Tensor[] gate_weights, Tensor?[] gate_biases, str hidden, float cut, Tensor? cuts, int keep, "
-    "float? tau, float? ramp, Tensor up, Tensor down, int block, str activation, Tensor? up_bias, Tensor? down_bias, "
+    "float? tau, float? soft_width, Tensor up, Tensor down, int block, str activation, Tensor? up_bias, Tensor? down_bias, "
     "Tensor? value, Tensor? value_bias) -> Tensor",
     tags=[torch.Tag.pt2_compliant_tag],
 )
@@ -44,7 +44,7 @@ def decode_ffn(
 
     x_TD: any leading dimensions; weights as in `nn.Linear`. bfloat16, float16 or float32, the same for all but the cut.
     gate: decides from x; closed blocks are neither read nor computed; with `tau`, open units are multiplied by p,
-        with `ramp` by how far their logit is above the cut.
+        with `soft_width` by how far their logit is above the cut.
     activation: relu, gelu (exact), silu or identity; SwiGLU is silu with `value_ND`.
     """
     rows = x_TD.reshape(-1, x_TD.shape[-1])
@@ -52,7 +52,7 @@ def decode_ffn(
     _check(rows, gate, up_ND, down_ON, block, activation, *tensors)
     cut, cuts = (0.0, gate.cut) if isinstance(gate.cut, Tensor) else (gate.cut, None)
     y: Tensor = torch.ops.dynamicgate.decode_ffn(
-        rows, gate.weights, gate.biases, gate.hidden, cut, cuts, gate.keep, gate.tau, gate.ramp, up_ND, down_ON, block,
+        rows, gate.weights, gate.biases, gate.hidden, cut, cuts, gate.keep, gate.tau, gate.soft_width, up_ND, down_ON, block,
         activation, *tensors,
     )  # fmt: skip
     return y.reshape(*x_TD.shape[:-1], down_ON.shape[0])
@@ -99,7 +99,7 @@ def _decode(
     cuts: Tensor | None,
     keep: int,
     tau: float | None,
-    ramp: float | None,
+    soft_width: float | None,
     up: Tensor,
     down: Tensor,
     block: int,
@@ -109,7 +109,9 @@ def _decode(
     value: Tensor | None,
     value_bias: Tensor | None,
 ) -> Tensor:
-    gate = GateNet(tuple(gate_weights), tuple(gate_biases), hidden, cut if cuts is None else cuts, keep, tau, ramp)
+    gate = GateNet(
+        tuple(gate_weights), tuple(gate_biases), hidden, cut if cuts is None else cuts, keep, tau, soft_width
+    )
     if x.dtype in DTYPES and serves(x):
         from dynamicgate.ops.ffn.decode_launch import launch
 
@@ -121,7 +123,7 @@ def _decode(
     )  # fmt: skip
 
 
-def _shape(x: Tensor, weights: Any, biases: Any, hidden: Any, cut: Any, cuts: Any, keep: Any, tau: Any, ramp: Any,
+def _shape(x: Tensor, weights: Any, biases: Any, hidden: Any, cut: Any, cuts: Any, keep: Any, tau: Any, soft_width: Any,
            up: Tensor, down: Tensor, *rest: Any) -> Tensor:  # fmt: skip
     return x.new_empty(x.shape[0], down.shape[0])
 

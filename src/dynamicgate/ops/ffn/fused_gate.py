@@ -18,7 +18,7 @@ from dynamicgate.ops.ffn.registration import register_for_inference, serves
 
 _library = torch.library.Library("dynamicgate", "FRAGMENT")
 _library.define(
-    "close_hidden(Tensor both, Tensor? value, int units, int block, str activation, float cut, float? tau, float? ramp)"
+    "close_hidden(Tensor both, Tensor? value, int units, int block, str activation, float cut, float? tau, float? soft_width)"
     " -> Tensor",
     tags=[torch.Tag.pt2_compliant_tag],
 )
@@ -31,14 +31,14 @@ def close_hidden(
     block: int,
     cut: float,
     tau: float | None = None,
-    ramp: float | None = None,
+    soft_width: float | None = None,
     activation: str = "relu",
     value_TN: Tensor | None = None,
 ) -> Tensor:
     """act(both[:, :units]) [* value], and 0 where a unit's block is closed, for inference.
 
     both_TM: a product in bfloat16, float16 or float32 whose rows hold the units, then a logit for each block, and then
-        anything. A block is open where its logit is above `cut`; with `tau` or `ramp`, open units are scaled.
+        anything. A block is open where its logit is above `cut`; with `tau` or `soft_width`, open units are scaled.
     """
     blocks = -(-units // block)
     if both_TM.dim() != 2 or both_TM.shape[1] < units + blocks:
@@ -50,20 +50,20 @@ def close_hidden(
             f"expected value_TN of shape {(len(both_TM), units)} in {both_TM.dtype}, received {tuple(value_TN.shape)} "
             f"in {value_TN.dtype}"
         )
-    h_TN: Tensor = torch.ops.dynamicgate.close_hidden(both_TM, value_TN, units, block, activation, cut, tau, ramp)
+    h_TN: Tensor = torch.ops.dynamicgate.close_hidden(both_TM, value_TN, units, block, activation, cut, tau, soft_width)
     return h_TN
 
 
 def _close(both: Tensor, value: Tensor | None, units: int, block: int, activation: str, cut: float,
-           tau: float | None, ramp: float | None) -> Tensor:  # fmt: skip
+           tau: float | None, soft_width: float | None) -> Tensor:  # fmt: skip
     if both.dtype in DTYPES and serves(both):
         from dynamicgate.ops.ffn.fused_gate_kernel import launch
 
         with torch.cuda.device_of(both):
-            return launch(both, value, units, block, activation, cut, tau, ramp)
+            return launch(both, value, units, block, activation, cut, tau, soft_width)
     wide = both if both.dtype is torch.float64 else both.float()
     z_TG = wide[:, units : units - (-units // block)]
-    factor_TG = decide(z_TG, GateNet((), (), cut=cut, tau=tau, ramp=ramp))
+    factor_TG = decide(z_TG, GateNet((), (), cut=cut, tau=tau, soft_width=soft_width))
     factor_TN = factor_TG.repeat_interleave(block, dim=1)[:, :units]
     h_TN = PHI[activation](wide[:, :units])
     h_TN = h_TN if value is None else h_TN * value

@@ -43,7 +43,7 @@ def launch(
     activation: str,
     cut: float,
     tau: float | None,
-    ramp: float | None,
+    soft_width: float | None,
 ) -> Tensor:
     """One pass over `both`."""
     both = both if both.stride(1) == 1 else both.contiguous()
@@ -51,7 +51,7 @@ def launch(
     piece = min(_LONGEST, triton.next_power_of_2(units))
     pieces = triton.cdiv(units, piece)
     if hidden.numel():
-        scale, width = (2, ramp) if ramp is not None else (1, tau) if tau is not None else (0, 1.0)
+        scale, width = (2, soft_width) if soft_width is not None else (1, tau) if tau is not None else (0, 1.0)
         close_kernel[(both.shape[0] * pieces,)](
             both, both if value is None else value.contiguous(), hidden, both.stride(0), units, pieces, cut, width,
             BLOCK=block, SCALE=scale, ACTIVATION=activation, VALUE=value is not None, PIECE=piece,
