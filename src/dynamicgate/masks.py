@@ -26,16 +26,15 @@ def pattern_of(linear: nn.Linear) -> str:
 
 
 @torch.no_grad()
-def put_mask_(linear: nn.Linear, mask: Tensor, pattern: str = UNSTRUCTURED, *, density: float | None = None) -> None:
-    """Give a layer its mask and set the weights of missing connections to zero. density: the share of the connections
-    that will be left when training has ended, where some are still to go."""
+def put_mask_(linear: nn.Linear, mask: Tensor, pattern: str = UNSTRUCTURED) -> None:
+    """Give a layer its mask and set the weights of missing connections to zero."""
     if mask.shape != linear.weight.shape:
         raise ValueError(
             f"a mask has the shape of the weight, {list(linear.weight.shape)}, received {list(mask.shape)}"
         )
     linear.register_buffer("mask", mask.to(linear.weight.device, torch.bool))
     held: Any = linear
-    held.mask_pattern, held.mask_density = pattern, density
+    held.mask_pattern = pattern
     linear.weight.mul_(linear.mask)  # type: ignore[arg-type]
 
 
@@ -43,9 +42,3 @@ def present(linear: nn.Linear) -> int:
     """How many connections exist."""
     mask = connections(linear)
     return linear.weight.numel() if mask is None else int(mask.sum())
-
-
-def final_connections(linear: nn.Linear) -> float:
-    """How many connections will be left: as many as exist, unless a sparsifier has said that some will go."""
-    density = getattr(linear, "mask_density", None)
-    return present(linear) if density is None else min(density * linear.weight.numel(), present(linear))

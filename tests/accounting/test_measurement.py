@@ -314,7 +314,7 @@ def test_the_data_may_be_a_pair_an_object_a_tensor_or_batches() -> None:
 
 
 def test_nothing_to_measure_is_an_error() -> None:
-    with pytest.raises(ValueError, match="nothing to measure: the data set is empty"):
+    with pytest.raises(ValueError, match="nothing to measure: the dataset is empty"):
         measure(network(), (torch.zeros(0, 6), torch.zeros(0, dtype=torch.long)))
 
 

@@ -44,7 +44,7 @@ def test_guessing_the_majority_is_not_good_quality() -> None:
 def test_batches_do_not_change_the_result(batch: int) -> None:
     model = dg.nn.GatedMLP((6, 20, 4), dg.GateConfig(open=0.6), dropout=0.5)
     data = Arrays(torch.randn(50, 6), torch.randint(0, 4, (50,)))
-    found = evaluate(model, data, dg.accounting.MacCounter(model), batch=batch)
+    found = evaluate(model, data, dg.accounting.MacCounter.for_mlp(model), batch=batch)
     model.eval()
     with torch.no_grad():
         scores = model(data.x)
@@ -61,8 +61,8 @@ def test_evaluation_uses_evaluation_mode_and_puts_every_mode_back() -> None:
     model.train()
     model[0].eval()
     data = Arrays(torch.randn(50, 6), torch.randint(0, 4, (50,)))
-    assert evaluate(model, data, dg.accounting.MacCounter(model)) == evaluate(
-        model, data, dg.accounting.MacCounter(model)
+    assert evaluate(model, data, dg.accounting.MacCounter.for_mlp(model)) == evaluate(
+        model, data, dg.accounting.MacCounter.for_mlp(model)
     )
     assert [m.training for m in model] == [False, True, True]
     assert all(p.grad is None for p in model.parameters())

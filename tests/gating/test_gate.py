@@ -193,7 +193,7 @@ def test_ties_in_a_wide_layer_go_to_the_lowest_indices() -> None:
 def test_a_top_k_gate_opens_exactly_k_whatever_the_threshold(
     top_k: int | float, blocks: int, expected: int, training: bool
 ) -> None:
-    gate = static_gate(torch.randn(blocks) - 5.0, top_k=top_k, theta=0.9, train="bernoulli").train(training)
+    gate = static_gate(torch.randn(blocks) - 5.0, top_k=top_k, train="bernoulli").train(training)
     decision = gate(torch.zeros(4, 3))
     assert decision.open.sum(-1).tolist() == [expected] * 4
     assert torch.equal(decision.scale, decision.open)

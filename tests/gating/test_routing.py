@@ -181,8 +181,8 @@ def test_a_router_has_one_expert_a_row_a_linear_network_and_no_bias_unless_told(
         ({"kind": "router", "train": "soft"}, "a router opens exactly top_k experts: expected train='hard'.*'soft'"),
         ({"kind": "router", "evaluate": "soft"}, "a router opens exactly top_k experts.*received 'hard', 'soft' and 0"),
         ({"kind": "router", "always_open": 1}, "a router opens exactly top_k experts.*received 'hard', 'hard' and 1"),
-        ({"kind": "router", "capacity": 0.0}, "capacity is a factor on an even share.*received 0.0"),
-        ({"kind": "router", "capacity": float("nan")}, "capacity is a factor on an even share.*received nan"),
+        ({"kind": "router", "capacity": 0.0}, "capacity is a factor on an even load.*received 0.0"),
+        ({"kind": "router", "capacity": float("nan")}, "capacity is a factor on an even load.*received nan"),
         ({"kind": "router", "overflow": "last"}, "overflow must be one of first, random, received 'last'"),
         ({"capacity": 1.0}, "capacity and overflow are for experts: expected kind='router', received 'dynamic'"),
         ({"kind": "static", "overflow": "random"}, "expected kind='router', received 'static'"),
@@ -196,7 +196,7 @@ def test_a_setting_that_makes_no_sense_is_answered_with_a_sentence(setting: dict
 def test_a_budget_with_a_target_is_refused() -> None:
     model = dg.gate_(nn.Sequential(nn.Linear(4, 12), nn.ReLU(), nn.Linear(12, 2)), GateConfig(kind="router", block=3))
     with pytest.raises(ValueError, match=r"steers hard thresholds, but the gate at '2' opens exactly top_k blocks"):
-        Budget(target=0.5).check_(dg.accounting.MacCounter(model))
+        Budget(target=0.5).bind(dg.accounting.MacCounter.for_mlp(model))
 
 
 def test_usage_of_several_passes_has_their_logits_and_what_was_asked_for() -> None:

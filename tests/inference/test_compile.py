@@ -315,5 +315,5 @@ def test_the_plan_is_printed_with_times_and_macs() -> None:
     total = sum(row.macs for row in fast.plan.chains[0][0].layers)
     with torch.no_grad(), dg.usage(model) as used:
         model(x)
-        counter = dg.accounting.MacCounter(model)
+        counter = dg.accounting.MacCounter.for_mlp(model)
         assert total == pytest.approx(float(counter.executed({name: used[name].open for name in used})), rel=1e-4)

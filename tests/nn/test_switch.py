@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import dynamicgate as dg
-from dynamicgate import Budget, fit, measure, named_gates
+from dynamicgate import fit, measure, named_gates
+from dynamicgate.budget import OpenLoopBudget
 from dynamicgate.budget.penalties import PENALTIES
 from dynamicgate.nn import GatedMLP, Normalize, Switch, SwitchMLP
 from tests.training.easy import blobs
@@ -184,7 +185,7 @@ def test_a_saved_model_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None
 def test_a_switch_brings_its_router_along_wherever_it_is_put() -> None:
     model = inside()
     assert list(named_gates(model)) == ["2.down", "4.down"]
-    assert named_gates(model)["4.down"].site == dg.Site("4.down", ("4.up",), "4.up", 15)
+    assert named_gates(model)["4.down"].site_at("4.down") == dg.Site("4.down", ("4.up",), "4.up", 15)
     assert list(named_gates(model[2])) == ["down"], "seen from inside"
     assert list(named_gates(torch.compile(model, backend="eager"))) == ["2.down", "4.down"]
     assert list(named_gates(nn.ModuleDict({"body": nn.Sequential(nn.Identity(), model[4])}))) == ["body.1.down"]
@@ -193,11 +194,13 @@ def test_a_switch_brings_its_router_along_wherever_it_is_put() -> None:
     assert {layer["name"] for layer in measure(model, x).layers} == {"0", "2.up", "2.down", "4.up", "4.down", "5"}
 
 
-def test_gates_whose_new_place_does_not_tell_their_other_names_keep_them() -> None:
+def test_gates_whose_new_path_does_not_tell_the_names_of_their_layers_say_so() -> None:
     model = dg.gate_(nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2)))
-    assert list(named_gates(model[2])) == ["2"]
     assert list(named_gates(model[2:])) == ["2", "4"]
-    assert list(named_gates(nn.Sequential(nn.Identity(), *model))) == ["2", "4"]
+    shifted = nn.Sequential(nn.Identity(), *model)
+    assert list(named_gates(shifted)) == ["3", "5"]
+    with pytest.raises(ValueError, match="the layers of the gate on '2' have other names in this model"):
+        measure(shifted, torch.randn(3, 4))
 
 
 def test_a_site_whose_units_may_pass_through_is_none_and_others_can_be_gated() -> None:
@@ -252,7 +255,7 @@ def test_fit_trains_experts_and_keeps_them_busy(top_k: int, tmp_path: Path) -> N
     torch.manual_seed(0)
     model = SwitchMLP(8, 16, 4, 8, 3, top_k=top_k, capacity=2.0)
     history = fit(
-        model, blobs(), valid=blobs(60, seed=3), budget=Budget(form="balance", weight=1e-2), epochs=8, batch=24,
+        model, blobs(), valid=blobs(60, seed=3), budget=OpenLoopBudget(form="balance", weight=1e-2), epochs=8, batch=24,
         lr=1e-2, out=tmp_path, show=False,
     )  # fmt: skip
     assert measure(model, blobs(seed=1)).quality["accuracy"] > 0.97
@@ -271,7 +274,7 @@ def test_without_the_balance_all_rows_may_end_at_one_expert_and_with_it_they_spr
         model = SwitchMLP(8, 16, 4, 8, 3, top_k=1, capacity=None)
         with torch.no_grad():
             model.switch.down.gate.net.bias[0] = 1.0
-        fit(model, blobs(), budget=Budget(form="balance", weight=weight), epochs=6, batch=24, show=False)
+        fit(model, blobs(), budget=OpenLoopBudget(form="balance", weight=weight), epochs=6, batch=24, show=False)
         loads.append(dg.accounting.measure_routing(model, blobs(seed=1)))
     alone, spread = loads
     assert alone.cv is not None
@@ -281,13 +284,13 @@ def test_without_the_balance_all_rows_may_end_at_one_expert_and_with_it_they_spr
 
 def test_a_budget_does_not_take_dropped_assignments_for_a_collapse() -> None:
     model, x = lively(Switch(8, 4, 2, capacity=1.0)), torch.randn(64, 8)
-    budget = Budget(form="balance", weight=1e-2, on_collapse="act", floor=0.15)
+    budget = OpenLoopBudget(form="balance", weight=1e-2, on_collapse="act", floor=0.15)
     rates = []
     for progress in (0.0, 0.05):
         budget.apply_(model, progress)
         with dg.usage(model) as used:
             model(x)
-        found = budget.penalty(used, progress)
+        found = budget.step(used, progress)
         balance = PENALTIES["balance"](used["down"], model.down.gate, 0.0, torch.mean)
         torch.testing.assert_close(found, 1e-2 * balance, rtol=1e-6, atol=0.0)  # and nothing that lifts to the floor
         rates.append(float(used["down"].open.mean()))
@@ -308,7 +311,7 @@ def test_training_with_random_overflow_resumes_to_the_same_bits(tmp_path: Path) 
                 raise ZeroDivisionError
 
         model.register_forward_pre_hook(fail)
-        budget = Budget(form="balance", weight=1e-2)
+        budget = OpenLoopBudget(form="balance", weight=1e-2)
         fit(model, blobs(), budget=budget, epochs=3, batch=24, out=out, checkpoint_seconds=0, show=False)
         return model.state_dict()
 
@@ -329,7 +332,7 @@ def test_training_with_random_overflow_resumes_to_the_same_bits(tmp_path: Path) 
         ({"top_k": 4}, "top_k is a number of experts, expected 1 to 3, received 4"),
         ({"top_k": 0}, "top_k is a number of experts, expected 1 to 3, received 0"),
         ({"top_k": 0.5}, "top_k is a number of experts, expected 1 to 3, received 0.5"),
-        ({"capacity": -1.0}, "capacity is a factor on an even share.*received -1.0"),
+        ({"capacity": -1.0}, "capacity is a factor on an even load.*received -1.0"),
         ({"overflow": "never"}, "overflow must be one of first, random, received 'never'"),
         ({"unserved": "zero"}, "unserved must be identity or bias, received 'zero'"),
         ({"activation": "step"}, "activation must be one of relu, gelu, silu, tanh, received 'step'"),
@@ -348,6 +351,6 @@ def test_a_network_without_inputs_is_answered_with_a_sentence() -> None:
 def test_balance_is_refused_for_gates_that_do_not_route() -> None:
     model = GatedMLP((8, 6, 3), dg.GateConfig(kind="static"))
     with pytest.raises(
-        ValueError, match=r"form 'balance' spreads rows over the experts.*'layers.1' is of kind 'static'"
+        ValueError, match=r"form 'balance' spreads rows over the experts.* of kind 'static' on 'layers.1'"
     ):
-        fit(model, blobs(), budget=Budget(form="balance", weight=1e-2), epochs=1, show=False)
+        fit(model, blobs(), budget=OpenLoopBudget(form="balance", weight=1e-2), epochs=1, show=False)

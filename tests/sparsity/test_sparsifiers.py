@@ -86,10 +86,10 @@ def test_the_fraction_falls_to_zero_and_the_mask_then_stays() -> None:
 
 def test_a_run_shorter_than_one_period_is_an_error() -> None:
     model = dg.nn.GatedMLP((6, 8, 3))
-    with pytest.raises(ValueError, match="would never rewire"):
+    with pytest.raises(ValueError, match="would never update them"):
         train(model, rigl(model, every=400), torch.optim.SGD(model.parameters(), lr=0.1), 80, 80)
     x, y = torch.randn(64, 6), torch.randint(3, (64,))
-    with pytest.raises(ValueError, match="would never rewire"):
+    with pytest.raises(ValueError, match="would never update them"):
         dg.fit(model, (x, y), sparsifier=rigl(model, every=400), epochs=2, batch=8, show=False)
     with pytest.raises(ValueError, match="does not come to its end"):
         dg.fit(model, (x, y), sparsifier=dg.sparsity.Magnitude(model, 0.5, until=0.99), epochs=1, batch=8, show=False)
@@ -181,7 +181,7 @@ def test_rarely_open_units_get_their_share_of_new_connections() -> None:
     gate = dg.named_gates(model)["layers.1"]
     g = torch.ones(100, 2)
     g[10:, 1] = 0.0
-    used = dg.gating.Usage(["layers.1"])
+    used = dg.gating.Usage({"layers.1": gate})
     with dg.usage(model) as real:
         F.cross_entropy(model(torch.randn(100, 30)), torch.randint(3, (100,))).backward()
     used(gate, real["layers.1"]._replace(open=g))

@@ -63,10 +63,18 @@ def test_validation_data_may_lack_classes() -> None:
     assert history.best is not None
 
 
-def test_a_data_loader_is_answered_with_what_is_expected() -> None:
-    loader = DataLoader(TensorDataset(X, Y), batch_size=10)
-    with pytest.raises(TypeError, match=r"training data is a pair \(x, y\) of tensors .*, received DataLoader"):
-        fit(dense(), loader, epochs=1, show=False)  # type: ignore[arg-type]
+def test_a_data_loader_is_read_once_and_trains_like_its_tensors() -> None:
+    models = [dense(), dense()]
+    models[1].load_state_dict(models[0].state_dict())
+    fit(models[0], DataLoader(TensorDataset(X, Y), batch_size=10), epochs=2, show=False)
+    fit(models[1], (X, Y), epochs=2, show=False)
+    assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in models), strict=True))
+
+
+@pytest.mark.parametrize("data", [X, {"x": X}, "digits", 3, [X, X]])
+def test_data_of_another_kind_is_answered_with_what_is_expected(data: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"training data"):
+        fit(dense(), data, epochs=1, show=False)
 
 
 @pytest.mark.parametrize(

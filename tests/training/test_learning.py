@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import dynamicgate as dg
 from dynamicgate import Budget, fit, measure
 from dynamicgate.lab.datasets import load_dataset
-from dynamicgate.training.options import Options, adamw
+from dynamicgate.training.options import FitOptions, adamw
 from tests.training.easy import blobs, dense, differences, furthest, gated, weights_in
 
 
@@ -204,7 +204,7 @@ def test_without_patience_the_last_weights_stay(tmp_path: Path) -> None:
 def test_weight_decay_is_for_weight_matrices_and_not_for_gates() -> None:
     model = dg.nn.GatedMLP((8, 16, 16, 3), dg.GateConfig(net="two-layer", rank=2))
     frozen = model.layers[0].weight.requires_grad_(False)
-    options = Options(1, 8, 1e-3, 0.3, 0.05, 1, None, False, 0.0, None, 0, gate_lr_scale=0.2)
+    options = FitOptions(lr=1e-3, weight_decay=0.3, gate_lr_scale=0.2)
     decays, rest, gates = adamw(model, options, torch.device("cpu")).param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert {names[id(p)] for p in decays["params"]} == {"layers.1.weight", "layers.2.weight"}
@@ -223,7 +223,15 @@ def test_gates_learn_at_their_own_rate() -> None:
         model = dg.nn.GatedMLP((8, 16, 3), dg.GateConfig(block=4))
         weight = dg.named_gates(model)["layers.1"].net.weight
         before = weight.detach().clone()
-        fit(model, blobs(), budget=dg.Budget(weight=0.1), epochs=2, batch=24, gate_lr_scale=rate, show=False)
+        fit(
+            model,
+            blobs(),
+            budget=dg.budget.OpenLoopBudget(weight=0.1),
+            epochs=2,
+            batch=24,
+            gate_lr_scale=rate,
+            show=False,
+        )
         moved[rate] = float((weight.detach() - before).abs().max())
     assert 0.0 < moved[0.01] < 0.03 * moved[1.0]
 

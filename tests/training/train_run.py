@@ -37,7 +37,7 @@ def main(
     model = dg.nn.GatedMLP((8, 32, 16, 3), gate, dropout=0.3 if noisy else 0.0)
     closed = dg.Budget(target=0.5, tau=dg.schedule.linear(1.0, 0.8))
     # An open loop: a controller that is asked once a piece would see the pieces of one process and of two differently.
-    budget = closed if noisy else dg.Budget(form="linear", weight=0.3)
+    budget = closed if noisy else dg.budget.OpenLoopBudget(form="linear", weight=0.3)
     layers = {"density": 0.4, "every": 3, "until": 0.9, "pattern": "4x1" if sparsifier == "set" else "unstructured"}
     chosen = {
         "": lambda: None,

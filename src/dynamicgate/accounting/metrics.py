@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,10 +22,10 @@ def evaluate(model: nn.Module, data: Arrays, counter: MacCounter, *, batch: int 
     with evaluating(base):
         for x, y in data.batches(batch):
             x, y = x.to(device), y.to(device)
-            with usage(base) if counter.gates else nullcontext({}) as used:  # type: ignore[attr-defined]
+            with usage(base) as used:
                 scores = base(x).float()
             loss += float(F.cross_entropy(scores, y, reduction="sum"))
-            relative += float(counter.relative(deployed(counter, used))) * len(x)
+            relative += float(counter.relative(deployed(counter.gates, used))) * len(x)
             confusion = confusion + confusion_counts(scores, y)
     assert isinstance(confusion, Tensor)
     return {"loss": loss / len(data), "relative": relative / len(data), **quality_of(confusion)}

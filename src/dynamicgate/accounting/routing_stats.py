@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.accounting.counter import MacCounter, deployed
+from dynamicgate.accounting.counter import deployed
 from dynamicgate.data import Arrays
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import named_gates, usage
@@ -78,12 +78,12 @@ def measure_routing(
     data = data if isinstance(data, Arrays) else Arrays(*data)
     if not len(data):
         raise ValueError("nothing to look at: the data set is empty")
-    gate = _gate_at(model, site)
+    name, gate = _gate_at(model, site)
     with evaluating(model), evaluating(judge or model):
-        seen = [_see(model, gate, x, y, int(data.y.max()) + 1, judge) for x, y in data.batches(batch)]
+        seen = [_see(model, name, gate, x, y, int(data.y.max()) + 1, judge) for x, y in data.batches(batch)]
     share_S = torch.cat([s.share_S for s in seen])
     found: dict[str, Any] = {
-        "site": gate.site.name,
+        "site": name,
         "kind": gate.config.kind,
         "samples": len(share_S),
         "rows": sum(s.rows for s in seen),
@@ -123,13 +123,14 @@ class _Seen(NamedTuple):
     places: int | None
 
 
-def _see(model: nn.Module, gate: Gate, x: Tensor, y_S: Tensor, classes: int, judge: nn.Module | None) -> _Seen:
-    name = gate.site.name
+def _see(
+    model: nn.Module, name: str, gate: Gate, x: Tensor, y_S: Tensor, classes: int, judge: nn.Module | None
+) -> _Seen:
     with usage(model) as used:
         scores = model(x.to(gate.tau.device))
     decision = used[name]
     g_RE, routed_RE, p_RE = (t.double().cpu().flatten(0, -2) for t in (decision.open, decision.routed, decision.p))
-    open_RE = deployed(MacCounter(model), used)[name].double().cpu().flatten(0, -2)
+    open_RE = deployed({name: gate}, used)[name].double().cpu().flatten(0, -2)
     share_R = open_RE @ gate.block_sizes.double().cpu() / gate.site.width
     y_R = y_S.cpu().repeat_interleave(len(g_RE) // len(y_S))  # a token has the label of its sample
     return _Seen(
@@ -144,13 +145,13 @@ def _see(model: nn.Module, gate: Gate, x: Tensor, y_S: Tensor, classes: int, jud
     )
 
 
-def _gate_at(model: nn.Module, site: str | None) -> Gate:
+def _gate_at(model: nn.Module, site: str | None) -> tuple[str, Gate]:
     gates = named_gates(model)
     if site is None and len(gates) == 1:
-        return next(iter(gates.values()))
+        return next(iter(gates.items()))
     if site not in gates:
         raise ValueError(f"site must be one of {', '.join(map(repr, gates)) or '(no gates here)'}, received {site!r}")
-    return gates[site]
+    return site, gates[site]
 
 
 def _hardness(scores: Tensor) -> Tensor | None:

@@ -38,7 +38,7 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
 def ungate_(model: nn.Module, where: Where | None = None) -> nn.Module:
     """Take off the gates that `where` selects (all by default), in place, and return the model."""
     gates = named_gates(model)
-    sites = [gate.site for gate in gates.values()]
+    sites = [gate.site_at(name) for name, gate in gates.items()]
     chosen = sites if where is None else _matching(sites, where)
     for site in chosen:
         gate = gates[site.name]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.gating.config import GateConfig, Policy
+from dynamicgate.gating.config import RANK, GateConfig, Policy
 from dynamicgate.gating.routing import keep_places, places_of, route, top_k_mask
 from dynamicgate.gating.sites import Site
 from dynamicgate.masks import present
@@ -48,18 +48,22 @@ class Gate(nn.Module):
         super().__init__()
         self.site = site
         self.blocks = math.ceil(site.width / config.block)
-        if config.kind == "router":
-            config = replace(config, net="linear" if config.net == "auto" else config.net, top_k=config.top_k or 1)
-        if config.net == "auto":
-            cheaper = features * self.blocks <= config.rank * (features + self.blocks)
-            config = replace(config, net="linear" if cheaper else "low-rank")
-        self.config = config
-        self.net = _gate_net(config, features, self.blocks)
+        self.config = _resolved(config, features, self.blocks)
+        self.net = _gate_net(self.config, features, self.blocks)
         # Buffers, not attributes: they must travel with the checkpoint, and changing them must not recompile the model.
         self.register_buffer("tau", torch.tensor(float(config.tau)))
         self.register_buffer("theta", torch.tensor(float(config.theta)))
         self.watcher: Callable[[Gate, Decision], None] | None = None
         self._factor_BG: Tensor | None = None
+
+    def site_at(self, name: str) -> Site:
+        """Its site as named by the model in which `named_gates` calls this gate `name`."""
+        return self.site.moved_to(name)
+
+    @property
+    def logit_threshold(self) -> Tensor:
+        """tau * logit(theta): the logit above which a block opens. Log it: tau and theta move it together."""
+        return self.tau * torch.logit(self.theta)
 
     @property
     def bias(self) -> nn.Parameter:
@@ -173,7 +177,7 @@ class Gate(nn.Module):
     def extra_repr(self) -> str:
         """Shown by print(model)."""
         c = self.config
-        shape = {"linear": "", "low-rank": f", rank {c.rank}", "two-layer": f", inner {c.rank}"}[c.net]
+        shape = {"low-rank": f", rank {c.rank}", "two-layer": f", inner {c.rank}"}.get(c.net, "")
         kind = "static" if c.kind == "static" else f"{c.kind} ({c.net}{shape})"
         routes = f", top {c.top_k}, capacity {c.capacity}" if c.kind == "router" else ""
         return f"{kind}, {self.site.width} units in {self.blocks} blocks{routes}"
@@ -208,6 +212,19 @@ class StaticLogits(nn.Module):
         return self.bias.expand(*x_BD.shape[:-1], -1)
 
 
+def _resolved(config: GateConfig, features: int, blocks: int) -> GateConfig:
+    """The config with its defaults filled in for a gate of this size."""
+    if config.kind == "static":
+        return config
+    net, rank = config.net, RANK if config.rank is None else config.rank
+    if config.kind == "router":
+        config = replace(config, top_k=config.top_k or 1)
+        net = "linear" if net == "auto" else net
+    if net == "auto":
+        net = "linear" if features * blocks <= rank * (features + blocks) else "low-rank"
+    return replace(config, net=net, rank=None if net == "linear" else rank)
+
+
 def _gate_net(config: GateConfig, features: int, blocks: int) -> nn.Module:
     if config.kind == "static":
         net: nn.Module = StaticLogits(blocks)
@@ -215,6 +232,7 @@ def _gate_net(config: GateConfig, features: int, blocks: int) -> nn.Module:
     elif config.net == "linear":
         net = last = nn.Linear(features, blocks)
     else:
+        assert config.rank is not None
         reduce = nn.Linear(features, config.rank, bias=config.net == "two-layer")
         last = nn.Linear(config.rank, blocks)
         net = nn.Sequential(reduce, *([nn.ReLU()] if config.net == "two-layer" else []), last)

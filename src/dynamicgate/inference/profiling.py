@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,16 +17,15 @@ MOST_ROWS = 4096  # of the example that are looked at
 
 def executed(hard: nn.Module, gates: Mapping[str, Gate], example: Tensor) -> tuple[dict[str, float], dict[str, float]]:
     """Mean MACs of each Linear layer for one row, those of the gate on its outputs included; open rates by site."""
-    context: Any = usage(hard) if gates else nullcontext({})
-    counter = MacCounter(hard)
-    with context as used:
+    counter = MacCounter.for_mlp(hard)
+    with usage(hard) as used:
         try:
             out = hard(example)
         except RuntimeError as error:
             raise ValueError(f"the model cannot read the example {tuple(example.shape)}: {error}") from error
         if not isinstance(out, Tensor):
             raise ValueError(f"the model must return one tensor, received {type(out).__name__}")
-        decisions = deployed(counter, used)
+        decisions = deployed(counter.gates, used)
         found = {layer.name: float(layer.executed(decisions).mean()) for layer in counter.layers}
     for gate in gates.values():
         for name in gate.site.producers[:1]:

@@ -34,7 +34,9 @@ def save(model: nn.Module, path: str | Path, *, notes: Mapping[str, Any] | None 
     header = {
         "kind": "model",
         "structure": describe(base),
-        "gates": [{"site": asdict(g.site), "config": asdict(g.config)} for g in named_gates(base).values()],
+        "gates": [
+            {"site": asdict(g.site_at(name)), "config": asdict(g.config)} for name, g in named_gates(base).items()
+        ],
         "masks": {name: pattern_of(m) for name, m in linears.items() if _mask_key(name) in state},
         "notes": dict(notes or {}),
     }

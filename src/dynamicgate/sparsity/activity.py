@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.distributed import sum_
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import Usage, named_gates
-from dynamicgate.sparsity.agreement import total_
 
 RARELY = 0.05  # a gradient seen in fewer rows than this is mostly noise, and is not blown up further
 
@@ -52,8 +52,8 @@ class OpenRates:
         device = next((gate.tau.device for gate in self.gates.values()), self.rows.device)
         if not self.gates:
             return self.rows, {}
-        opened = {site: total_(count.to(device, copy=True)) for site, count in self.opened.items()}
-        return total_(self.rows.to(device, copy=True)), opened
+        opened = {site: sum_(count.to(device, copy=True)) for site, count in self.opened.items()}
+        return sum_(self.rows.to(device, copy=True)), opened
 
     def note_silence(self, rates: dict[str, Tensor]) -> dict[str, Tensor]:
         """Remember which blocks were never open; returns those that were silent before and are not any more."""
@@ -81,16 +81,17 @@ class Ends:
 
     def __init__(self, layer: str, gates: dict[str, Gate]) -> None:
         """Look for the gates at the two ends of `layer`."""
-        self.writes = next((g for g in gates.values() if layer in g.site.producers), None)
-        self.reads = next((g for g in gates.values() if layer == g.site.consumer), None)
+        self.written = next((name for name, gate in gates.items() if layer in gate.site_at(name).producers), None)
+        self.read = layer if layer in gates else None
+        self._gates = gates
 
     def both(self, values: dict[str, Tensor], shape: torch.Size, *, empty: float, join: Any) -> Tensor | None:
         """The values of the two units of each connection, joined; None where no gate has a say."""
-        if self.writes is None and self.reads is None:
+        if self.written is None and self.read is None:
             return None
         rows, columns = (
-            None if gate is None else gate.per_unit(values[gate.site.name].float())
-            for gate in (self.writes, self.reads)
+            None if site is None else self._gates[site].per_unit(values[site].float())
+            for site in (self.written, self.read)
         )
         device = next(iter(values.values())).device
         rows_O1 = rows[:, None] if rows is not None else torch.full((shape[0], 1), empty, device=device)

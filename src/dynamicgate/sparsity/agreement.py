@@ -1,4 +1,4 @@
-"""Several processes that must hold the same masks."""
+"""Several processes must hold the same masks: a fingerprint, and an error where they differ."""
 
 from __future__ import annotations
 
@@ -9,22 +9,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-
-def several() -> bool:
-    """Whether this process trains together with others."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def total_(value: Tensor) -> Tensor:
-    """The sum over all processes, in place."""
-    if several():
-        dist.all_reduce(value)
-    return value
-
-
-def mean_(value: Tensor) -> Tensor:
-    """The mean over all processes, in place: what DDP does to gradients."""
-    return total_(value).div_(dist.get_world_size()) if several() else value
+from dynamicgate import distributed
 
 
 def fingerprint(masks: Mapping[str, Tensor]) -> int:
@@ -36,9 +21,9 @@ def fingerprint(masks: Mapping[str, Tensor]) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-def agree(masks: Mapping[str, Tensor]) -> None:
+def check_agreement(masks: Mapping[str, Tensor]) -> None:
     """An error unless all processes hold the same masks."""
-    if not several():
+    if distributed.world_size() == 1:
         return
     device = next(iter(masks.values())).device
     mine = torch.tensor(fingerprint(masks), device=device)

@@ -8,8 +8,8 @@ from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 
+from dynamicgate import distributed
 from dynamicgate.gating.recording import Usage
 from dynamicgate.masks import UNSTRUCTURED, put_mask_
 from dynamicgate.ops.mask import mask_
@@ -17,6 +17,8 @@ from dynamicgate.sparsity import agreement, optimizer_state
 from dynamicgate.sparsity.activity import Ends, OpenRates
 from dynamicgate.sparsity.density import Density, Distribution, choose_layers, densities
 from dynamicgate.sparsity.patterns import Pattern
+
+USUAL_PERIOD, FEWEST_UPDATES = 100, 10
 
 
 @dataclass(eq=False)
@@ -76,7 +78,7 @@ class Sparsifier:
         model: nn.Module,
         density: Density,
         *,
-        every: int,
+        every: int | None,
         until: float,
         seed: int = 0,
         distribution: Distribution = "uniform",
@@ -85,7 +87,7 @@ class Sparsifier:
         exclude: Sequence[str] = (),
     ) -> None:
         """See the subclasses for what the arguments mean."""
-        if every < 1:
+        if every is not None and every < 1:
             raise ValueError(f"every is a number of optimizer steps, 1 or more, received {every}")
         if not 0.0 < until <= 1.0:
             raise ValueError(f"until is a share of training: expected 0 < until <= 1, received {until}")
@@ -103,7 +105,7 @@ class Sparsifier:
 
     def _add_layers(self, pattern: Pattern, masks: Iterator[Tensor]) -> None:
         for (name, linear), mask in zip(self._chosen.items(), masks, strict=True):
-            put_mask_(linear, mask, pattern.name, density=self._densities[name])
+            put_mask_(linear, mask, pattern.name)
             ends = Ends(name, self.open_rates.gates)
             explored = linear.mask.clone()  # type: ignore[operator]
             self.layers.append(SparseLayer(name, linear, pattern, self._densities[name], ends, explored))
@@ -115,14 +117,27 @@ class Sparsifier:
         kind = {"kind": type(self).__name__, "every": self.every, "until": self.until, "seed": self.seed}
         return {**kind, "pattern": self.pattern, "layers": layers}
 
-    def check_(self, total: int) -> None:
-        """An error if a run of `total` optimizer steps would end before the first update."""
+    def pending(self, linear: nn.Linear) -> float:
+        """How many connections of a layer are still to be pruned before training ends; 0 for layers of others."""
+        for layer in self.layers:
+            if layer.linear is linear:
+                return max(0.0, layer.count - layer.density * layer.mask.numel())
+        return 0.0
+
+    def check_length(self, total: int) -> None:
+        """Choose `every` if it was left open; an error if a run of `total` steps would end before the first update."""
+        self._choose_period(total)
+        assert self.every is not None
         if self.until * total < self.every:
             raise ValueError(
-                f"a run of about {total:.0f} steps that rewires every {self.every} steps until {self.until:.0%} of "
-                "training would never rewire: lower `every`, raise `until` or train longer; if a fixed random mask is "
-                "what you want, use Static"
+                f"a run of about {total:.0f} steps that updates its masks every {self.every} steps until "
+                f"{self.until:.0%} of training would never update them: lower `every`, raise `until` or train longer; "
+                "if a fixed random mask is what you want, use Static"
             )
+
+    def _choose_period(self, total: int) -> None:
+        if self.every is None:
+            self.every = max(1, min(USUAL_PERIOD, int(self.until * total / FEWEST_UPDATES)))
 
     def watch(self, used: Usage, penalty: Tensor | None = None) -> None:
         """With gates: tell what they decided, between the forward and the backward pass of every piece of a batch, so
@@ -154,7 +169,7 @@ class Sparsifier:
     def _update(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         self._check_masked_weights(optimizer)
         self._rewire(optimizer, progress)
-        agreement.agree(self._masks())
+        agreement.check_agreement(self._masks())
         self.updates += 1
         self.since_update = 0
         self._some_are_young = True
@@ -163,7 +178,7 @@ class Sparsifier:
         """See the dense gradient before it is masked."""
 
     def _due(self, progress: float) -> bool:
-        return self.since_update >= self.every and progress < self.until
+        return self.every is not None and self.since_update >= self.every and progress < self.until
 
     def _rewire(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         raise NotImplementedError
@@ -205,12 +220,12 @@ class Sparsifier:
         self._optimizer = optimizer
 
     def _check_length(self, progress: float) -> None:
-        """`check_` as soon as the pace of `progress` tells how long the run will be."""
+        """`check_length` as soon as the pace of `progress` tells how long the run will be."""
         if self._began is None:
             self._began = (self.steps, progress)
         elif progress > self._began[1]:
             steps, start = self._began
-            self.check_(round((self.steps - steps) / (progress - start)))
+            self.check_length(round((self.steps - steps) / (progress - start)))
             self._length_is_known = True
 
     def _check_masked_weights(self, optimizer: torch.optim.Optimizer) -> None:
@@ -274,7 +289,7 @@ class Sparsifier:
             layer.young = None if young is None else young.to(layer.mask.device)
         self._some_are_young = any(layer.young is not None for layer in self.layers)
         seen = {name.removeprefix("open."): value for name, value in state.items() if name.startswith("open.")}
-        self.open_rates.load_state_dict(seen, first=not agreement.several() or dist.get_rank() == 0)
+        self.open_rates.load_state_dict(seen, first=distributed.rank() == 0)
 
     def __str__(self) -> str:
         lines = [f"{type(self).__name__}: {sum(layer.count for layer in self.layers):,} connections"]

@@ -35,7 +35,7 @@ class Magnitude(Sparsifier):
         *,
         prune_from: float = 0.2,
         until: float = 0.75,
-        every: int = 100,
+        every: int | None = 100,
         **layers: Unpack[LayerOptions],
     ) -> None:
         """All connections of `model` exist at first."""
@@ -60,8 +60,9 @@ class Magnitude(Sparsifier):
         """What a run that continues this one must share."""
         return {**super().settings, "prune_from": self.prune_from}
 
-    def check_(self, total: int) -> None:
-        """An error if a run of `total` steps ends before the pruning does."""
+    def check_length(self, total: int) -> None:
+        """Choose `every` if it was left open; an error if a run of `total` steps ends before the pruning does."""
+        self._choose_period(total)
         if (total - 1) / total < self.until:
             raise ValueError(
                 f"pruning until {self.until:.0%} of training does not come to its end in {total} steps: lower `until`"
@@ -74,7 +75,7 @@ class Magnitude(Sparsifier):
     def _due(self, progress: float) -> bool:
         if self.done or progress < self.prune_from:
             return False
-        return progress >= self.until or self.since_update >= self.every
+        return progress >= self.until or (self.every is not None and self.since_update >= self.every)
 
     def _rewire(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         if self.sites:

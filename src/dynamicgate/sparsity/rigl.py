@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from dynamicgate import distributed
 from dynamicgate.gating.recording import Usage
-from dynamicgate.sparsity import agreement
 from dynamicgate.sparsity.activity import often, touches
 from dynamicgate.sparsity.base import LayerOptions, SparseLayer, Sparsifier, finite
 from dynamicgate.sparsity.density import Density, falling, initial_densities
@@ -30,7 +30,7 @@ class RandomStart(Sparsifier):
         model: nn.Module,
         density: Density,
         *,
-        every: int = 1,
+        every: int | None = 1,
         until: float = 1.0,
         initial_density: Density = 0.0,
         rescale: bool = False,
@@ -85,11 +85,12 @@ class SET(RandomStart):
     """Sparse evolutionary training: drop the weakest connections, grow random ones.
 
     fraction: share of the connections exchanged at the first update; falls to zero along a cosine. None is 0.3, or 0.1
-        with a `initial_density`: what was learned dense is worth more than what was drawn.
-    every: optimizer steps between updates. until: share of training after which the mask stays.
-    initial_density: share of the connections that exist at first, given like `density` and never less; what is too many goes
-        between `prune_from` and `prune_until` (None: `until`), along a cubic that is steep at first. From 1 on the network
-        learns dense what is worth keeping.
+        with an `initial_density`: what was learned dense is worth more than what was drawn.
+    every: optimizer steps between updates; None is 100, or fewer in a short run.
+    until: fraction of training after which the mask stays.
+    initial_density: fraction of the connections that exist at first, given like `density` and never less. The surplus
+        is pruned between `prune_from` and `prune_until` (None is `until`), along a cubic that is steep at first. From 1
+        on the network learns while dense which connections are worth keeping.
     The other arguments are those of `Static`.
     """
 
@@ -98,7 +99,7 @@ class SET(RandomStart):
         model: nn.Module,
         density: Density,
         *,
-        every: int = 100,
+        every: int | None = 100,
         until: float = 0.75,
         fraction: float | None = None,
         initial_density: Density = 0.0,
@@ -188,7 +189,7 @@ class SET(RandomStart):
         self.done = bool(state.get("done", True))
 
     def _rates(self) -> dict[str, Tensor]:
-        if any(layer.ends.writes or layer.ends.reads for layer in self.layers) and not float(self.open_rates.rows):
+        if any(layer.ends.written or layer.ends.read for layer in self.layers) and not float(self.open_rates.rows):
             raise ValueError(
                 "this model has gates: call sparsifier.watch(used, penalty) between the forward and the backward pass, "
                 "so that rarely open units get their share of new connections"
@@ -215,7 +216,7 @@ class RigL(SET):
         model: nn.Module,
         density: Density,
         *,
-        every: int = 100,
+        every: int | None = 100,
         until: float = 0.75,
         fraction: float | None = None,
         gradient_steps: int = 1,
@@ -227,11 +228,11 @@ class RigL(SET):
         **layers: Unpack[LayerOptions],
     ) -> None:
         """Make the layers of `model` sparse, in place."""
-        if not 1 <= gradient_steps <= max(1, every):
+        if gradient_steps < 1 or (every is not None and gradient_steps > max(1, every)):
             raise ValueError(f"gradient_steps are part of a period of {every} steps, received {gradient_steps}")
         super().__init__(
-            model, density, every=every, until=until, fraction=fraction, initial_density=initial_density, prune_from=prune_from,
-            prune_until=prune_until, rescale=rescale, seed=seed, **layers,
+            model, density, every=every, until=until, fraction=fraction, initial_density=initial_density,
+            prune_from=prune_from, prune_until=prune_until, rescale=rescale, seed=seed, **layers,
         )  # fmt: skip
         self.gradient_steps = gradient_steps
         self._gradients: dict[str, Tensor] = {}
@@ -254,7 +255,7 @@ class RigL(SET):
                 self._not_task[layer.name] = self._not_task.get(layer.name, 0.0) + part.float()
 
     def _scores(self, since_update: int) -> bool:
-        return since_update > self.every - self.gradient_steps
+        return self.every is not None and since_update > self.every - self.gradient_steps
 
     def _look(self, progress: float) -> None:
         if not self._scores(self.since_update) or progress >= self.until:
@@ -265,7 +266,7 @@ class RigL(SET):
                 continue
             gradient = grad.float()
             if layer.name in self._not_task:
-                gradient = gradient - agreement.mean_(self._not_task[layer.name])
+                gradient = gradient - distributed.mean_(self._not_task[layer.name])
             before = self._gradients.get(layer.name)
             # Signed gradients are added and only then compared by size: noise that changes sign cancels.
             self._gradients[layer.name] = gradient.clone() if before is None else before.add_(gradient)

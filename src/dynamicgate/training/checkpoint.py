@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.budget import Budget
+from dynamicgate.budget import GateBudget
 from dynamicgate.io.model_file import read_tensors, restore, write_tensors
 from dynamicgate.sparsity import Sparsifier
 
@@ -18,7 +18,7 @@ def save_checkpoint(
     path: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    budget: Budget | None,
+    budget: GateBudget | None,
     rewiring: Mapping[str, Any] | None,
     *,
     settings: Mapping[str, Any],
@@ -46,7 +46,7 @@ def load_checkpoint(
     path: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    budget: Budget | None,
+    budget: GateBudget | None,
     sparsifier: Sparsifier | None,
     *,
     settings: Mapping[str, Any],

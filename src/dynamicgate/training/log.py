@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import nn
 
-from dynamicgate.budget import cut
 from dynamicgate.files import write_text
 from dynamicgate.gating.recording import Usage, named_gates
 
@@ -57,7 +56,7 @@ def site_rows(model: nn.Module, used: Usage) -> dict[str, dict[str, float]]:
             "g": float(used[name].open.mean()),
             "tau": float(gate.tau),
             "theta": float(gate.theta),
-            "cut": float(cut(gate)),
+            "cut": float(gate.logit_threshold),
         }
         for name, gate in named_gates(model).items()
     }

@@ -16,17 +16,17 @@ from torch.nn import functional as F
 from dynamicgate import distributed
 from dynamicgate.accounting.metrics import evaluate
 from dynamicgate.accounting.tracing import count_macs
-from dynamicgate.budget import Budget
+from dynamicgate.budget import Budget, GateBudget
 from dynamicgate.data import Arrays, batches
 from dynamicgate.gating.recording import Usage, named_gates, usage
 from dynamicgate.io.model_file import load, save
 from dynamicgate.sparsity import Sparsifier
 from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
 from dynamicgate.training.distillation import Teacher
-from dynamicgate.training.fingerprint import identity
+from dynamicgate.training.fingerprint import fingerprint, hash_data
 from dynamicgate.training.interrupt import Interrupts
 from dynamicgate.training.log import History, append_row, read_log, rewrite_log, site_rows
-from dynamicgate.training.options import Options, adamw
+from dynamicgate.training.options import FitOptions, adamw
 from dynamicgate.training.progress import Progress
 
 LOG_LINES = 200
@@ -38,16 +38,18 @@ class Run:
 
     def __init__(
         self,
+        *,
         model: nn.Module,
         train: Arrays,
-        valid: Arrays | None,
-        budget: Budget | None,
-        sparsifier: Sparsifier | None,
-        options: Options,
+        options: FitOptions,
         device: torch.device,
-        class_weights: Tensor | None,
-        out: Path | None,
+        valid: Arrays | None = None,
+        budget: GateBudget | None = None,
+        sparsifier: Sparsifier | None = None,
+        class_weights: Tensor | None = None,
+        out: Path | None = None,
         teacher: Teacher | None = None,
+        checkpoint_seconds: float = 15.0,
     ) -> None:
         """A run that has not begun; `resume` continues an earlier one."""
         self.model, self.budget, self.sparsifier, self.options = model, budget, sparsifier, options
@@ -62,22 +64,24 @@ class Run:
                 raise ValueError(
                     "a budget steers gates, and this model has none: call dynamicgate.gate_(model, ...) first"
                 )
-            budget.reset_()
-            budget.check_(self.counter)
+            budget.reset()
+            if isinstance(budget, Budget):
+                budget.bind(self.counter, sparsifier)
         self.parallel = distributed.parallel(model)
         self.optimizer = adamw(model, options, device)
         self.steps_per_epoch = math.ceil(len(self.y) / options.batch)
         self.total = self.steps_per_epoch * options.epochs
         self.log_every = max(1, self.total // LOG_LINES)
         if sparsifier is not None:
-            sparsifier.check_(self.total)
+            sparsifier.check_length(self.total)
         self.step = 0
         self.history = History()
         self.epochs_since_best = 0
         self.best_weights: dict[str, Tensor] | None = None
         self.last_loss = math.nan
-        self.checkpoint_seconds = 15.0
+        self.checkpoint_seconds = checkpoint_seconds
         self.interrupts = Interrupts()
+        self._data_hash: str | None = None
         self._saved_at = self._started = time.monotonic()
 
     def train(self, progress: Progress) -> None:
@@ -118,7 +122,7 @@ class Run:
         used: Usage | None = None
         for position, piece in enumerate(pieces):
             with distributed.without_sync(self.parallel, skip=position + 1 < len(pieces)):
-                loss, penalty, used = self._forward(piece, now)
+                loss, penalty, used = self._forward(piece, now if position == 0 else None)
                 loss = loss / normaliser
                 together = sum(len(share.tensor_split(count)[position]) for share in shares)
                 penalty = penalty * (together / len(index))
@@ -143,15 +147,18 @@ class Run:
         if self.step % self.log_every == 0 or self.step == self.total:
             self._log({"loss": loss_now, "penalty": penalty_now}, used)
 
-    def _forward(self, piece: Tensor, now: float) -> tuple[Tensor, Tensor, Usage | None]:
+    def _forward(self, piece: Tensor, now: float | None) -> tuple[Tensor, Tensor, Usage | None]:
+        """The loss of one micro-batch. The budget steps at the first one of a batch (`now`); for the others it only
+        tells its penalty."""
         x, y = self._inputs(piece, training=True), self.y[piece.to(self.device)]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.bf16):
             if not self.gated:
                 return self._task_loss(self.parallel(x), y, x), torch.zeros((), device=self.device), None
             with usage(self.model) as used:
                 loss = self._task_loss(self.parallel(x), y, x)
-        penalty = self.budget.penalty(used, now) if self.budget is not None else torch.zeros((), device=self.device)
-        return loss, penalty, used
+        if self.budget is None:
+            return loss, torch.zeros((), device=self.device), used
+        return loss, self.budget.penalty(used) if now is None else self.budget.step(used, now), used
 
     def _inputs(self, index: Tensor, *, training: bool = False) -> Tensor:
         held_there = isinstance(self.data.x, Tensor)
@@ -164,7 +171,7 @@ class Run:
             return labels
         distance = self.teacher.distance(scores, x)
         imitation = (distance if weights is None else distance * weights[y]).sum()
-        return (1.0 - self.teacher.share) * labels + self.teacher.share * imitation
+        return (1.0 - self.teacher.weight) * labels + self.teacher.weight * imitation
 
     def _weight_of(self, index: Tensor) -> float:
         if self.class_weights is None:
@@ -180,7 +187,7 @@ class Run:
         """Remember the best epoch. While the budget is still being approached an epoch cannot be best."""
         self._log({"valid": found}, None)
         budget, best = self.budget, self.history.best
-        if budget is not None and budget.target is not None and found["relative"] > budget.target + 0.01:
+        if isinstance(budget, Budget) and found["relative"] > budget.target + 0.01:
             return
         if best is None or found["accuracy"] > best["accuracy"]:
             self.history.best = {"epoch": epoch, **found}
@@ -197,21 +204,21 @@ class Run:
         """Restore the best epoch if stopping early was asked for, and set the gates to the budget exactly."""
         if self.options.patience is not None and self.history.best is not None:
             self._restore_best()
-        if self.budget is not None and self.budget.target is not None:
-            self._meet_the_budget(self.budget, self.budget.target)
+        if isinstance(self.budget, Budget):
+            self._meet_the_budget(self.budget)
         if self.valid is not None:
             self.history.final = evaluate(self.model, self.valid, self.counter)
         self.history.steps = self.step
         self.history.seconds += time.monotonic() - self._started
         self.model.eval()
 
-    def _meet_the_budget(self, budget: Budget, target: float) -> None:
+    def _meet_the_budget(self, budget: Budget) -> None:
         """Held-out rows set the gates where there are enough of them; few are too noisy and get company."""
         parts = [self.valid] if self.valid is not None else []
         if sum(map(len, parts)) < CALIBRATION_ROWS:
             parts.append(self.data)
         batches = (x.to(self.device) for part in parts for x, _ in part.batches(2048))
-        achieved = budget.calibrate_(self.model, islice(batches, 10))
+        achieved, target = budget.calibrate_(self.model, islice(batches, 10)), budget.target
         if abs(achieved - target) > 0.01:
             warnings.warn(
                 f"the budget was missed: asked for {target:.3f} of the dense MACs, executes {achieved:.3f}. The gates "
@@ -228,14 +235,14 @@ class Run:
 
     def _status(self) -> str:
         text = f"loss {self.last_loss:.3f}"
-        if self.budget is not None and self.budget.relative is not None:
+        if isinstance(self.budget, Budget) and self.budget.relative is not None:
             text += f"  MACs {self.budget.relative:.3f}"
         if self.history.best is not None:
             text += f"  best {self.history.best['accuracy']:.2%}"
         return text
 
     def _log(self, row: dict[str, Any], used: Usage | None) -> None:
-        budget = self.budget
+        closed = self.budget if isinstance(self.budget, Budget) else None
         found: dict[str, Any] = {
             "step": self.step,
             "epoch": (self.step - 1) // self.steps_per_epoch,
@@ -243,10 +250,10 @@ class Run:
             "loss": None,
             "penalty": None,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "relative": budget.relative if budget else None,
-            "target": budget.target if budget else None,
-            "reference": budget.reference if budget else None,
-            "lambda": budget.lambda_ if budget else None,
+            "relative": closed.relative if closed else None,
+            "target": closed.target if closed else None,
+            "reference": closed.reference if closed else None,
+            "lambda": self.budget.lambda_ if self.budget else None,
             "valid": None,
             "sites": site_rows(self.model, used) if used is not None else {},
             "rewiring": self.sparsifier.rows() if self.sparsifier else None,
@@ -257,9 +264,18 @@ class Run:
         if self.out is not None and distributed.rank() == 0:
             append_row(self.out / "log.jsonl", found)
 
-    def _identity(self) -> dict[str, Any]:
-        found = identity(self.model, self.data, self.budget, self.sparsifier, self.options, self.class_weights)
-        return found if self.teacher is None else {**found, "teacher": self.teacher.identity()}
+    def _fingerprint(self) -> dict[str, Any]:
+        if self._data_hash is None:
+            self._data_hash = hash_data(self.data)  # once: it reads every row
+        found = fingerprint(
+            model=self.model,
+            data_hash=self._data_hash,
+            budget=self.budget,
+            sparsifier=self.sparsifier,
+            options=self.options,
+            class_weights=self.class_weights,
+        )
+        return found if self.teacher is None else {**found, "teacher": self.teacher.fingerprint()}
 
     def save_checkpoint(self) -> None:
         """Everything needed to go on from this step."""
@@ -283,7 +299,7 @@ class Run:
             self.optimizer,
             self.budget,
             rewiring,
-            settings=self._identity(),
+            settings=self._fingerprint(),
             position=position,
             rng=rng,
         )
@@ -300,7 +316,7 @@ class Run:
                 rewrite_log(log, [])
             return
         position, rng = load_checkpoint(
-            path, self.model, self.optimizer, self.budget, self.sparsifier, settings=self._identity()
+            path, self.model, self.optimizer, self.budget, self.sparsifier, settings=self._fingerprint()
         )
         self.step, self.history.seconds = position["step"], position["seconds"]
         self.history.best, self.epochs_since_best = position["best"], position["epochs_since_best"]

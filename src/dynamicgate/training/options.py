@@ -1,4 +1,4 @@
-"""How to optimise: settings that a checkpoint must share with the run that continues it, and what follows from them."""
+"""How to optimise: the options that decide a run, its optimizer, class weights, and checks of labels and outputs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from dynamicgate.gating.recording import named_gates
 from dynamicgate.modules import evaluating
 
 
-@dataclass(frozen=True)
-class Options:
-    """The part of `fit`'s arguments that decides the result; see there for what each means."""
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """The arguments of `fit` that decide the result; see there for what each means."""
 
-    epochs: int
-    batch: int
-    lr: float
-    weight_decay: float
-    warmup: float
-    accumulate: int
-    clip: float | None
-    bf16: bool
-    label_smoothing: float
-    patience: int | None
-    seed: int
+    epochs: int = 10
+    batch: int = 128
+    lr: float = 2e-3
     gate_lr_scale: float = 1.0
+    weight_decay: float = 0.01
+    warmup: float = 0.05
+    accumulate: int = 1
+    clip: float | None = None
+    bf16: bool = False
+    label_smoothing: float = 0.0
+    patience: int | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "accumulate"):
@@ -49,7 +49,7 @@ class Options:
         return self.lr * rise * 0.5 * (1.0 + math.cos(math.pi * step / total))
 
 
-def adamw(model: nn.Module, options: Options, device: torch.device) -> torch.optim.Optimizer:
+def adamw(model: nn.Module, options: FitOptions, device: torch.device) -> torch.optim.Optimizer:
     """Weight decay on weight matrices only: decaying gate logits would move gates behind the budget's back. `relative`
     is the learning rate of a group relative to the run's."""
     decays: list[nn.Parameter] = []

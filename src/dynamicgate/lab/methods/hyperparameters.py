@@ -206,7 +206,9 @@ def _with_densities(s: Settings, splits: Splits) -> Settings:
         blocks = [math.ceil(width / s.block) for width in s.widths] if s.model == FUSED else []
         gates = sum(a * b for a, b in zip(sizes, blocks, strict=False))
         usual = presets.spending(s.budget)
-        spend = usual._replace(gate_share=s.gate_share or usual.gate_share, open_rate=s.open_rate or usual.open_rate)
+        spend = usual._replace(
+            gate_fraction=s.gate_share or usual.gate_fraction, open_rate=s.open_rate or usual.open_rate
+        )
         found = presets.affordable_densities(
             affordable, full, 0 if thin else last, gates, sum(blocks), spend,
             always=s.model == FUSED and bool(gate_density or s.gate_share),
@@ -214,7 +216,7 @@ def _with_densities(s: Settings, splits: Splits) -> Settings:
         density, gate_density = density or found.layers, gate_density or found.gates
     steps = s.epochs * math.ceil(len(splits.train) / s.batch)
     every = s.every or max(1, min(PERIOD, int(0.75 * steps / UPDATES)))
-    start = s.start or (presets.START if s.model == FUSED else 0.0)
+    start = s.start or (presets.INITIAL_DENSITY if s.model == FUSED else 0.0)
     spread: Distribution = presets.DISTRIBUTION if s.model == FUSED else "uniform"
     return replace(
         s, density=density, start=start, gate_density=gate_density, every=every,

@@ -20,6 +20,7 @@ from torch import nn
 from dynamicgate import distributed
 from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.accounting.measurement import measure
+from dynamicgate.budget import Budget
 from dynamicgate.files import environment, write_results, write_text
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import save
@@ -70,7 +71,7 @@ def run_one(
         bf16=settings.bf16,
         class_weights="balanced" if settings.balanced else None,
         teacher=teacher,
-        distill_weight=settings.distill or 1.0,
+        distill_weight=settings.distill or None,
         patience=settings.patience,
         seed=settings.seed,
         device=device,
@@ -87,7 +88,7 @@ def run_one(
         "data": splits.name,
         **{key: found[key] for key in ("quality", "macs", "proxies", "layers", "params")},
         "seconds": history.seconds + seconds,
-        "budget": settings.budget if budget is not None and budget.target is not None else None,
+        "budget": settings.budget if isinstance(budget, Budget) else None,
         "rewiring": sparsifier.rows() if sparsifier else None,
         "samples": found["samples"],
         "gates": found["gates"],
@@ -176,7 +177,7 @@ def _check_all(settings: Settings, models: Sequence[str], splits: Splits) -> Non
     for name in models:
         chosen = replace(settings, model=name).resolved(splits)
         model, budget, sparsifier = MODELS[name](chosen, splits)
-        if budget is not None:
-            budget.check_(MacCounter(model))
+        if isinstance(budget, Budget):
+            budget.bind(MacCounter.for_mlp(model))
         if sparsifier is not None:
-            sparsifier.check_(chosen.epochs * math.ceil(len(splits.train) / chosen.batch))
+            sparsifier.check_length(chosen.epochs * math.ceil(len(splits.train) / chosen.batch))

@@ -15,7 +15,7 @@ from dynamicgate.lab.methods import MODELS, Settings, run_one
 from dynamicgate.lab.methods.models import Prepared
 from dynamicgate.lab.runner.jobs import Job, Step
 from dynamicgate.training.loop import Run
-from dynamicgate.training.options import Options, weights_per_class
+from dynamicgate.training.options import FitOptions, weights_per_class
 
 Prepare = Callable[[Settings, Splits], Prepared]
 FOREVER = 1_000_000  # epochs: a clock stops a run long before it ends
@@ -45,11 +45,15 @@ def step_settings(job: Job, splits: Splits, prepare: Prepare | None = None) -> S
     torch.manual_seed(s.seed)
     model, budget, sparsifier = (prepare or MODELS[s.model])(s, splits)
     device = distributed.choose_device(job.device)
-    options = Options(
-        FOREVER, s.batch, s.lr, s.weight_decay, 0.05, s.accumulate, s.clip, s.bf16, 0.0, None, s.seed, s.gate_rate
-    )
+    options = FitOptions(
+        epochs=FOREVER, batch=s.batch, lr=s.lr, gate_lr_scale=s.gate_rate, weight_decay=s.weight_decay,
+        accumulate=s.accumulate, clip=s.clip, bf16=s.bf16, seed=s.seed,
+    )  # fmt: skip
     weights = weights_per_class("balanced" if s.balanced else None, splits.train, splits.classes)
-    run = Run(model.to(device), splits.train, None, budget, sparsifier, options, device, weights, None)
+    run = Run(
+        model=model.to(device), train=splits.train, budget=budget, sparsifier=sparsifier, options=options,
+        device=device, class_weights=weights,
+    )  # fmt: skip
     model.train()
     order = itertools.chain.from_iterable(
         batches(len(splits.train), s.batch, seed=s.seed, epoch=epoch) for epoch in itertools.count()
