@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from dynamicgate.gating.routing import Overflow
+from dynamicgate.gating.routing import DropPolicy
 
 Policy = Literal["hard", "soft", "bernoulli", "concrete", "gumbel"]
 
@@ -36,9 +36,9 @@ class GateConfig:
         min(1, (z / tau - logit(theta)) / soft_width), 0 at the threshold, so that nothing jumps where a gate closes; 0: at
         once. Which blocks are open, and what that costs, is the same for every ramp.
     always_open: the most probable blocks that stay open whatever the threshold says (a count, or a share; sec 4.1(4)).
-    capacity: a router's experts take ceil(capacity * rows * top_k / blocks) rows of a forward pass; None: no limit.
-    overflow: which rows find a place in a full expert: the "first" ones in row order, or "random" ones; the others are
-        closed to it, in training and in evaluation.
+    capacity: a router's capacity factor: each expert takes at most ceil(capacity * rows * top_k / blocks) rows of a
+        forward pass, in training and in evaluation, and drops the others; None: no limit.
+    drop_policy: which rows a full expert keeps: the first ones in row order ("position"), or "random" ones.
     """
 
     kind: Literal["dynamic", "static", "router"] = "dynamic"
@@ -56,7 +56,7 @@ class GateConfig:
     soft_width: float = 0.0
     always_open: int | float = 0
     capacity: float | None = None
-    overflow: Overflow = "first"
+    drop_policy: DropPolicy = "position"
 
     def __post_init__(self) -> None:
         _one_of("kind", self.kind, ("dynamic", "static", "router"))
@@ -64,7 +64,7 @@ class GateConfig:
         _one_of("reads", self.reads, ("previous", "same"))
         _one_of("train", self.train, ("hard", "soft", "bernoulli", "concrete", "gumbel"))
         _one_of("evaluate", self.evaluate, ("hard", "soft"))
-        _one_of("overflow", self.overflow, ("first", "random"))
+        _one_of("drop_policy", self.drop_policy, ("position", "random"))
         if not isinstance(self.block, int) or self.block < 1:
             raise ValueError(f"block is a number of units and must be an integer >= 1, received {self.block!r}")
         if not isinstance(self.rank, int) or self.rank < 1:
@@ -92,8 +92,10 @@ class GateConfig:
                 "a router opens exactly top_k experts: expected train='hard', evaluate='hard' and always_open=0, "
                 f"received {self.train!r}, {self.evaluate!r} and {self.always_open!r}"
             )
-        if self.kind != "router" and (self.capacity is not None or self.overflow != "first"):
-            raise ValueError(f"capacity and overflow are for experts: expected kind='router', received {self.kind!r}")
+        if self.kind != "router" and (self.capacity is not None or self.drop_policy != "position"):
+            raise ValueError(
+                f"capacity and drop_policy are for experts: expected kind='router', received {self.kind!r}"
+            )
         if not (self.soft_width >= 0.0 and math.isfinite(self.soft_width)):
             raise ValueError(
                 f"soft_width is a distance between logits: expected a finite number >= 0, received {self.soft_width!r}"

@@ -91,7 +91,7 @@ def _build_ffn(d: Description, _path: Path) -> nn.Module:
     return FFN(*d["size"], **{name: d[name] for name in ("value", "bias", *_FFN_ARGUMENTS)})
 
 
-_SWITCH_ARGUMENTS = ("unserved", "activation", "kernels")
+_SWITCH_ARGUMENTS = ("fallback", "activation", "kernels")
 
 
 def _describe_switch(module: Switch) -> Description:
