@@ -335,7 +335,7 @@ def test_training_with_random_drops_resumes_to_the_same_bits(tmp_path: Path) -> 
         ({"capacity": -1.0}, "capacity is a factor on an even share.*received -1.0"),
         ({"drop_policy": "never"}, "drop_policy must be one of position, random, received 'never'"),
         ({"fallback": "zero"}, "fallback must be identity or bias, received 'zero'"),
-        ({"activation": "step"}, "activation must be one of relu, gelu, silu, tanh, received 'step'"),
+        ({"activation": "step"}, "activation must be one of relu, gelu, .*received 'step'"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], sentence: str) -> None:
