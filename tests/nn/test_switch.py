@@ -332,7 +332,7 @@ def test_training_with_random_drops_resumes_to_the_same_bits(tmp_path: Path) -> 
         ({"top_k": 4}, "top_k is a number of experts, expected 1 to 3, received 4"),
         ({"top_k": 0}, "top_k is a number of experts, expected 1 to 3, received 0"),
         ({"top_k": 0.5}, "top_k is a number of experts, expected 1 to 3, received 0.5"),
-        ({"capacity": -1.0}, "capacity is a factor on an even share.*received -1.0"),
+        ({"capacity": -1.0}, "capacity is a factor on an even .*received -1.0"),
         ({"drop_policy": "never"}, "drop_policy must be one of position, random, received 'never'"),
         ({"fallback": "zero"}, "fallback must be identity or bias, received 'zero'"),
         ({"activation": "step"}, "activation must be one of relu, gelu, .*received 'step'"),
