@@ -253,7 +253,7 @@ def test_g_what_has_many_fields_takes_them_by_name_only() -> None:
         {"kind": "router", "open": 0.3},
         {"top_k": 2, "theta": 0.7},
         {"top_k": 2, "always_open": 1},
-        {"kind": "router", "overflow": "random"},
+        {"kind": "router", "drop_policy": "random"},
     ],
     ids=str,
 )

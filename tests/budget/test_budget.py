@@ -317,7 +317,7 @@ def test_the_open_loop_adds_lambda_times_the_form_over_the_sites() -> None:
 def test_the_three_phases_of_the_paper_are_a_budget() -> None:
     model = GatedMLP((32, 48, 4), LOW_RANK)
     plan = three_phase(weight=(0.0, 20.0, 40.0), theta=(0.5, 0.55, 0.6))
-    budget = OpenLoopBudget(form="squared-soft", target_rate=plan.keep, theta=plan.theta, weight=plan.weight)
+    budget = OpenLoopBudget(form="squared-soft", target_rate=plan.target_rate, theta=plan.theta, weight=plan.weight)
     train(model, budget, 250)
     result = dg.measure(model, task())
     p = budget.readings["layers.1"][-1].p

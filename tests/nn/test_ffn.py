@@ -328,12 +328,12 @@ def test_fit_holds_the_budget(gradient: Any, skipping: Callable[[], list[int]]) 
     assert abs(found.macs["relative"] - 0.5) <= 0.05
 
 
-@pytest.mark.parametrize("unserved", ["identity", "bias"])
+@pytest.mark.parametrize("fallback", ["identity", "bias"])
 @pytest.mark.parametrize(("top_k", "capacity"), [(1, None), (2, None), (1, 0.7), (2, 0.5)])
 def test_experts_that_are_left_out_are_experts_multiplied_by_zero(
-    top_k: int, capacity: float | None, unserved: Any, skipping: Callable[[], list[int]]
+    top_k: int, capacity: float | None, fallback: Any, skipping: Callable[[], list[int]]
 ) -> None:
-    switch = dg.nn.Switch(8, 4, 32, top_k, capacity, unserved=unserved, activation="gelu")
+    switch = dg.nn.Switch(8, 4, 32, top_k, capacity, fallback=fallback, activation="gelu")
     nn.init.normal_(switch.down.gate.net.weight)
     switch = switch.double()
     x = torch.randn(2, 9, 8, dtype=torch.float64)

@@ -38,6 +38,14 @@ def confusion_counts(scores_BC: Tensor, y_B: Tensor) -> Tensor:
     return torch.bincount(pairs, minlength=classes**2).reshape(classes, classes).cpu()
 
 
+def correlation(a_S: Tensor, b_S: Tensor) -> float | None:
+    """Pearson's correlation over samples; None where it is undefined because `a_S` or `b_S` does not vary."""
+    std_a, std_b = a_S.std(correction=0), b_S.std(correction=0)
+    if min(std_a, std_b) < 1e-12:
+        return None
+    return float(((a_S - a_S.mean()) * (b_S - b_S.mean())).mean() / (std_a * std_b))
+
+
 def quality_of(confusion_CC: Tensor) -> dict[str, float]:
     """Accuracy and macro-F1 (over the classes that occur or are predicted) from a true x predicted count matrix."""
     counts = confusion_CC.double()

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from dynamicgate.gating.routing import Overflow
+from dynamicgate.gating.routing import DropPolicy
 
 OPEN, THETA, RANK = 0.8, 0.5, 8
 Policy = Literal["hard", "soft", "bernoulli", "concrete", "gumbel"]
@@ -38,9 +38,9 @@ class GateConfig:
         closes. 0 opens at once. Which blocks are open, and what that costs, does not depend on it.
     always_open: the most probable blocks that stay open whatever the threshold says (a count, or a fraction;
         sec 4.1(4)).
-    capacity: a router's experts take ceil(capacity * rows * top_k / blocks) rows of a forward pass; None: no limit.
-    overflow: which rows a full expert takes: the "first" ones in row order, or "random" ones; the others are dropped,
-        in training and in evaluation.
+    capacity: a router's capacity factor: each expert takes at most ceil(capacity * rows * top_k / blocks) rows of a
+        forward pass, in training and in evaluation, and drops the others; None: no limit.
+    drop_policy: which rows a full expert keeps: the first ones in row order ("position"), or "random" ones.
 
     Options that mean nothing together are refused.
     """
@@ -60,7 +60,7 @@ class GateConfig:
     soft_width: float = 0.0
     always_open: int | float = 0
     capacity: float | None = None
-    overflow: Overflow = "first"
+    drop_policy: DropPolicy = "position"
 
     def __post_init__(self) -> None:
         _one_of("kind", self.kind, ("dynamic", "static", "router"))
@@ -68,7 +68,7 @@ class GateConfig:
         _one_of("reads", self.reads, ("previous", "same"))
         _one_of("train", self.train, ("hard", "soft", "bernoulli", "concrete", "gumbel"))
         _one_of("evaluate", self.evaluate, ("hard", "soft"))
-        _one_of("overflow", self.overflow, ("first", "random"))
+        _one_of("drop_policy", self.drop_policy, ("position", "random"))
         if not isinstance(self.block, int) or self.block < 1:
             raise ValueError(f"block is a number of units and must be an integer >= 1, received {self.block!r}")
         if self.rank is not None and (not isinstance(self.rank, int) or self.rank < 1):
@@ -96,8 +96,10 @@ class GateConfig:
                 "a router opens exactly top_k experts: expected train='hard', evaluate='hard' and always_open=0, "
                 f"received {self.train!r}, {self.evaluate!r} and {self.always_open!r}"
             )
-        if self.kind != "router" and (self.capacity is not None or self.overflow != "first"):
-            raise ValueError(f"capacity and overflow are for experts: expected kind='router', received {self.kind!r}")
+        if self.kind != "router" and (self.capacity is not None or self.drop_policy != "position"):
+            raise ValueError(
+                f"capacity and drop_policy are for experts: expected kind='router', received {self.kind!r}"
+            )
         if not (self.soft_width >= 0.0 and math.isfinite(self.soft_width)):
             raise ValueError(
                 f"soft_width is a distance between logits: expected a finite number >= 0, received {self.soft_width!r}"
@@ -122,7 +124,10 @@ class GateConfig:
                 "top_k takes the place of the threshold",
             ),
             "always_open": (self.top_k is not None and self.always_open != 0, "exactly top_k blocks are open"),
-            "overflow": (self.capacity is None and self.overflow != "first", "without a capacity no expert is full"),
+            "drop_policy": (
+                self.capacity is None and self.drop_policy != "position",
+                "no expert is full without capacity",
+            ),
         }
         for name, (wrong, reason) in idle.items():
             if wrong:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.gating.config import RANK, GateConfig, Policy
-from dynamicgate.gating.routing import keep_places, places_of, route, top_k_mask
+from dynamicgate.gating.routing import drop_over_capacity, expert_capacity, route, top_k_mask
 from dynamicgate.gating.sites import Site
 from dynamicgate.masks import present
 
@@ -105,12 +105,12 @@ class Gate(nn.Module):
             raise RuntimeError(f"{self.site.consumer!r} ran before {self.site.source!r}: its gate has not decided yet")
         return factor_BG
 
-    def places(self, rows: int) -> int | None:
-        """How many of `rows` rows each expert of a router takes in one forward pass; None: all that ask."""
+    def expert_capacity(self, rows: int) -> int | None:
+        """How many of `rows` rows each expert of a router takes in one forward pass; None: no limit."""
         if self.config.capacity is None:
             return None
         assert self.config.top_k is not None
-        return places_of(rows, count_of(self.config.top_k, self.blocks), self.blocks, self.config.capacity)
+        return expert_capacity(rows, count_of(self.config.top_k, self.blocks), self.blocks, self.config.capacity)
 
     def per_unit(self, value_BG: Tensor) -> Tensor:
         """The value of its block for every unit."""
@@ -144,8 +144,9 @@ class Gate(nn.Module):
     def _route(self, z_BG: Tensor) -> Decision:
         assert self.config.top_k is not None
         p_BG, routed_BG, weight_BG = route(z_BG / self.tau, count_of(self.config.top_k, self.blocks))
-        places = self.places(z_BG.shape[:-1].numel())
-        g_BG = routed_BG if places is None else keep_places(routed_BG, places, self.config.overflow)
+        capacity = self.expert_capacity(z_BG.shape[:-1].numel())
+        drop_policy = self.config.drop_policy
+        g_BG = routed_BG if capacity is None else drop_over_capacity(routed_BG, capacity, drop_policy)
         return Decision(p_BG, g_BG, weight_BG * g_BG, z_BG, routed_BG)
 
     def _harden(self, p_BG: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from dynamicgate.gating.gate import Gate
 from dynamicgate.nn import Normalize, Switch
-from dynamicgate.nn.switch import PassThrough
+from dynamicgate.nn.switch import ResidualFallback
 
 Kind = Literal["linear", "activation", "affine", "layer norm", "nothing"]
 ZEROS_WORTH_SKIPPING = 0.25  # below this share of exact zeros, taking them out costs what it saves
@@ -279,4 +279,4 @@ def _shifted_before(path: Path, consumer: str) -> bool:
 
 def _passes_on(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
     """A Switch without a capacity (others are not looked into) serves every row: nothing passes it by."""
-    return node.op == "call_module" and isinstance(modules[str(node.target)], PassThrough) and node.args[2] is None
+    return node.op == "call_module" and isinstance(modules[str(node.target)], ResidualFallback) and node.args[2] is None
