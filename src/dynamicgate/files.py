@@ -101,7 +101,7 @@ def _commit() -> str | None:
 
 def _git(root: Path, *words: str) -> str | None:
     try:
-        told = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return told.stdout.strip()
+    return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""Measure what a model really does: quality, executed MACs per sample, the paper's proxies, evidence about its gates.
+"""Measure what a model really does: quality, executed MACs per sample, the paper's proxies, what its gates depend on.
 
 Counting rules. Hard gates as deployed; every Linear layer with both of its gates and its mask; gate networks and the
 output layer included; per sample and summed, never a product of means. A gate evaluated softly saves nothing. What is
@@ -7,7 +7,6 @@ saved is split: first the connections that do not exist, then, of those that do,
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -29,7 +28,7 @@ from dynamicgate.nn.normalize import Normalize
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one model did on one data set. `to_dict` is the JSON that results files hold."""
+    """What one model did on one dataset. `to_dict` is the JSON that results files hold."""
 
     quality: dict[str, float]
     macs: dict[str, float]
@@ -46,9 +45,17 @@ class Measurement:
         """Plain numbers, lists and strings."""
         return asdict(self)
 
-    def to_json(self) -> str:
-        """`to_dict` as indented JSON."""
-        return json.dumps(self.to_dict(), indent=1)
+    @property
+    def relative(self) -> float:
+        """The headline: executed MACs per sample as a fraction of the dense model's."""
+        return self.macs["relative"]
+
+    @property
+    def accuracy(self) -> float:
+        """Fraction of correct labels; an error where the data had no class labels."""
+        if "accuracy" not in self.quality:
+            raise AttributeError("no accuracy was measured: the data had no class labels")
+        return self.quality["accuracy"]
 
     def __str__(self) -> str:
         m = self.macs
@@ -100,16 +107,16 @@ def _observe(
     nonzero: dict[str, Tensor] = {}
     normalized: list[tuple[Tensor, Tensor]] = []
 
-    def see(name: str, in_gate: Gate | None) -> Any:
+    def record_nonzero(name: str, in_gate: Gate | None) -> Any:
         def hook(_module: nn.Module, args: tuple[Any, ...]) -> None:
             # An affine map of the input folds into the layer behind it, so that raw zeros are what can be skipped. Not
             # behind a gate that depends on the input: what its closed inputs contribute to the bias would vary.
             folds = in_gate is None or in_gate.config.kind == "static"
             raw = [before for before, after in normalized if folds and after is args[0]]
-            seen = (raw[0] if raw else args[0]) != 0
+            now = (raw[0] if raw else args[0]) != 0
             if name in nonzero:  # a layer that runs again: one call after the other, as in `Usage`
-                seen = torch.cat([nonzero[name].flatten(0, -2), seen.flatten(0, -2)])
-            nonzero[name] = seen
+                now = torch.cat([nonzero[name].flatten(0, -2), now.flatten(0, -2)])
+            nonzero[name] = now
 
         return hook
 
@@ -117,7 +124,8 @@ def _observe(
         normalized.append((args[0], out))
 
     handles = [
-        layer.linear.register_forward_pre_hook(see(layer.name, layer.in_gate), prepend=True) for layer in counter.layers
+        layer.linear.register_forward_pre_hook(record_nonzero(layer.name, layer.in_gate), prepend=True)
+        for layer in counter.layers
     ]
     handles += [m.register_forward_hook(remember) for m in unwrap(model).modules() if isinstance(m, Normalize)]
     try:

@@ -14,7 +14,7 @@ from dynamicgate.modules import evaluating, unwrap
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Arrays, counter: MacCounter, *, batch: int = 2048) -> dict[str, float]:
-    """Quality and relative MACs on hard gates: what is looked at during training. `measure` tells the whole story."""
+    """Quality and relative MACs on hard gates: what training validates on. `measure` gives the full account."""
     base = unwrap(model)
     device = next(base.parameters()).device
     confusion: Tensor | float = 0.0

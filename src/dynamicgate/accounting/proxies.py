@@ -90,8 +90,8 @@ def proxies(counter: MacCounter, openness: Mapping[str, Openness]) -> dict[str, 
         alphas = []
         for layer in hidden:
             name = next((name for name, site in counter.sites.items() if layer.name in site.producers), None)
-            seen = openness[name] if name is not None else None
-            alphas.append(1.0 if seen is None else seen.probability if letter == "p" else seen.open)
+            sums = openness[name] if name is not None else None
+            alphas.append(1.0 if sums is None else sums.probability if letter == "p" else sums.open)
         weights = [layer.dense * layer.rows for layer in hidden]
         total = sum(weights) or 1.0
         found[f"compute_proxy_{letter}"] = sum(alphas) / len(alphas) if alphas else 1.0
@@ -144,5 +144,5 @@ def _reason(layer: LayerMacs, *, more: bool) -> str:
     if not _masked(layer):
         return f"open inputs and open outputs meet {'more' if more else 'less'} often than by chance"
     if layer.in_gate is not None and layer.out_gate is not None:
-        return f"open inputs and open outputs share {'more' if more else 'fewer'} connections than by chance"
+        return f"open inputs and open outputs have {'more' if more else 'fewer'} connections in common than by chance"
     return f"open units keep {'more' if more else 'fewer'} connections than average"

@@ -1,4 +1,4 @@
-"""Where the hard gates stand against a budget, and the small last shift that makes them meet it."""
+"""What hard gates execute, whether a target can be reached, and the small last shift that meets it."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def shift_biases_(model: nn.Module, counter: MacCounter, target: float, inputs: 
         if min(map(abs, excess.values())) <= NEAR * target:
             break
         # every other time where a straight line crosses the target: nearly right if many gates lie between both ends
-        share = 0.5 if round_ % 2 else excess[low] / (excess[low] - excess[high])
-        middle = low + (high - low) * min(max(share, 0.05), 0.95)
+        fraction = 0.5 if round_ % 2 else excess[low] / (excess[low] - excess[high])
+        middle = low + (high - low) * min(max(fraction, 0.05), 0.95)
         low, high = (middle, high) if too_much(middle) == (towards > 0.0) else (low, middle)
     best = min(excess, key=lambda shift: (abs(excess[shift]), abs(shift)))
     shift_(best)

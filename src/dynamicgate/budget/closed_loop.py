@@ -138,8 +138,9 @@ class Budget(GateBudget):
         return bool(readings) and readings[-1].g <= self.floor  # type: ignore[index]
 
     def calibrate_(self, model: nn.Module, data: Any, *, rounds: int = 24) -> float:
-        """Shift the logits of all gates by one amount so that the hard model meets the target on `data`; returns what
-        it then executes. Use data that is not used for testing. The shift is small if training held the budget.
+        """Shift the logits of all gates by one amount so that the model with hard gates meets the target on `data`;
+        returns what it then executes. Use data that is not used for testing. The shift is small if training held the
+        budget.
 
         data: see `dynamicgate.data.contract`; targets are not needed.
         """

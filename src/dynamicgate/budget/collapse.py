@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
-SHOCK_WINDOW = 0.05  # share of training within which changes count as simultaneous
+SHOCK_WINDOW = 0.05  # fraction of training within which changes count as simultaneous
 RAPID_WINDOW = 0.10
 EASING_PAUSE = 0.02
 
@@ -25,7 +25,7 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True)
 class Collapse:
-    """A recognised failure: its name, where and when, what was seen and what to do."""
+    """A recognised failure: its name, where and when it happened, the evidence and what to do."""
 
     name: Literal["threshold-too-high", "probability-collapse", "phase-shock"]
     site: str
@@ -75,12 +75,12 @@ def diagnose(site: str, readings: Sequence[Reading], *, floor: float = 0.02) -> 
 def _settings_moved(recent: Sequence[Reading]) -> list[str]:
     """Which of target rate, theta and lambda jumped within one window around the fall."""
     moved = []
-    for knob in ("target_rate", "theta", "weight"):
-        values = [(r.progress, getattr(r, knob)) for r in recent]
+    for setting in ("target_rate", "theta", "weight"):
+        values = [(r.progress, getattr(r, setting)) for r in recent]
         scale = max(abs(value) for _, value in values) or 1.0
         jump = max(abs(b - a) for t, a in values for u, b in values if 0.0 <= u - t <= SHOCK_WINDOW)
         if jump > 0.15 * scale:
-            moved.append({"weight": "lambda", "target_rate": "target rate"}.get(knob, knob))
+            moved.append({"weight": "lambda", "target_rate": "target rate"}.get(setting, setting))
     return moved
 
 

@@ -61,8 +61,8 @@ def _attach(model: nn.Module, site: Site, config: GateConfig) -> None:
     gate.net.to(source.weight.dtype)  # it reads what the source reads; tau and theta stay float32
     gate.train(consumer.training)
     consumer.gate = gate
-    # Closing goes first: where one layer is the reader of one site and the source of the next, the second gate must
-    # read h^(l-1) as gated (sec 3). Bound methods, because deepcopy re-binds them to the copied gate.
+    # Applying a gate comes first: where one layer is the consumer of one site and the source of the next, the second
+    # gate must read h^(l-1) as gated (sec 3). Bound methods, because deepcopy re-binds them to the copied gate.
     consumer.register_forward_pre_hook(gate.close_before, prepend=True)
     source.register_forward_pre_hook(gate.decide_before, prepend=source is consumer)
 
@@ -102,7 +102,7 @@ def _nothing_matched(where: str, sites: list[Site]) -> str:
     if not sites:
         return (
             f"`where` ({where}) matches nothing: no Linear layer in this model feeds another one through unit-wise "
-            "operations alone. Describe the place yourself: "
+            "operations alone. Describe the site yourself: "
             "where=[Site(consumer=..., producers=(...), source=..., width=...)]"
         )
     listed = "\n  ".join(str(site) for site in sites)

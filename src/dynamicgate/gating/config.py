@@ -137,7 +137,7 @@ class GateConfig:
                 )
 
     def _check_soft_width(self) -> None:
-        """It begins at the threshold: it needs one, and blocks that are open above it and nowhere else."""
+        """Soft opening starts at the threshold: it needs one, and blocks that are open above it and nowhere else."""
         refused = {
             "kind": self.kind == "router",
             "train": self.train not in ("hard", "gumbel"),

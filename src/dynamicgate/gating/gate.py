@@ -89,7 +89,7 @@ class Gate(nn.Module):
 
     @property
     def policy(self) -> Policy:
-        """How it decides in the present mode. A noisy draw could not keep the promise of exactly k."""
+        """How it decides in the present mode. With top_k it is never noisy: a draw could not promise exactly k."""
         policy = self.config.train if self.training else self.config.evaluate
         return "hard" if self.config.top_k is not None and policy != "soft" else policy
 
@@ -156,7 +156,7 @@ class Gate(nn.Module):
         return self._keep_open((p_BG > self.theta).to(p_BG.dtype), p_BG)
 
     def _openness(self, z_BG: Tensor) -> Tensor:
-        """How far blocks are open that are: from 0 at the threshold to 1 a ramp above it."""
+        """How far open blocks are open: from 0 at the threshold to 1 at `soft_width` above it."""
         return ((z_BG / self.tau - torch.logit(self.theta)) / self.config.soft_width).clamp(0.0, 1.0)
 
     def _keep_open(self, g_BG: Tensor, p_BG: Tensor) -> Tensor:
@@ -251,7 +251,7 @@ def _logistic_noise(like: Tensor) -> Tensor:
 
 
 def count_of(amount: int | float, blocks: int) -> int:
-    """A float is a share of the blocks, rounded up; an integer a count."""
+    """A float is a fraction of the blocks, rounded up; an integer is a count."""
     if isinstance(amount, float):
         return math.ceil(amount * blocks - 1e-9)  # 0.07 * 100 is a little more than 7
     return min(amount, blocks)

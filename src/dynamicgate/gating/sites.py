@@ -159,8 +159,8 @@ def _site_before(reader: fx.Node, modules: dict[str, nn.Module], prefix: str) ->
         else:
             return None
     if any(user not in between and user is not reader for node in between for user in node.users):
-        # Another reader sees these units ungated (a residual path, say). Input features may be shared: closing them
-        # for this reader saves this reader's work.
+        # Another consumer reads these units ungated (a residual path, say). Input features may be shared: closing
+        # them for this consumer saves this consumer's work.
         return None
     if reaches_input and not writers:
         if prefix:
