@@ -37,9 +37,8 @@ def undecided(model: nn.Module, x: Tensor) -> Tensor:
         model(x)
         for name, gate in dg.named_gates(model).items():
             z = used[name].logits.reshape(len(x), -1, gate.blocks)
-            cut = float(gate.tau) * float(torch.logit(gate.theta))
             gaps = z.sort(-1).values.diff(dim=-1)
-            tied |= ((z - cut).abs() < 1e-4).any(-1).any(-1) | (gaps < 1e-5).any(-1).any(-1)
+            tied |= ((z - gate.logit_threshold).abs() < 1e-4).any(-1).any(-1) | (gaps < 1e-5).any(-1).any(-1)
     return tied
 
 

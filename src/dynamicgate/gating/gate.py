@@ -72,6 +72,11 @@ class Gate(nn.Module):
         return self.net[-1] if isinstance(self.net, nn.Sequential) else self.net
 
     @property
+    def logit_threshold(self) -> Tensor:
+        """tau * logit(theta): the logit above which a block opens. In float64, so that it is rounded only once."""
+        return self.tau.double() * torch.logit(self.theta.double())
+
+    @property
     def macs(self) -> int:
         """Multiply-accumulates of the gate network for one row, as far as its connections exist."""
         return sum(present(m) for m in self.net.modules() if isinstance(m, nn.Linear))

@@ -98,9 +98,8 @@ def unsure(gate: Gate, decision: Decision, margin: float = MARGIN) -> Tensor:
         return unsure_BG
     k = count_of(config.always_open if config.top_k is None else config.top_k, gate.blocks)
     if config.top_k is None:
-        cut = float(gate.tau) * float(torch.logit(gate.theta.double()))
         margin_G = margin * z_BG.abs().flatten(0, -2).amax(0).clamp(min=1.0) if z_BG.numel() else 0.0
-        unsure_BG = (z_BG - cut).abs() < margin_G
+        unsure_BG = (z_BG - gate.logit_threshold).abs() < margin_G
     if 0 < k < gate.blocks:
         best = z_BG.sort(dim=-1, descending=True).values
         p = decision.p.sort(dim=-1, descending=True).values  # saturated in float32, p cannot rank what z can

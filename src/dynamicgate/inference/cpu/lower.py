@@ -138,8 +138,8 @@ def gate_net(gate: Gate, affine: Affine | None = None) -> ops.GateNet:
         (m.weight.detach(), None if m.bias is None else m.bias.detach()) for m in linears
     ]
     pairs[0] = (affine or Affine()).fold(*pairs[0])
-    tau, theta = float(gate.tau), float(gate.theta)
-    cut, keep = tau * math.log(theta / (1.0 - theta)), count_of(config.always_open, gate.blocks)
+    tau = float(gate.tau)
+    cut, keep = float(gate.logit_threshold), count_of(config.always_open, gate.blocks)
     if config.evaluate == "soft":
         cut, keep = -math.inf, 0
     elif config.top_k is not None:
