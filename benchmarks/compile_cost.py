@@ -27,8 +27,9 @@ from cpu import gated_model
 import dynamicgate as dg
 from dynamicgate import ops
 from dynamicgate.files import environment, write_text
-from dynamicgate.inference.cpu.find import find_paths, look, trace
+from dynamicgate.inference.cpu.find import find_chains
 from dynamicgate.inference.cpu.lower import lower
+from dynamicgate.inference.graph import trace
 from dynamicgate.io.model_file import load
 
 SIZE, OPEN, ROWS = "S4", 0.1, 256
@@ -59,10 +60,9 @@ def peak_of(call: Callable[[], object]) -> tuple[Any, int, float]:
 
 def pack(model: torch.nn.Module, x: torch.Tensor) -> object:
     """Lower and pack the model's one chain, nothing else."""
-    gates, graph = dg.named_gates(model), trace(model)
-    look(model, graph, x[:8])
-    (path,), _ = find_paths(model, graph, gates)
-    return ops.pack(lower(path, gates).layers)
+    gates = dg.named_gates(model)
+    (chain,), _ = find_chains(model, trace(model), gates, x[:8])
+    return ops.pack(lower(chain, gates).layers)
 
 
 def measured(path: Path, what: str) -> tuple[object, dict[str, float]]:

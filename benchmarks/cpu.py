@@ -35,10 +35,12 @@ import dynamicgate as dg
 from dynamicgate import ops
 from dynamicgate.files import environment, write_text
 from dynamicgate.inference.cpu.breakdown import ungated
-from dynamicgate.inference.cpu.choose import OWN, TORCH, Forms
-from dynamicgate.inference.cpu.find import find_paths, look, trace
+from dynamicgate.inference.cpu.candidates import DENSE, OWN_DENSE, Candidates
+from dynamicgate.inference.cpu.find import find_chains
 from dynamicgate.inference.cpu.lower import lower
-from dynamicgate.inference.cpu.timing import batches_of, race
+from dynamicgate.inference.cpu.timing import time_calls
+from dynamicgate.inference.graph import trace
+from dynamicgate.inference.timing import batches_of
 
 HERE = Path(__file__).resolve().parent
 SIZES = {"S1": (784, 256, 10), "S2": (2000, 1000, 500, 10), "S3": (1024, 4096, 1024), "S4": (4096, 16384, 4096)}
@@ -77,19 +79,18 @@ def sparse_model(size: str, density: float, pattern: str) -> tuple[nn.Module, Te
 def rivals(model: nn.Module, fast: dg.inference.CompiledModel, x: Tensor, frozen: bool) -> Calls:
     """Everything that is timed."""
     gates = dg.named_gates(model)
-    graph = trace(model)
-    look(model, graph, x[:8])
-    (path,), _ = find_paths(model, graph, gates)
-    forms = Forms(lower(path, gates))
-    dense = [ops.Layer(s.module.weight.detach(), s.module.bias.detach(), "relu") for s in path.linears]  # type: ignore[union-attr,operator]
+    (chain,), _ = find_chains(model, trace(model), gates, x[:8])
+    candidates = Candidates(lower(chain, gates))
+    dense = [ops.Layer(s.module.weight.detach(), s.module.bias.detach(), "relu") for s in chain.linears]  # type: ignore[union-attr,operator]
     dense[-1] = ops.Layer(dense[-1].weight, dense[-1].bias)
     packed = ops.pack(dense)
     plain = as_modules(dense)
-    calls: Calls = {"eager": ungated(path), "own": lambda x: ops.run(x, packed), "int8": int8(plain)}
+    calls: Calls = {"eager": ungated(chain), "own": lambda x: ops.run(x, packed), "int8": int8(plain)}
     if frozen:
         torch.compiler.reset()  # or the limit on recompilations would count those of earlier cases
         calls["frozen"] = torch.compile(plain, dynamic=False)
-    calls |= {name: forms.call(forms.get(name)) for name in (TORCH, *([OWN] if gates else []))}
+    for candidate in (DENSE, *([OWN_DENSE] if gates else [])):
+        calls[candidate.name] = candidates.call(candidates.build(candidate))
     return calls | {"ours": fast}
 
 
@@ -175,9 +176,9 @@ def measure(args: argparse.Namespace, machine: Machine) -> Iterator[dict[str, An
             with torch.inference_mode():  # as in the race: torch.compile compiles here
                 for call in calls.values():
                     call(xs[0])
-            us = race(calls, xs, args.seconds)
+            us = time_calls(calls, xs, args.seconds)
             if best_dense(us) < us["ours"]:  # in doubt: time it again, longer, and believe that
-                us = race(calls, xs, 5 * args.seconds)
+                us = time_calls(calls, xs, 5 * args.seconds)
             executed = batch * sum(layer.macs for layer in regime.layers)
             with torch.inference_mode():
                 limit = machine.limit(touched_bytes(model, xs[:4]), executed)
@@ -186,13 +187,13 @@ def measure(args: argparse.Namespace, machine: Machine) -> Iterator[dict[str, An
                 "chosen": [layer.choice for layer in regime.layers], "us": us,
                 "speedup": {name: us["eager"] / us[name] for name in SPEEDUPS if name in us},
                 "over_best_dense": best_dense(us) / us["ours"], "limit_us": limit, "reached": limit / us["ours"],
-                "error": fast.plan.checked["error"],
+                "error": fast.plan.to_dict()["verification"]["error"],
             }  # fmt: skip
 
 
 def best_dense(us: dict[str, float]) -> float:
     """The faster of the two dense ways to run the gated network."""
-    return min(us[name] for name in (TORCH, OWN) if name in us)
+    return min(us[name] for name in (DENSE.name, OWN_DENSE.name) if name in us)
 
 
 def show(row: dict[str, Any]) -> str:
