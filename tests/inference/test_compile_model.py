@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import dynamicgate as dg
+from dynamicgate.data import Arrays
 from dynamicgate.inference.compile_model import _refuse_cpu_options
 from tests.inference.models import compile_quickly, gated_mlp
 
@@ -22,19 +24,50 @@ def model() -> nn.Module:
     ("example", "batches", "words"),
     [
         (torch.zeros(20), (1,), "rows of features"),
-        (torch.zeros(0, 20), (1,), "at least one, received"),
-        ([1.0], (1,), "received list"),
+        (torch.zeros(0, 20), (1,), "at least one row; received none"),
+        ([1.0], (1,), "expected batches that are tensors"),
+        ({"x": torch.zeros(2, 20)}, (1,), "received dict"),
         (torch.zeros(2, 20).double(), (1,), "or float32 on the cpu, received torch.float64"),
         (torch.zeros(2, 20), (), "ascending"),
         (torch.zeros(2, 20), (16, 1), "ascending"),
         (torch.zeros(2, 20), (0, 1), "at least 1"),
     ],
 )
-def test_wrong_arguments_get_a_sentence(
-    model: nn.Module, example: Tensor, batches: tuple[int, ...], words: str
-) -> None:
+def test_wrong_arguments_get_a_sentence(model: nn.Module, example: Any, batches: tuple[int, ...], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         dg.compile(model, example, batches=batches)
+
+
+@pytest.mark.parametrize("way", ["tuple", "arrays", "loader", "batches"])
+def test_the_example_may_be_given_as_any_data(model: nn.Module, way: str) -> None:
+    x, y = torch.randn(40, 20), torch.arange(40) % 5
+    data: dict[str, Any] = {
+        "tuple": (x, y),
+        "arrays": Arrays(x, y),
+        "loader": DataLoader(TensorDataset(x, y), batch_size=7),
+        "batches": [x[:25], x[25:]],
+    }
+    plan = compile_quickly(model, data[way], calibration=data[way]).plan
+    macs = [[layer.macs for layer in regime.layers] for regime in plan.chains[0]]
+    same = compile_quickly(model, x).plan
+    assert macs == [[layer.macs for layer in regime.layers] for regime in same.chains[0]]
+    assert plan.verification is not None
+    assert same.verification is not None
+    assert plan.verification.rows == same.verification.rows
+
+
+def test_calibration_data_are_read_to_the_end() -> None:
+    model = gated_mlp(dg.GateConfig(net="linear", block=16), (20, 64, 5))
+    with torch.no_grad():  # the second block opens only where the first feature is large
+        gate = dg.named_gates(model)["layers.1"]
+        gate.net.weight[1] = 0.0
+        gate.net.weight[1, 0] = 1.0
+        gate.net.bias[1] = -100.0
+    x = torch.randn(64, 20)
+    rare = x[:1].clone()
+    rare[0, 0] = 200.0
+    assert any("blocks never open" in note for note in compile_quickly(model, x, calibration=[x, x]).plan.notes)
+    assert compile_quickly(model, x, calibration=[x, x, rare]).plan.notes == []
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.data.contract import DataLike, inputs_of
 from dynamicgate.inference.compiled_model import CompiledModel
 from dynamicgate.inference.cpu.pipeline import compile_on_cpu
 from dynamicgate.inference.gpu.pipeline import compile_on_gpu
@@ -16,10 +18,10 @@ from dynamicgate.modules import unwrap
 
 def compile(
     model: nn.Module,
-    example: Tensor,
+    example: DataLike,
     *,
     batches: Sequence[int] = (1, 16, 256),
-    calibration: Tensor | None = None,
+    calibration: DataLike | None = None,
     drop_never_open: bool = False,
     memory: float | None = None,
     threads: int | None = None,
@@ -34,10 +36,13 @@ def compile(
     model in evaluation mode, and a plan that differs is refused with a ValueError. What cannot become a chain stays in
     torch, and the plan says why. `model` is not changed. docs/gpu.md says what happens on a GPU.
 
-    example: inputs as in use, a few hundred rows if possible: which units are open decides what is fastest.
+    example: inputs as in use, a few hundred rows if possible: which units are open decides what is fastest. A tensor, a
+        tuple (x, y), of which x is used, `dynamicgate.data.Arrays`, or batches (a DataLoader, say), of which only the
+        first are read.
     batches: rows of a call (tokens on a GPU), ascending: one choice for each.
-    calibration: inputs to look for blocks that never open (the example by default); they are reported, and removed
-        only with `drop_never_open`, which changes the outputs for inputs that would have opened them.
+    calibration: inputs to look for blocks that never open (the example by default), given like `example` and read to
+        the end. Such blocks are reported, and removed only with `drop_never_open`, which changes the outputs for inputs
+        that would have opened them.
     memory: at most this multiple of the dense weights is held (different batch sizes may want different copies).
     threads: of torch, while timing.
     seconds: about how long all timing may take.
@@ -45,18 +50,18 @@ def compile(
     drop_never_open, memory and threads are for the CPU only.
     """
     model = unwrap(model)
-    _check_arguments(example, batches)
-    example = example[:MAX_ROWS].detach()
-    calibration = example if calibration is None else calibration.detach()
-    if example.is_cuda:
+    x = inputs_of(example, rows=MAX_ROWS).detach()
+    _check_arguments(x, batches)
+    calibration_x = x if calibration is None else inputs_of(calibration, rows=sys.maxsize).detach()
+    if x.is_cuda:
         _refuse_cpu_options(drop_never_open=drop_never_open, memory=memory, threads=threads)
-        body, plan = compile_on_gpu(model, example, batches=batches, calibration=calibration, seconds=seconds)
+        body, plan = compile_on_gpu(model, x, batches=batches, calibration=calibration_x, seconds=seconds)
         return CompiledModel(body, plan)
     body, plan, nodes = compile_on_cpu(
         model,
-        example,
+        x,
         batches=batches,
-        calibration=calibration,
+        calibration=calibration_x,
         drop_never_open=drop_never_open,
         memory=memory,
         threads=threads,
@@ -65,14 +70,11 @@ def compile(
     return CompiledModel(body, plan, nodes)
 
 
-def _check_arguments(example: Tensor, batches: Sequence[int]) -> None:
-    if not isinstance(example, Tensor) or example.ndim < 2 or not len(example):
-        shape = tuple(example.shape) if isinstance(example, Tensor) else type(example).__name__
-        raise ValueError(f"example must be a tensor of rows of features, at least one, received {shape}")
-    if not example.is_cuda and (example.dtype is not torch.float32 or example.device.type != "cpu"):
-        raise ValueError(
-            f"example must be on a CUDA GPU, or float32 on the cpu, received {example.dtype} on {example.device}"
-        )
+def _check_arguments(x: Tensor, batches: Sequence[int]) -> None:
+    if x.ndim < 2:
+        raise ValueError(f"example must be rows of features (2 dimensions or more), received shape {tuple(x.shape)}")
+    if not x.is_cuda and (x.dtype is not torch.float32 or x.device.type != "cpu"):
+        raise ValueError(f"example must be on a CUDA GPU, or float32 on the cpu, received {x.dtype} on {x.device}")
     if not batches or list(batches) != sorted(set(batches)) or min(batches) < 1:
         raise ValueError(f"batches must be ascending numbers of rows, at least 1, received {tuple(batches)}")
 
