@@ -21,9 +21,9 @@ venv: .venv/.dev    ## .venv with everything the tests need
 docs: .venv/.docs   ## the site, in site/
 	$(BIN)/mkdocs build --strict
 
-bench: venv         ## cost of a gated and of a rewired training step, in benchmarks/results/
+bench: venv         ## cost of a training step with gates and with RigL, in benchmarks/results/
 	$(BIN)/python benchmarks/training_step.py
-	$(BIN)/python benchmarks/rewiring.py
+	$(BIN)/python benchmarks/sparsifier_step.py
 
 bench-cpu: venv     ## compiled plans against dense networks, in benchmarks/results/
 	$(BIN)/python benchmarks/cpu.py
