@@ -28,7 +28,7 @@ import dynamicgate as dg
 from dynamicgate import ops
 from dynamicgate.files import environment, write_text
 from dynamicgate.inference.cpu.find import find_chains
-from dynamicgate.inference.cpu.lower import lower
+from dynamicgate.inference.cpu.lower import lower_chain
 from dynamicgate.inference.graph import trace
 from dynamicgate.io.model_file import load
 
@@ -62,7 +62,7 @@ def pack(model: torch.nn.Module, x: torch.Tensor) -> object:
     """Lower and pack the model's one chain, nothing else."""
     gates = dg.named_gates(model)
     (chain,), _ = find_chains(model, trace(model), gates, x[:8])
-    return ops.pack(lower(chain, gates).layers)
+    return ops.pack(lower_chain(chain, gates).layers)
 
 
 def measured(path: Path, what: str) -> tuple[object, dict[str, float]]:

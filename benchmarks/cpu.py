@@ -37,7 +37,7 @@ from dynamicgate.files import environment, write_text
 from dynamicgate.inference.cpu.breakdown import ungated
 from dynamicgate.inference.cpu.candidates import DENSE, OWN_DENSE, Candidates
 from dynamicgate.inference.cpu.find import find_chains
-from dynamicgate.inference.cpu.lower import lower
+from dynamicgate.inference.cpu.lower import lower_chain
 from dynamicgate.inference.cpu.timing import time_calls
 from dynamicgate.inference.graph import trace
 from dynamicgate.inference.timing import batches_of
@@ -79,7 +79,7 @@ def calls_to_time(model: nn.Module, compiled: dg.inference.CompiledModel, x: Ten
     """Baselines, dense candidates, and the compiled model, by name."""
     gates = dg.named_gates(model)
     (chain,), _ = find_chains(model, trace(model), gates, x[:8])
-    candidates = Candidates(lower(chain, gates))
+    candidates = Candidates(lower_chain(chain, gates))
     dense = [ops.Layer(s.module.weight.detach(), s.module.bias.detach(), "relu") for s in chain.linears]  # type: ignore[union-attr,operator]
     dense[-1] = ops.Layer(dense[-1].weight, dense[-1].bias)
     packed = ops.pack(dense)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from dynamicgate.data import Arrays, inputs_of
 
 X, Y = torch.arange(20.0).reshape(10, 2), torch.arange(10) % 3
-WAYS = {
+FORMS = {
     "a tensor": X,
     "a tuple": (X, Y),
     "arrays": Arrays(X, Y),
@@ -25,9 +25,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_pass_data_gives_the_first_rows_of_the_inputs(way: str) -> None:
-    assert torch.equal(inputs_of(WAYS[way], rows=7), X[:7])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_way_to_pass_data_gives_the_first_rows_of_the_inputs(form: str) -> None:
+    assert torch.equal(inputs_of(FORMS[form], rows=7), X[:7])
 
 
 def test_fewer_rows_are_returned_where_there_are_fewer() -> None:

@@ -11,7 +11,7 @@ import dynamicgate as dg
 from dynamicgate.inference.cpu.candidates import DENSE, OWN_DENSE, Candidates, LayerLayout, packed
 from dynamicgate.inference.cpu.chain import Chain
 from dynamicgate.inference.cpu.find import find_chains
-from dynamicgate.inference.cpu.lower import Lowered, lower
+from dynamicgate.inference.cpu.lower import Lowered, lower_chain
 from dynamicgate.inference.graph import trace
 
 
@@ -24,7 +24,7 @@ def lower_only_chain(model: nn.Module, x: Tensor) -> Lowered:
     """The one chain of `model`, lowered."""
     gates = dg.named_gates(model)
     (chain,), _ = find_chains(model, trace(model), gates, x)
-    return lower(chain, gates)
+    return lower_chain(chain, gates)
 
 
 def with_three_implementations(model: nn.Module, x: Tensor) -> dg.inference.CompiledModel:

@@ -12,7 +12,7 @@ import dynamicgate as dg
 from dynamicgate.inference.gpu.candidates import STRATEGIES
 from dynamicgate.inference.gpu.ffn import FeedForward
 from dynamicgate.inference.gpu.find import find_ffns
-from dynamicgate.inference.gpu.lower import lower
+from dynamicgate.inference.gpu.lower import lower_ffn
 from dynamicgate.nn import ffn as room
 from tests.nn.test_ffn import assert_alike, gated, outputs_and_gradients
 
@@ -52,7 +52,7 @@ def test_experts_on_the_kernels_are_the_dense_experts(monkeypatch: pytest.Monkey
 def test_the_ways_of_a_plan_agree(options: dict[str, Any]) -> None:
     layer = gated(dg.GateConfig(block=32, net="linear", open=0.5), **options).eval()
     (found,), _ = find_ffns(layer, dg.named_gates(layer))
-    planned = FeedForward(lower(found.ffns[0]))
+    planned = FeedForward(lower_ffn(found.ffns[0]))
     x = torch.randn(5, 12)
     with torch.no_grad():
         y = layer(x)

@@ -10,7 +10,7 @@ import dynamicgate as dg
 from dynamicgate.inference import Verification
 from dynamicgate.inference.gpu.ffn import FeedForward
 from dynamicgate.inference.gpu.find import find_ffns
-from dynamicgate.inference.gpu.lower import lower
+from dynamicgate.inference.gpu.lower import lower_ffn
 from dynamicgate.inference.gpu.verify import LayerReference, verify_layer
 from tests.inference.gpu.models import GATES, Compile, model_with
 
@@ -20,7 +20,7 @@ def test_a_layer_that_is_wrong_or_answers_with_nan_is_refused() -> None:
     (module,), _ = find_ffns(model, dg.named_gates(model))
     (ffn,) = module.ffns
     reference = LayerReference(ffn, torch.randn(64, 20))
-    layer = FeedForward(lower(ffn))
+    layer = FeedForward(lower_ffn(ffn))
     assert verify_layer(reference, layer, [1, 16]).error < 1e-5
     for wrong in (lambda x: layer(x) * 1.001, lambda x: layer(x) * torch.nan, lambda x: layer(x).roll(1, 0)):
         with pytest.raises(ValueError, match="does not compute what the model computes"):

@@ -47,7 +47,7 @@ class Chosen:
     """For each batch size the microseconds of every candidate of the last round, by name, and of UNGATED."""
 
 
-def choose(
+def choose_candidates(
     candidates: Candidates,
     ungated: Callable[[Tensor], Tensor],
     rows_RD: Tensor,

@@ -61,7 +61,7 @@ def scaled_features(x_BD: Tensor, eps: float) -> Tensor:
     return torch.cat((x_BD * inverse_B1, mean_B1 * inverse_B1), dim=-1)
 
 
-def lower(chain: LinearChain, gates: Mapping[str, Gate], drop: Mapping[str, Tensor] | None = None) -> Lowered:
+def lower_chain(chain: LinearChain, gates: Mapping[str, Gate], drop: Mapping[str, Tensor] | None = None) -> Lowered:
     """`chain` as layers. drop: by site, blocks to remove although some input might open them."""
     drop = drop or {}
     by_producer = {g.site.producers[0]: g for g in gates.values() if g.site.producers and g.config.kind != "static"}

@@ -13,9 +13,9 @@ from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.inference.cpu.breakdown import regimes_of, ungated
 from dynamicgate.inference.cpu.candidates import Candidates
-from dynamicgate.inference.cpu.choose import choose
+from dynamicgate.inference.cpu.choose import choose_candidates
 from dynamicgate.inference.cpu.find import LinearChain, find_chains
-from dynamicgate.inference.cpu.lower import lower
+from dynamicgate.inference.cpu.lower import lower_chain
 from dynamicgate.inference.cpu.verify import verify_model
 from dynamicgate.inference.graph import replace_nodes, trace
 from dynamicgate.inference.plan import Plan
@@ -41,14 +41,14 @@ def compile_on_cpu(
         macs, open_rates = executed_macs(reference, gates, example)
         never_open = never_open_blocks(reference, gates, calibration)
         graph, found, notes = _find(reference, gates, example)
-        lowered = [lower(chain, gates, never_open if drop_never_open else {}) for chain in found]
+        lowered = [lower_chain(chain, gates, never_open if drop_never_open else {}) for chain in found]
         dropped = {site: never_open[site] for low in lowered for site in low.dropped}
         entering = rows_at_nodes(reference, graph, [chain.input for chain in found], example) if graph else []
         chains, regimes = [], []
         for chain, low, rows_RD in zip(found, lowered, entering, strict=True):
             each = seconds / len(found)
             candidates = Candidates(low)
-            chosen = choose(
+            chosen = choose_candidates(
                 candidates,
                 ungated(chain),
                 rows_RD,

@@ -35,7 +35,9 @@ class Chosen:
         return [fastest(row) for row in self.times]
 
 
-def choose(layer: FeedForward, rows_RD: Tensor, batches: Sequence[int], *, seconds: float, verifiable: bool) -> Chosen:
+def choose_strategies(
+    layer: FeedForward, rows_RD: Tensor, batches: Sequence[int], *, seconds: float, verifiable: bool
+) -> Chosen:
     """Time the strategies of `layer` on `rows_RD`, as they enter it, for each number of tokens.
 
     verifiable: whether there are rows to verify a strategy on; if not, only dense ones are timed.

@@ -32,7 +32,7 @@ class Lowered:
     blocks: int
 
 
-def lower(ffn: GatedFFN) -> Lowered:
+def lower_ffn(ffn: GatedFFN) -> Lowered:
     """`ffn` as tensors, on the memory of its layers where nothing changes."""
     config = ffn.gate.config
     tensors: Tensors = {

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.inference.gpu.breakdown import regimes_of
-from dynamicgate.inference.gpu.choose import choose, use_chosen_
+from dynamicgate.inference.gpu.choose import choose_strategies, use_chosen_
 from dynamicgate.inference.gpu.ffn import FeedForward
 from dynamicgate.inference.gpu.find import TracedModule, find_ffns
-from dynamicgate.inference.gpu.lower import lower
+from dynamicgate.inference.gpu.lower import lower_ffn
 from dynamicgate.inference.gpu.verify import LayerReference, verify_layer
 from dynamicgate.inference.graph import replace_nodes
 from dynamicgate.inference.plan import Plan, Verification
@@ -31,14 +31,16 @@ def compile_on_gpu(
         never_open = never_open_blocks(reference, gates, calibration)
         modules, reasons = find_ffns(reference, gates)
         ffns = [ffn for module in modules for ffn in module.ffns]
-        layers = [FeedForward(lower(ffn)) for ffn in ffns]
+        layers = [FeedForward(lower_ffn(ffn)) for ffn in ffns]
         body = _replace_ffns(reference, modules, layers)
         stop_sharing_(body, model)
         notes = [f"the gate of {site!r} stays in torch: {reason}" for site, reason in reasons.items()]
         regimes, verified = [], []
         for ffn, layer, rows_RD in zip(ffns, layers, rows_into_modules(body, layers, example), strict=True):
             expected = LayerReference(ffn, rows_RD)
-            chosen = choose(layer, rows_RD, batches, seconds=seconds / len(ffns), verifiable=len(expected.rows_RD) > 0)
+            chosen = choose_strategies(
+                layer, rows_RD, batches, seconds=seconds / len(ffns), verifiable=len(expected.rows_RD) > 0
+            )
             use_chosen_(layer, rows_RD, batches, chosen)
             notes += chosen.notes
             regimes.append(regimes_of(ffn, layer, chosen, batches, macs))
