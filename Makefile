@@ -30,7 +30,7 @@ docs: .venv/.docs   ## the site, in site/
 
 bench: venv         ## cost of a training step with gates and with a sparsifier, in benchmarks/results/
 	$(BIN)/python benchmarks/training_step.py
-	$(BIN)/python benchmarks/rewiring.py
+	$(BIN)/python benchmarks/sparsifier_step.py
 
 bench-cpu: venv     ## compiled plans against dense networks, in benchmarks/results/
 	$(BIN)/python benchmarks/cpu.py

@@ -29,7 +29,8 @@ import torch
 from dynamicgate.files import environment, write_results
 from dynamicgate.gating.attach import ungate_
 from dynamicgate.inference import compile
-from dynamicgate.inference.cpu.timing import batches_of, race
+from dynamicgate.inference.cpu.timing import time_calls
+from dynamicgate.inference.timing import batches_of
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.single_cell.prepare import import_scanpy
@@ -130,7 +131,7 @@ def clocked(
     rivals = {"dense": ungate_(load_model(dense)).eval(), "ours": fast}
     found: dict[str, Any] = {}
     for at, batch in enumerate(batches):
-        times = race(rivals, batches_of(rows, batch), seconds)
+        times = time_calls(rivals, batches_of(rows, batch), seconds)
         layers = [layer for chain in fast.plan.chains for layer in chain[at].layers]
         found[str(batch)] = {
             "ratio": times["ours"] / times["dense"],

@@ -2,8 +2,8 @@
 
 Data is any of: a tensor of rows; a pair `(inputs, targets)`; `Arrays`; a mapping of tensors, which a model receives as
 keyword arguments; a DataLoader or any other iterable of such batches. A tuple of two tensors is always a pair: put
-batches into a list. Inputs of one batch are a tensor, a tuple of
-positional arguments, or a mapping of keyword arguments, all with one entry per sample in their first dimension.
+batches into a list. Inputs of one batch are a tensor, a tuple of positional arguments, or a mapping of keyword
+arguments, all with one entry per sample in their first dimension.
 """
 
 from __future__ import annotations
@@ -62,11 +62,33 @@ def iterate(data: Any, size: int) -> Iterator[tuple[Inputs, Tensor | None]]:
         for start in range(0, count_samples(inputs), size):
             part = slice(start, start + size)
             yield take_samples(inputs, part), None if targets is None else targets[part]
+    elif isinstance(data, np.ndarray):
+        raise TypeError(f"expected data as {EXPECTED}, received a numpy array: convert it with torch.from_numpy")
     elif isinstance(data, Iterable) and not isinstance(data, str | bytes):
         for batch in data:
             yield _as_batch(batch)
     else:
         raise TypeError(f"expected data as {EXPECTED}, received {type(data).__name__}")
+
+
+def inputs_of(data: Any, *, rows: int) -> Tensor:
+    """The inputs of the first `rows` samples as one tensor, fewer if there are fewer; only as many batches are read."""
+    if rows < 1:
+        raise ValueError(f"rows must be 1 or more, received {rows}")
+    found: list[Tensor] = []
+    for inputs, _ in iterate(data, rows):
+        if not isinstance(inputs, Tensor):
+            raise TypeError(f"expected inputs that are one tensor, received {type(inputs).__name__}")
+        if found and inputs.shape[1:] != found[0].shape[1:]:
+            raise ValueError(
+                f"expected rows of one shape, received {tuple(found[0].shape[1:])} and {tuple(inputs.shape[1:])}"
+            )
+        found.append(inputs)
+        if sum(map(len, found)) >= rows:
+            break
+    if not sum(map(len, found)):
+        raise ValueError("expected at least one row, received none; an iterator that was read before is empty")
+    return torch.cat(found)[:rows]
 
 
 def as_arrays(data: Any, what: str, *, least_classes: int) -> Arrays:
@@ -91,10 +113,14 @@ def as_arrays(data: Any, what: str, *, least_classes: int) -> Arrays:
 def _as_batch(batch: Any) -> tuple[Inputs, Tensor | None]:
     if isinstance(batch, Tensor | Mapping):
         return batch, None
+    if isinstance(batch, list) and len(batch) == 2:  # as DataLoaders make them
+        batch = tuple(batch)
     if _is_pair(batch):
         inputs, targets = batch
         return inputs, targets
-    raise TypeError(f"a batch is a tensor, a mapping of tensors or a pair (inputs, targets), received {batch!r:.80}")
+    raise TypeError(
+        f"a batch is a tensor, a mapping of tensors or a pair (inputs, targets), received {_described(batch)}"
+    )
 
 
 def _is_pair(data: Any) -> bool:
@@ -112,7 +138,7 @@ def _first_tensor(inputs: Inputs) -> Tensor:
     for value in values:
         if isinstance(value, Tensor) and value.ndim:
             return value
-    raise ValueError(f"expected inputs with at least one tensor of samples, received {inputs!r:.80}")
+    raise ValueError(f"expected inputs with a first dimension of samples, received {inputs!r:.80}")
 
 
 def _mapped(inputs: Inputs, change: Any) -> Inputs:
@@ -122,3 +148,9 @@ def _mapped(inputs: Inputs, change: Any) -> Inputs:
     if isinstance(inputs, Mapping):
         return {name: one(value) for name, value in inputs.items()}
     return tuple(map(one, inputs)) if isinstance(inputs, tuple) else one(inputs)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}: {', '.join(type(item).__name__ for item in value[:3])}"
+    return type(value).__name__

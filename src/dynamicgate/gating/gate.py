@@ -61,11 +61,6 @@ class Gate(nn.Module):
         return self.site.moved_to(name)
 
     @property
-    def logit_threshold(self) -> Tensor:
-        """tau * logit(theta): the logit above which a block opens. Log it: tau and theta move it together."""
-        return self.tau * torch.logit(self.theta)
-
-    @property
     def bias(self) -> nn.Parameter:
         """The bias of the logits, one for each block: moving it opens or closes the gate for every input alike."""
         return self.last.bias  # type: ignore[return-value]
@@ -74,6 +69,12 @@ class Gate(nn.Module):
     def last(self) -> nn.Module:
         """The part of the gate network that gives the logits."""
         return self.net[-1] if isinstance(self.net, nn.Sequential) else self.net
+
+    @property
+    def logit_threshold(self) -> Tensor:
+        """tau * logit(theta): the logit above which a block opens; tau and theta move it together. In float64, so
+        that it is rounded only once."""
+        return self.tau.double() * torch.logit(self.theta.double())
 
     @property
     def macs(self) -> int:

@@ -15,7 +15,8 @@ from dynamicgate.files import environment, write_text
 from dynamicgate.gating.attach import ungate_
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.inference import compile
-from dynamicgate.inference.cpu.timing import batches_of, race
+from dynamicgate.inference.cpu.timing import time_calls
+from dynamicgate.inference.timing import batches_of
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import read_notes
 from dynamicgate.lab.cli.options import integers, loader_options, this_command
@@ -88,7 +89,7 @@ def _timed(rivals: dict[str, Callable[[Tensor], Tensor]], rows: Tensor, batch: i
         xs = batches_of(rows, batch)
         for call in rivals.values():
             call(xs[0])  # torch.compile compiles here
-        return {"batch": batch, **race(rivals, xs, seconds)}
+        return {"batch": batch, **time_calls(rivals, xs, seconds)}
 
 
 def _shown(names: Sequence[str], table: Sequence[dict[str, float]]) -> str:

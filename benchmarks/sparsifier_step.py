@@ -1,10 +1,10 @@
-"""What rewiring costs in training: steps with RigL relative to dense ones, updates every 100 steps included.
+"""What sparse training costs in time: steps with RigL relative to dense ones, with an update every 100 steps.
 
-Networks train in one process, step by step in turn, on the same batches with the same optimizer. The time of a period
-of 100 steps, with its update, is compared; the result is the median ratio over periods. It also counts what is held
-besides weights, gradients and optimizer state.
+The networks take turns step by step in one process, on the same batches with the same optimizer. A period of 100 steps,
+its update included, is compared; the result is the median ratio over periods. The memory held besides weights,
+gradients and optimizer state is counted too.
 
-    python benchmarks/rewiring.py            # writes benchmarks/results/rewiring.json
+    python benchmarks/sparsifier_step.py     # writes benchmarks/results/sparsifier_step.json
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def measure(sizes: tuple[int, ...], batch: int, periods: int) -> dict[str, Any]:
             x = torch.randn(batch, sizes[0], generator=generator)
             y = torch.randint(0, sizes[-1], (batch,), generator=generator)
             order = list(trainers.values())
-            for trainer in order[step % 3 :] + order[: step % 3]:  # none always finds the caches warm
+            for trainer in order[step % 3 :] + order[: step % 3]:  # so that none always finds the caches warm
                 trainer.step(x, y, max(0, period) / periods)
         if period >= 0:
             dense_ms.append(trainers["dense"].seconds / PERIOD * 1e3)
@@ -103,9 +103,9 @@ def main() -> None:
     for name, (sizes, batch) in NETWORKS.items():
         networks[name] = measure(sizes, batch, args.periods)
         print(name, json.dumps(networks[name]), flush=True)
-    told = {"period": PERIOD, "density": DENSITY, "periods": args.periods, "networks": networks}
-    result = {"meta": environment("python benchmarks/rewiring.py"), **told}
-    write_text(Path(__file__).parent / "results" / "rewiring.json", json.dumps(result, indent=1) + "\n")
+    settings = {"period": PERIOD, "density": DENSITY, "periods": args.periods}
+    result = {"meta": environment("python benchmarks/sparsifier_step.py"), **settings, "networks": networks}
+    write_text(Path(__file__).parent / "results" / "sparsifier_step.json", json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
