@@ -27,14 +27,14 @@ def test_each_of_the_usual_models_has_a_colour_of_its_own_that_the_style_sheet_k
     styles = model_styles(ALL_MODELS)
     classes = {colour_class(style) for style in styles.values()}
     assert len(classes) == len(ALL_MODELS) == 11
-    sheet = (Path(dynamicgate.report.__file__).parent / "page.css").read_text(encoding="utf-8")
+    sheet = (Path(dynamicgate.lab.report.__file__).parent / "page.css").read_text(encoding="utf-8")
     for name in classes:
         assert f".{name} {{ --hue: var(--{name}); }}" in sheet
         assert len(re.findall(rf"--{name}: #[0-9a-f]{{6}};", sheet)) == 2  # on light and on dark paper
 
 
 def test_words_and_models_stand_out_from_light_and_from_dark_paper():
-    sheet = (Path(dynamicgate.report.__file__).parent / "page.css").read_text(encoding="utf-8")
+    sheet = (Path(dynamicgate.lab.report.__file__).parent / "page.css").read_text(encoding="utf-8")
     light, dark = (dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", half)) for half in sheet.split("@media screen", 1))
     for paper in (light, dark):
         read = [name for name in paper if name in ("ink", "soft", "wrong") or re.fullmatch(r"c\d+", name)]

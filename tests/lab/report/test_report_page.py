@@ -264,14 +264,17 @@ def test_without_jinja2_the_error_names_the_extra(tmp_path, monkeypatch):
         write_report(folder)
 
 
-def test_the_report_imports_the_standard_library_and_jinja2_only():
+def test_the_report_imports_the_standard_library_its_own_files_and_jinja2_only():
+    own = ("dynamicgate.lab.report", "dynamicgate.files")
     allowed = set(sys.stdlib_module_names) | {"jinja2"}
-    for path in Path(dynamicgate.report.__file__).parent.glob("*.py"):
+    for path in Path(dynamicgate.lab.report.__file__).parent.glob("*.py"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 assert {name.name.split(".")[0] for name in node.names} <= allowed, path.name
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                assert (node.module or "").split(".")[0] in allowed, path.name
+            if isinstance(node, ast.ImportFrom):
+                module = node.module or ""
+                assert node.level == 0, f"{path.name}: imports are absolute"
+                assert module.split(".")[0] in allowed or module.startswith(own), f"{path.name}: {module}"
         outermost = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         assert "jinja2" not in " ".join(ast.unparse(node) for node in outermost), path.name
