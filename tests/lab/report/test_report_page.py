@@ -2,6 +2,7 @@ import ast
 import json
 import os
 import re
+import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dynamicgate.lab.report
-from dynamicgate.lab.report import write_report
+from dynamicgate.lab.report import render_table, write_report
 from tests.lab.report.report_sample import (
     ALL_MODELS,
     make_evidence,
@@ -17,6 +18,7 @@ from tests.lab.report.report_sample import (
     make_sample,
     split,
     write_sample,
+    write_timings,
 )
 
 VOID = {"meta", "br", "link", "img", "hr", "input"}
@@ -278,3 +280,43 @@ def test_the_report_imports_the_standard_library_its_own_files_and_jinja2_only()
                 assert module.split(".")[0] in allowed or module.startswith(own), f"{path.name}: {module}"
         outermost = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
         assert "jinja2" not in " ".join(ast.unparse(node) for node in outermost), path.name
+
+
+WITHOUT_TORCH = """
+import sys
+
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "numpy", "safetensors"):
+            raise ModuleNotFoundError(f"no module {name}: it is not installed here", name=name)
+
+
+sys.meta_path.insert(0, Absent())
+import dynamicgate.lab.report as report
+
+folder = sys.argv[1]
+print(report.write_report(folder))
+print(report.render_table(report.read_results(folder)))
+core = sorted(name for name in sys.modules if name.startswith("dynamicgate"))
+others = [name for name in core if not name.startswith("dynamicgate.lab.report")]
+assert others == ["dynamicgate", "dynamicgate._version", "dynamicgate.files", "dynamicgate.lab"], others
+"""
+
+
+def test_a_report_is_written_where_torch_numpy_and_safetensors_are_not_installed(tmp_path):
+    results = make_results(ALL_MODELS, 2)
+    folder = write_timings(write_sample(tmp_path, results), results)
+    page = write_report(folder).read_bytes()
+    (folder / "report.html").unlink()
+    command = [sys.executable, "-c", WITHOUT_TORCH, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{folder / 'report.html'}\n{render_table(results)}\n"
+    assert (folder / "report.html").read_bytes() == page
+
+
+def test_half_a_surrogate_pair_in_a_name_does_not_stop_the_page(tmp_path):
+    results = make_results(("dense",), 1)
+    results["meta"]["command"] = "cut \ud83d"
+    assert "cut ?" in page_of(tmp_path, results)

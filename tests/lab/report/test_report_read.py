@@ -3,7 +3,7 @@ import json
 import pytest
 
 from dynamicgate.lab.report import render_table, summarise, write_report
-from dynamicgate.lab.report.reading import REQUIRED, read_beside, read_log, read_results
+from dynamicgate.lab.report.reading import REQUIRED, read_beside, read_logs, read_results
 from tests.lab.report.report_sample import make_log, make_results, make_run, write_sample
 
 
@@ -50,19 +50,28 @@ def test_a_quality_that_is_no_object_is_refused():
         summarise({"runs": [run]})
 
 
-def test_a_truncated_last_line_of_a_log_is_skipped(tmp_path):
+def test_a_log_is_read_up_to_a_last_line_that_was_cut_short(tmp_path):
+    results = make_results(("gate",), 1)
+    log = write_sample(tmp_path, results) / results["runs"][0]["folder"] / "log.jsonl"
     lines = [json.dumps(entry) for entry in make_log(5)]
-    (tmp_path / "log.jsonl").write_text("\n".join(lines[:4]) + "\n" + lines[4][:40])
-    assert [entry["step"] for entry in read_log(tmp_path / "log.jsonl")] == [0, 1, 2, 3]
+    log.write_text("\n".join(lines[:4]) + "\n" + lines[4][:40])
+    assert [entry["step"] for entry in read_logs(tmp_path, results)[0]] == [0, 1, 2, 3]
 
 
-def test_a_log_that_is_not_there_is_empty(tmp_path):
-    assert read_log(tmp_path / "log.jsonl") == []
+def test_a_log_that_is_damaged_is_named(tmp_path):
+    results = make_results(("gate",), 1)
+    log = write_sample(tmp_path, results) / results["runs"][0]["folder"] / "log.jsonl"
+    log.write_text('{"step": 0}\n{"st\n{"step": 2}\n')
+    with pytest.raises(ValueError, match=rf"{log}, line 2: expected a JSON object"):
+        write_report(tmp_path)
 
 
-def test_lines_that_are_no_objects_are_skipped(tmp_path):
-    (tmp_path / "log.jsonl").write_text('3\nnull\n{"step": 1}\n\n')
-    assert read_log(tmp_path / "log.jsonl") == [{"step": 1}]
+def test_a_run_without_a_log_or_a_folder_has_an_empty_log(tmp_path):
+    results = make_results(("dense", "gate"), 1)
+    log = write_sample(tmp_path, results) / results["runs"][0]["folder"] / "log.jsonl"
+    log.unlink()
+    del results["runs"][1]["folder"]
+    assert read_logs(tmp_path, results) == [[], []]
 
 
 def test_a_folder_of_results_folders_is_one_report_and_keeps_them_apart(tmp_path):

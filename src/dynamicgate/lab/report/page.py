@@ -1,10 +1,10 @@
 """The page: one self-contained HTML file made from results.json and what each run left: log, evidence, timing."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dynamicgate.files import write_text
 from dynamicgate.lab.report.costs import Evidence
 from dynamicgate.lab.report.curves import Log
 from dynamicgate.lab.report.heading import heading
@@ -40,12 +40,7 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
     evidences, timings = (read_beside(folder, results, name) for name in ("evidence.json", "timing.json"))
     page = render_page(results, read_logs(folder, results), evidences, timings)
     path = folder / "report.html" if out is None else Path(out)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(page, encoding="utf-8", errors="replace")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))  # replace: half a surrogate pair in a name
     return path
 
 

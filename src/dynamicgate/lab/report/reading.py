@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from dynamicgate.files import read_json_lines
+
 Run = dict[str, Any]
 Results = dict[str, Any]
 
@@ -83,25 +85,8 @@ def unexpected(origin: str, received: str, expected: str) -> ValueError:
 
 def read_logs(folder: Path, results: Results) -> list[list[dict[str, Any]]]:
     """The training log of each run, in the order of the runs; empty where there is none."""
-    return [
-        read_log(Path(folder) / str(run["folder"]) / "log.jsonl") if run.get("folder") else []
-        for run in results["runs"]
-    ]
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The lines of a training log. A line cut off by a killed process is skipped."""
-    if not path.is_file():
-        return []
-    entries = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict):
-            entries.append(entry)
-    return entries
+    paths = [Path(folder) / str(run["folder"]) / "log.jsonl" if run.get("folder") else None for run in results["runs"]]
+    return [read_json_lines(path) if path is not None and path.is_file() else [] for path in paths]
 
 
 def read_beside(folder: Path, results: Results, name: str) -> list[dict[str, Any]]:
