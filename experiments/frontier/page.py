@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from dynamicgate.files import write_text
-from dynamicgate.lab.report.markdown import filled, markdown
+from dynamicgate.lab.report.markdown_tables import filled, markdown
 
 from .cells import (
     BATCHES,

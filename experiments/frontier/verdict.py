@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from statistics import fmean
 
-from dynamicgate.lab.report.markdown import markdown
+from dynamicgate.lab.report.markdown_tables import markdown
 
 from .cells import BATCHES, CLOSE, JUDGED, Cells, Clock, Duel
 from .search import ABSENT
