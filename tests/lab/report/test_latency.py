@@ -47,7 +47,7 @@ def test_a_report_with_timings_shows_figure_and_table(tmp_path: Path) -> None:
     assert "latency falls as much as MACs" in page
     assert "latency, batch 256" in page
     assert "Not measured" not in page
-    assert "own dense" not in page
+    assert "because that model was not timed" not in page
 
 
 def test_there_is_one_point_for_each_model_and_batch_size_with_the_mean_over_its_seeds() -> None:
