@@ -5,6 +5,7 @@ rename there is one line here.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,19 +66,19 @@ def read_results(folder: Path) -> Results:
 
 
 def gather_results(folder: Path) -> Results:
-    """The runs of every results file below a folder, and the part of their provenance that all files agree on.
+    """The runs of every results file below a folder, and the part of their provenance that all runs agree on.
 
     Files with one run each belong to the folder they are in; a file with several runs is an experiment of its own. The
     name of that folder or file replaces the name of the dataset, so that runs of different experiments are never
     averaged.
     """
     metas, runs = [], []
-    for path in sorted(folder.rglob("*.json")):
-        content = read_object(path)
-        found = get_objects(content, "runs")
-        if not found or any(key not in run for run in found for key in REQUIRED):  # something else, such as timings
+    paths = [path for path in folder.rglob("*") if path.suffix in RUN_READERS and path.name != LOG_FILE]
+    for path in sorted(paths):
+        found = RUN_READERS[path.suffix](path)
+        if any(key not in run for run in found for key in REQUIRED):  # something else, such as timings
             continue
-        metas.append(get_object(content, "meta"))
+        metas += [get_object(run, "meta") for run in found]
         place = path.parent if len(found) == 1 or path.name == RESULTS_FILE else path.with_suffix("")
         name = place.relative_to(folder).as_posix()
         inside = path.parent.relative_to(folder)
@@ -86,6 +87,16 @@ def gather_results(folder: Path) -> Results:
             runs.append({**labelled, "folder": (inside / run["folder"]).as_posix()} if run.get("folder") else labelled)
     shared = {key: value for key, value in (metas or [{}])[0].items() if all(meta.get(key) == value for meta in metas)}
     return {"meta": shared, "runs": runs}
+
+
+def read_json_runs(path: Path) -> list[Run]:
+    """The runs in a JSON file, each with the provenance of the file under "meta"; none where it holds anything else."""
+    content = read_object(path)
+    return [{**run, "meta": get_object(content, "meta")} for run in get_objects(content, "runs")]
+
+
+RUN_READERS: dict[str, Callable[[Path], list[Run]]] = {".json": read_json_runs}
+"""How runs, each with its provenance under "meta", are read from a results file, by the ending of its name."""
 
 
 def check_results(results: object, origin: str = "results") -> Results:
