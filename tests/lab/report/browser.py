@@ -98,8 +98,8 @@ class Browser:
 
     def press(self, key: str) -> None:
         codes = {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
-        text = {"text": "\r"} if key == "Enter" else {}
-        about = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
+        text: dict[str, Any] = {"text": "\r"} if key == "Enter" else {}
+        about: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
         self.send("Input.dispatchKeyEvent", type="keyDown", **about, **text)
         self.send("Input.dispatchKeyEvent", type="keyUp", **about)
 

@@ -15,7 +15,7 @@ import pytest
 
 import dynamicgate.lab.report
 from dynamicgate.lab.report import render_table, write_report
-from dynamicgate.lab.report.reading import SAMPLES_FILE, SPARSITY_KEY, Results
+from dynamicgate.lab.report.reading import SAMPLES_FILE, SPARSITY_KEY, Results, Run
 from tests.lab.report.sample_results import (
     ALL_MODELS,
     make_results,
@@ -39,7 +39,7 @@ class Outline(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.text: list[str] = []
-        self.attributes: list[tuple[str, str | None]] = []
+        self.attributes: list[tuple[str, str]] = []
         self.stack: list[str] = []
         self.feed(page)
         self.close()
@@ -47,7 +47,7 @@ class Outline(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
-        self.attributes += attrs
+        self.attributes += [(key, value or "") for key, value in attrs]
         if tag not in VOID:
             self.stack.append(tag)
 
@@ -204,7 +204,7 @@ def test_a_page_is_written_without_any_one_optional_key(tmp_path: Path, absent: 
 
 
 def test_a_page_is_written_from_required_keys_alone(tmp_path: Path) -> None:
-    runs = [
+    runs: list[Run] = [
         {"model": model, "seed": 0, "data": "d", "quality": {}, "macs": {}, "params": None, "seconds": None}
         for model in ("gate", "dense")
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ def test_unreadable_json_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_results_of_the_wrong_shape_are_refused_with_what_was_expected(
-    tmp_path: Path, content: object, message: str
+    tmp_path: Path, content: Any, message: str
 ) -> None:
     (tmp_path / "results.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=message):

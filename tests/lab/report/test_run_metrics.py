@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dynamicgate.lab.report.reading import Run
 from dynamicgate.lab.report.run_metrics import METRICS
 from tests.lab.report.sample_results import make_run, with_savings
 
@@ -19,5 +20,5 @@ def test_every_metric_is_read_from_a_run() -> None:
 
 
 def test_a_metric_that_a_run_does_not_have_is_none() -> None:
-    run = {"quality": {}, "macs": {}, "params": None, "seconds": None}
+    run: Run = {"quality": {}, "macs": {}, "params": None, "seconds": None}
     assert {name: value for name, read in METRICS.items() if (value := read(run)) is not None} == {"varying": 0.0}

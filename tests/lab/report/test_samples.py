@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from dynamicgate.lab.report.class_heatmap import block_order, heatmap_figure
+from dynamicgate.lab.report.class_heatmap import Rates, block_order, heatmap_figure
 from dynamicgate.lab.report.example_inputs import example_groups, png_or_empty
 from dynamicgate.lab.report.gate_curves import constants_note, gate_figure
 from dynamicgate.lab.report.model_panels import cost_panels, example_panels
@@ -28,10 +28,8 @@ def stats_of(results: Results) -> list[SampleStats]:
 
 def test_costs_are_fractions_of_the_dense_network() -> None:
     run = make_run("gate", 0)
-    assert cost_range(run, make_sample_stats(run)) == (
-        pytest.approx(run["macs"]["relative"] - 0.1),
-        pytest.approx(run["macs"]["relative"] + 0.1),
-    )
+    relative = run["macs"]["relative"]
+    assert cost_range(run, make_sample_stats(run)) == pytest.approx((relative - 0.1, relative + 0.1))
 
 
 def test_a_model_whose_samples_all_cost_the_same_has_no_histogram() -> None:
@@ -116,7 +114,7 @@ def test_a_value_that_is_no_png_is_not_shown(value: object) -> None:
 
 
 def test_blocks_are_sorted_by_the_class_that_opens_them_most() -> None:
-    rates = [
+    rates: Rates = [
         [0.0, 0.9, 0.0, 1.0, 0.01],
         [0.8, 0.0, 0.0, 1.0, 0.0],
         [0.1, 0.0, 0.7, 0.9, 0.0],
