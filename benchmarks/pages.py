@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from dynamicgate.files import write_text
-from dynamicgate.lab.report.markdown import filled, markdown
+from dynamicgate.lab.report.markdown_tables import filled, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPILE = "docs/compile.md"

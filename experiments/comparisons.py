@@ -24,7 +24,7 @@ from typing import Any
 
 from dynamicgate.files import write_text
 from dynamicgate.lab.methods import Settings, compare
-from dynamicgate.lab.report import markdown, summarise
+from dynamicgate.lab.report import markdown_tables, summarise
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -96,7 +96,7 @@ def table(results: dict[str, Any]) -> str:
 
 def filled(page: str, name: str, results: dict[str, Any]) -> str:
     """A page with the table of one comparison put between its markers."""
-    return markdown.filled(page, name, table(results))
+    return markdown_tables.filled(page, name, table(results))
 
 
 def main() -> None:

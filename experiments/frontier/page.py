@@ -6,7 +6,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from dynamicgate.files import write_text
-from dynamicgate.lab.report.markdown import filled, markdown
+from dynamicgate.lab.report.markdown_tables import filled, markdown
+from dynamicgate.lab.report.number_format import ABSENT
 
 from .cells import (
     BATCHES,
@@ -22,7 +23,7 @@ from .cells import (
     read_transfer,
 )
 from .plot import by_clock, by_cost
-from .search import ABSENT, search
+from .search import search
 from .sets import AT_A_BUDGET, AT_FULL_COST, BUDGETS, OURS, OURS_IN_CELLS, SETS, UNGATED
 from .verdict import clock_summary, counted, lost, on_the_clock, overview, summary, untimed
 

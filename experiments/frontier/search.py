@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import fmean
 
-from dynamicgate.lab.report.markdown import markdown
+from dynamicgate.lab.report.markdown_tables import markdown
+from dynamicgate.lab.report.number_format import ABSENT
 
 from .ablation import AS_IT_IS, BUDGETS, RIVALS, TRIED_ON, VARIANTS
 from .cells import Cells, read_cells
 
-ABSENT = "–"
 TITLE = """\
 ## The search
 

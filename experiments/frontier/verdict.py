@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping
 from statistics import fmean
 
-from dynamicgate.lab.report.markdown import markdown
+from dynamicgate.lab.report.markdown_tables import markdown
+from dynamicgate.lab.report.number_format import ABSENT
 
 from .cells import BATCHES, CLOSE, JUDGED, Cells, Clock, Duel
-from .search import ABSENT
 from .sets import CONTROLS, OURS, OURS_IN_CELLS, TUNED_AT, UNGATED
 
 SHORTLY = ("small", "random", "gate", "rigl", "pruned", OURS)

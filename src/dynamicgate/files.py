@@ -1,4 +1,4 @@
-"""Atomic writes, and the provenance of a result.
+"""Atomic writes, reading JSON lines, and the provenance of a result. Imports neither torch nor numpy.
 
 A crash, a full disk or a kill never damages the file that was there before.
 """
@@ -57,6 +57,33 @@ def write_results(path: Path, meta: Mapping[str, Any], runs: Iterable[Mapping[st
     """A results file, one run a line: it stays small, and a diff shows which run changed."""
     lines = ",\n".join(json.dumps(run) for run in runs)
     write_text(path, f'{{"meta": {json.dumps(meta, indent=1)},\n"runs": [\n{lines}\n]}}\n')
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file with one JSON object a line, such as log.jsonl.
+
+    A last line that was cut short (no newline, not a whole object: the writer was killed) is left out, and empty lines
+    are skipped. Any other line that is not an object is damage, and raises ValueError.
+    """
+    found = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        entry = _json_object(line)
+        if entry is not None:
+            found.append(entry)
+        elif number < len(lines):
+            raise ValueError(f"{path}, line {number}: expected a JSON object, received {line[:60]!r}")
+    return found
+
+
+def _json_object(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _write(path: Path, text: str) -> None:

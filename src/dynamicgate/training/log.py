@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from dynamicgate.files import write_text
+from dynamicgate.files import read_json_lines, write_text
 from dynamicgate.gating.recording import Usage, named_gates
 
 
@@ -37,15 +36,9 @@ def rewrite_log(path: Path, rows: list[dict[str, Any]]) -> None:
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def read_log(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a log.jsonl; a last line that a kill cut short is left out."""
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            return
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log.jsonl, without a last line that was cut short; none where there is no file."""
+    return read_json_lines(path) if path.exists() else []
 
 
 def site_rows(model: nn.Module, used: Usage) -> dict[str, dict[str, float]]:

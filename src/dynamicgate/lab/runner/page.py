@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dynamicgate.lab.report.markdown import markdown
+from dynamicgate.lab.report.markdown_tables import markdown
+from dynamicgate.lab.report.number_format import ABSENT
 from dynamicgate.lab.runner.claims import Claim, Evidence, MissingRunError, Verdict
 from dynamicgate.lab.runner.jobs import KINDS, Kind, Recipe, Table, jobs_of, load_module, load_tables
 from dynamicgate.lab.runner.results import read_results
 from dynamicgate.lab.runner.statistics import Interval, Paired
 
-ABSENT = "–"
 INTRO = """\
 # The paper, run again
 

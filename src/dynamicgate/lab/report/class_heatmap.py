@@ -1,64 +1,65 @@
-"""Which blocks open for which class, as a heat map."""
+"""Which blocks of units open for which class, as a heat map."""
 
 from collections.abc import Sequence
 
+from dynamicgate.lab.report.model_markers import colour_class
 from dynamicgate.lab.report.number_format import counted, shorten
-from dynamicgate.lab.report.palette import colour_class
 from dynamicgate.lab.report.reading import Run
-from dynamicgate.lab.report.summary import number
+from dynamicgate.lab.report.run_metrics import number
 from dynamicgate.lab.report.svg import drawing, tag, tooltip, words
 
-MOST_BLOCKS = 256
-MOST_CLASSES = 100
-LONGEST_NAME = 14
-LETTER = 8.4  # a letter of 13 pixels is seldom wider, measured on DejaVu Sans, a wide face
-HEADER = 26.0
-CELL_HEIGHT = 20.0
-ROOMY = 12.0  # pixels: wide enough for a gap of two, and for a number above
+MAX_BLOCKS = 256
+MAX_CLASSES = 100
+MAX_NAME = 14
+LETTER_WIDTH = 8.4  # pixels: few letters at 13 pixels are wider, measured on DejaVu Sans, a wide typeface
+HEADER_HEIGHT = 26.0
+ROW_HEIGHT = 20.0
+WIDE_COLUMN = 12.0  # pixels: enough for a gap of two, and for a number above
 SHARED = 0.5
 RARE = 0.02
 Rates = list[list[float | None]]
 
 
-def class_figure(gate: Run, style: int, names: Sequence[str] = (), costs: Sequence[float | None] = ()) -> str:
-    """Rows are classes, columns are blocks; the fuller the colour, the more often the block is open.
+def heatmap_figure(gate: Run, style: int, names: Sequence[str] = (), costs: Sequence[float | None] = ()) -> str:
+    """Rows are classes, columns are blocks; the stronger the colour, the more often the block is open.
 
-    Blocks have no order of their own: they stand in the order of the class that opens them most. `costs`, where they
-    are known, are the relative MACs of each class and stand at the end of its row.
+    Blocks have no order of their own: they are sorted by the class that opens them most. `costs`, where they are known,
+    are the relative MACs of each class, shown at the end of its row.
     """
     rates = open_rates(gate)
     if not rates:
         return ""
-    order = preferred_order(rates)
-    labels = [class_name(names, row) for row in range(len(rates))]
-    left = 18.0 + LETTER * max(len(label) for label in labels)
-    cell = float(min(34, max(3, 640 // len(order))))  # whole pixels: no seams between neighbours
-    gap = 2.0 if cell >= ROOMY else 0.0
-    right = left + len(order) * cell
+    order = block_order(rates)
+    labels = [class_label(names, row) for row in range(len(rates))]
+    left = 18.0 + LETTER_WIDTH * max(len(label) for label in labels)
+    column = float(min(34, max(3, 640 // len(order))))  # whole pixels: no seams between neighbours
+    is_wide = column >= WIDE_COLUMN
+    gap = 2.0 if is_wide else 0.0
+    right = left + len(order) * column
     has_costs = any(cost is not None for cost in costs)
-    top = HEADER if has_costs or cell >= ROOMY else 4.0
-    body = [tag("rect", x=left, y=top, width=right - left - gap, height=len(rates) * CELL_HEIGHT - gap, class_="never")]
-    if cell >= ROOMY:
-        every = 1 if cell >= 22 else 2
+    top = HEADER_HEIGHT if has_costs or is_wide else 4.0
+    body = [tag("rect", x=left, y=top, width=right - left - gap, height=len(rates) * ROW_HEIGHT - gap, class_="never")]
+    if is_wide:
+        every = 1 if column >= 22 else 2
         body += [
             words(
-                left + (place + 0.5) * cell - gap / 2, top - 9, str(order[place]), class_="tick", text_anchor="middle"
+                left + (place + 0.5) * column - gap / 2, top - 9, str(order[place]), class_="tick", text_anchor="middle"
             )
             for place in range(0, len(order), every)
         ]
     for row, opened in enumerate(rates):
-        middle = top + (row + 0.5) * CELL_HEIGHT + 4
+        middle = top + (row + 0.5) * ROW_HEIGHT + 4
         body.append(words(left - 10, middle, labels[row], class_="tick", text_anchor="end"))
         if row < len(costs) and costs[row] is not None:
             body.append(words(right + 10, middle, f"{costs[row]:.3f}", class_="tick"))
         body += [
             tag(
                 "rect",
-                tooltip(f"class {labels[row]}, block {block}: open {rate:.0%}"),
-                x=left + place * cell,
-                y=top + row * CELL_HEIGHT,
-                width=cell - gap,
-                height=CELL_HEIGHT - 1.0,
+                tooltip(f"class {labels[row]}, block {block}: open for {rate:.0%}"),
+                x=left + place * column,
+                y=top + row * ROW_HEIGHT,
+                width=column - gap,
+                height=ROW_HEIGHT - 1.0,
                 fill_opacity=f"{min(max(rate, 0.0), 1.0):.3g}",
                 class_="heat",
             )
@@ -69,19 +70,19 @@ def class_figure(gate: Run, style: int, names: Sequence[str] = (), costs: Sequen
         body.append(words(right + 10, top - 9, "MACs", class_="tick"))
         right += 52.0
     label = f"Open rate per class (rows) and block (columns): {gate.get('name', 'gate')}"
-    size = max(right + 4, 300.0), top + len(rates) * CELL_HEIGHT + 4
+    size = max(right + 4, 300.0), top + len(rates) * ROW_HEIGHT + 4
     natural = f"plot natural {colour_class(style)}"
     return drawing(*size, label, *body, class_=natural, marks_per_row=len(order))
 
 
-def class_name(names: Sequence[str], row: int) -> str:
+def class_label(names: Sequence[str], row: int) -> str:
     """The name of a class, or its number where it has none."""
-    return shorten(names[row], LONGEST_NAME) if row < len(names) else str(row)
+    return shorten(names[row], MAX_NAME) if row < len(names) else str(row)
 
 
-def preferred_order(rates: Rates) -> list[int]:
-    """The blocks that most classes share first, the most open ones ahead; then the others by the class that opens them
-    most; those that hardly ever open last."""
+def block_order(rates: Rates) -> list[int]:
+    """First the blocks that most classes open, the most open ones ahead; then the others, by the class that opens them
+    most; last those that hardly ever open."""
 
     def key(block: int) -> tuple[float, float, int]:
         column = [(row[block] if block < len(row) else None) or 0.0 for row in rates]
@@ -99,12 +100,12 @@ def open_rates(gate: Run) -> Rates:
     if not isinstance(table, list):
         return []
     rates = [
-        [number(rate) for rate in row[:MOST_BLOCKS]] if isinstance(row, list) else [] for row in table[:MOST_CLASSES]
+        [number(rate) for rate in row[:MAX_BLOCKS]] if isinstance(row, list) else [] for row in table[:MAX_CLASSES]
     ]
     return rates if any(rates) else []
 
 
-def class_caption(gate: Run) -> str:
+def heatmap_caption(gate: Run) -> str:
     """The gate's name, its size, and what was cut off."""
     rates = gate.get("open_by_class")
     classes = len(rates) if isinstance(rates, list) else 0
@@ -112,6 +113,6 @@ def class_caption(gate: Run) -> str:
     block = number(gate.get("block"))
     size = f" of {counted(round(block), 'unit')}" if block is not None and block > 1 else ""
     noun = "units" if block == 1 else "blocks"
-    cut = f"; the first {MOST_BLOCKS} {noun} are shown" if blocks > MOST_BLOCKS else ""
-    cut += f"; the first {MOST_CLASSES} classes are shown" if classes > MOST_CLASSES else ""
+    cut = f"; the first {MAX_BLOCKS} {noun} are shown" if blocks > MAX_BLOCKS else ""
+    cut += f"; the first {MAX_CLASSES} classes are shown" if classes > MAX_CLASSES else ""
     return f"{gate.get('name', 'gate')}: {classes} classes × {blocks} {noun}{size}{cut}"

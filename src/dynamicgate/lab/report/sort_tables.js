@@ -1,5 +1,6 @@
 "use strict";
-// Click a heading to sort its table: numbers largest first, then the other way round. Empty cells stay last.
+// Click a heading to sort its table: numbers largest first, text in alphabetical order; click again to reverse. Empty
+// cells stay last.
 for (const button of document.querySelectorAll("th button")) {
   button.addEventListener("click", () => {
     const heading = button.closest("th");
@@ -20,7 +21,7 @@ for (const button of document.querySelectorAll("th button")) {
     body.append(...[...body.rows].sort(compare));
   });
 }
-// Paper has no disclosure triangles.
+// Open all details before printing.
 addEventListener("beforeprint", () => {
   for (const details of document.querySelectorAll("details")) details.open = true;
 });

@@ -1,53 +1,59 @@
+"""Latency against executed MACs: which dense model latency is relative to, figure and table."""
+
+from __future__ import annotations
+
 import json
 import re
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dynamicgate.lab.report import write_report
 from dynamicgate.lab.report.latency import (
-    clock_figure,
-    clock_points,
-    clock_section,
-    clock_table,
+    latency_figure,
+    latency_points,
+    latency_section,
+    latency_table,
     log_ticks,
     timed_runs,
 )
-from dynamicgate.lab.report.reading import read_beside, read_object
-from tests.lab.report.report_sample import ALL_MODELS, make_results, make_timing, write_sample, write_timings
+from dynamicgate.lab.report.reading import Results, Timing, read_object, read_timings
+from tests.lab.report.sample_results import ALL_MODELS, make_results, make_timing, write_sample, write_timings
 
 MARK = r'class="mark c\d+ mean(?: control)?"'
 
 
-def timings_of(results, **options):
+def timings_of(results: Results, **options: Any) -> list[Timing]:
     return [make_timing(run, **options) for run in results["runs"]]
 
 
-def page_of(folder):
+def page_of(folder: Path) -> str:
     return write_report(folder).read_text(encoding="utf-8")
 
 
-def test_a_report_without_timings_has_no_clock_and_says_how_to_get_one(tmp_path):
+def test_a_report_without_timings_has_no_latency_section_and_says_how_to_get_one(tmp_path: Path) -> None:
     page = page_of(write_sample(tmp_path, make_results(seeds=1)))
-    assert "Report and clock" not in page
-    assert "Not in this page" in page
-    assert clock_section(make_results(), [{}] * 25) is None
+    assert "Latency against" not in page
+    assert "<dt>Latency</dt><dd>Not measured." in page
+    assert latency_section(make_results(), [{}] * 25) is None
 
 
-def test_a_report_with_timings_shows_figure_and_table(tmp_path):
+def test_a_report_with_timings_shows_figure_and_table(tmp_path: Path) -> None:
     results = make_results(seeds=2)
     page = page_of(write_timings(write_sample(tmp_path, results), results))
-    assert "<h2>Report and clock</h2>" in page
-    assert "the clock agrees" in page
-    assert "latency of dense, batch 256" in page
-    assert "Not in this page" not in page
-    assert "own dense" not in page
+    assert "<h2>Latency against executed MACs</h2>" in page
+    assert "latency falls as much as MACs" in page
+    assert "latency, batch 256" in page
+    assert "Not measured" not in page
+    assert "because that model was not timed" not in page
 
 
-def test_there_is_one_point_for_each_model_and_batch_size_with_the_mean_over_its_seeds():
+def test_there_is_one_point_for_each_model_and_batch_size_with_the_mean_over_its_seeds() -> None:
     results = make_results(("dense", "gate"), 4)
     timed = timed_runs(results, timings_of(results))
-    points = clock_points(timed, "digits")
+    points = latency_points(timed, "digits")
     assert [(point.model, point.batch) for point in points] == [(m, b) for m in ("dense", "gate") for b in (1, 16, 256)]
     assert all(point.latency["n"] == 4 for point in points)
     gate = [run["macs"]["relative"] for run in results["runs"] if run["model"] == "gate"]
@@ -55,9 +61,9 @@ def test_there_is_one_point_for_each_model_and_batch_size_with_the_mean_over_its
     assert points[3].latency["mean"] == pytest.approx(sum(gate) / 4 + 0.2)
 
 
-def test_every_point_is_drawn_with_its_numbers_and_larger_batches_are_larger():
+def test_every_point_is_drawn_with_its_numbers_and_larger_batches_are_larger() -> None:
     results = make_results(("dense", "gate"), 2)
-    svg = clock_figure(results, timed_runs(results, timings_of(results)), "digits")
+    svg = latency_figure(results, timed_runs(results, timings_of(results)), "digits")
     assert len(re.findall(MARK, svg)) == 6
     assert re.search(r"<title>gate, batch 16: 0\.\d{3}[^<]* of the dense latency \([^<]+ µs\) at 0\.\d{3} of", svg)
     radii = [float(radius) for radius in re.findall(r'r="([\d.]+)" class="mark c0 mean"', svg)]  # gates are circles
@@ -65,12 +71,12 @@ def test_every_point_is_drawn_with_its_numbers_and_larger_batches_are_larger():
     assert len(set(radii)) == 3
 
 
-def test_a_model_whose_time_falls_as_its_macs_lies_on_the_diagonal():
+def test_a_model_whose_time_falls_as_its_macs_lies_on_the_diagonal() -> None:
     results = make_results(("dense", "gate"), 1)
     results["runs"][1]["macs"]["relative"] = 0.1
     timings = timings_of(results, batches=(1,))
     timings[1]["rows"][0]["ours"] = 0.1 * timings[0]["rows"][0]["dense"]
-    svg = clock_figure(results, timed_runs(results, timings), "digits")
+    svg = latency_figure(results, timed_runs(results, timings), "digits")
     (gate,) = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg)
     (ends,) = re.findall(r'<polyline points="([\d.]+),([\d.]+) ([\d.]+),([\d.]+)" class="front"', svg)
     left, bottom, right, top = map(float, ends)
@@ -78,15 +84,17 @@ def test_a_model_whose_time_falls_as_its_macs_lies_on_the_diagonal():
     assert float(gate[1]) == pytest.approx(bottom + along * (top - bottom), abs=0.2)
 
 
-def test_a_small_model_is_divided_by_the_dense_model_of_its_seed_and_not_by_its_own_width():
+def test_a_small_model_is_compared_with_the_dense_model_of_its_seed_and_not_with_its_own_width() -> None:
     results = make_results(("dense", "small"), 2)
     timed = timed_runs(results, timings_of(results, batches=(256,)))
-    assert {one.against for one in timed} == {"dense"}
+    assert {one.baseline for one in timed} == {"dense"}
     assert timed[2].latency == pytest.approx(results["runs"][2]["macs"]["relative"] + 0.2 / 256)
 
 
 @pytest.mark.parametrize("other", ["dense not timed", "another seed", "other threads", "another batch size"])
-def test_without_a_dense_model_to_divide_by_its_own_is_used_and_the_page_says_so(tmp_path, other):
+def test_without_a_dense_model_to_compare_with_its_own_layers_are_used_and_the_page_says_so(
+    tmp_path: Path, other: str
+) -> None:
     results = make_results(("dense", "small"), 1)
     timings = timings_of(results, batches=(1,))
     if other == "dense not timed":
@@ -98,7 +106,7 @@ def test_without_a_dense_model_to_divide_by_its_own_is_used_and_the_page_says_so
     else:
         timings[0]["rows"][0]["batch"] = 16
     small = next(one for one in timed_runs(results, timings) if one.run["model"] == "small")
-    assert small.against == "own dense"
+    assert small.baseline == "own dense"
     assert small.latency == pytest.approx((results["runs"][1]["macs"]["relative"] + 0.2) / 0.3)
     folder = write_sample(tmp_path, results)
     for run, timing in zip(results["runs"], timings, strict=True):
@@ -106,62 +114,64 @@ def test_without_a_dense_model_to_divide_by_its_own_is_used_and_the_page_says_so
     assert "because that model was not timed" in page_of(folder)
 
 
-def test_the_table_has_a_row_for_each_timed_model_and_a_column_for_each_batch_size():
+def test_the_table_has_a_row_for_each_timed_model_and_a_column_for_each_batch_size() -> None:
     results = make_results(("dense", "small", "gate"), 2)
     timings = [
         timing if run["model"] != "gate" else {}
         for run, timing in zip(results["runs"], timings_of(results), strict=True)
     ]
-    table = clock_table(results, timed_runs(results, timings))
+    table = latency_table(results, timed_runs(results, timings))
     assert table.columns == [
         "model",
-        "MACs of dense",
-        *(f"latency of dense, batch {batch}" for batch in (1, 16, 256)),
+        "executed MACs",
+        *(f"latency, batch {batch}" for batch in (1, 16, 256)),
         "threads",
-        "divided by",
+        "relative to",
     ]
     assert [row[0].text for row in table.rows] == ["dense", "small"]
     assert [cell.text for cell in table.rows[1]][1:4] == ["0.302", "0.502", "0.315"]
     assert table.rows[1][-2].text == "1"
 
 
-def test_runs_with_other_threads_are_told_apart_in_the_table():
+def test_the_table_lists_every_number_of_threads() -> None:
     results = make_results(("gate",), 2)
     timings = [make_timing(results["runs"][0]), make_timing(results["runs"][1], threads=2)]
-    assert clock_table(results, timed_runs(results, timings)).rows[0][-2].text == "1, 2"
+    assert latency_table(results, timed_runs(results, timings)).rows[0][-2].text == "1, 2"
 
 
-def test_timings_are_found_in_the_folders_of_their_runs(tmp_path):
+def test_timings_are_found_in_the_folders_of_their_runs(tmp_path: Path) -> None:
     results = make_results(("dense", "gate"), 1)
     folder = write_timings(write_sample(tmp_path, results), results, ("gate",))
-    assert [bool(timing) for timing in read_beside(folder, results, "timing.json")] == [False, True]
+    assert [bool(timing) for timing in read_timings(folder, results)] == [False, True]
     del results["runs"][1]["folder"]
-    assert read_beside(folder, results, "timing.json") == [{}, {}]
+    assert read_timings(folder, results) == [{}, {}]
 
 
 @pytest.mark.parametrize("content", ["", "[1, 2]", '{"rows": [', '{"rows": 3}', '{"rows": [{"batch": 1}, 4]}'])
-def test_what_is_no_timing_is_left_out(tmp_path, content):
+def test_a_file_without_timings_is_left_out(tmp_path: Path, content: str) -> None:
     (tmp_path / "timing.json").write_text(content)
     results = make_results(("gate",), 1)
-    assert clock_section(results, [read_object(tmp_path / "timing.json")]) is None
+    assert latency_section(results, [read_object(tmp_path / "timing.json")]) is None
 
 
-def test_times_that_are_no_numbers_make_no_points():
+def test_times_that_are_no_numbers_make_no_points() -> None:
     results = make_results(("gate",), 1)
     rows = [{"batch": 1, "dense": None, "ours": 3.0}, {"batch": 16, "dense": 0.0, "ours": 3.0}]
     timing = {"meta": None, "rows": [*rows, {"batch": 64, "dense": 1.0, "ours": float("nan")}]}
     timed = timed_runs(results, [timing])
     assert [one.latency for one in timed] == [None, None]
-    assert clock_points(timed, "digits") == []
-    assert clock_section(results, [timing])["figures"] == []
+    assert latency_points(timed, "digits") == []
+    section = latency_section(results, [timing])
+    assert section is not None
+    assert section["figures"] == []
 
 
-def test_both_axes_reach_every_point():
+def test_both_axes_reach_every_point() -> None:
     results = make_results(("dense", "gate"), 1)
     results["runs"][1]["macs"]["relative"] = 0.004
     timings = timings_of(results, batches=(1,))
     timings[1]["rows"][0]["ours"] = 7.0 * timings[0]["rows"][0]["dense"]
-    svg = clock_figure(results, timed_runs(results, timings), "digits")
+    svg = latency_figure(results, timed_runs(results, timings), "digits")
     ((x, y),) = ((float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg))
     assert 58.0 < x < 748.0
     assert 34.0 < y < 432.0
@@ -169,30 +179,30 @@ def test_both_axes_reach_every_point():
         assert svg.count(f">{tick}</text>") >= 2
 
 
-def test_ticks_of_a_logarithmic_axis_are_round():
+def test_ticks_of_a_logarithmic_axis_are_round() -> None:
     assert [round(10**tick, 9) for tick in log_ticks(-1.7, 0.31)] == [0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0]
     assert all(after > before for before, after in pairwise(log_ticks(-3.2, 1.4)))
 
 
-def test_several_data_sets_have_a_figure_each(tmp_path):
+def test_several_datasets_have_a_figure_each(tmp_path: Path) -> None:
     results = make_results(("dense", "gate"), 1)
     results["runs"] += make_results(("dense", "gate"), 1, "mnist")["runs"]
     for run in results["runs"]:
         run["folder"] += f"-{run['data']}"
     page = page_of(write_timings(write_sample(tmp_path, results), results))
-    assert "Report and clock, digits" in page
-    assert "Report and clock, mnist" in page
+    assert "Latency against MACs, digits" in page
+    assert "Latency against MACs, mnist" in page
 
 
-def test_the_name_of_a_model_stands_once_at_its_slowest_point():
+def test_the_name_of_a_model_appears_once_at_its_slowest_point() -> None:
     results = make_results(ALL_MODELS, 1)
-    svg = clock_figure(results, timed_runs(results, timings_of(results)), "digits")
+    svg = latency_figure(results, timed_runs(results, timings_of(results)), "digits")
     for model in ALL_MODELS:
-        assert svg.count(f">{model}, 1</text>") == 1  # batch 1 pays the largest toll here
+        assert svg.count(f">{model}, 1</text>") == 1  # batch 1 has the largest overhead here
         assert f">{model}, 16</text>" not in svg
 
 
-def test_hostile_names_are_escaped_in_the_figure(tmp_path):
+def test_hostile_names_are_escaped_in_the_figure(tmp_path: Path) -> None:
     results = make_results(("gate",), 1)
     results["runs"][0]["model"] = "gate</text><script>alert(1)</script>"
     page = page_of(write_timings(write_sample(tmp_path, results), results))

@@ -1,4 +1,6 @@
-"""Small, realistic results to report on; every random number is seeded."""
+"""Small, realistic results for the tests of the report; every random number is seeded."""
+
+from __future__ import annotations
 
 import base64
 import json
@@ -7,6 +9,8 @@ import struct
 import zlib
 from pathlib import Path
 from typing import Any
+
+from dynamicgate.lab.report.reading import LOG_FILE, SAMPLES_FILE, SPARSITY_KEY, TIMING_FILE
 
 SHAPES = {  # model: (accuracy, relative, macro-F1 below accuracy, parameters)
     "dense": (0.9790, 1.0, 0.0008, 9610),
@@ -23,13 +27,13 @@ SPARSE = {
     "gate+rigl": (0.9760, 0.302, 0.0010, 10138),
     "switch": (0.9725, 0.31, 0.0010, 38500),
 }
-REWIRED = ("rigl", "set", "gate+rigl")
+DYNAMIC_SPARSE = ("rigl", "set", "gate+rigl")
 ALL_MODELS = (*SHAPES, *SPARSE)
 DENSE_MACS = 9472
 
 
 def make_run(model: str, seed: int, data: str = "digits") -> dict[str, Any]:
-    """A run as the experiment command writes it."""
+    """A run as `dynamicgate compare` writes it."""
     chance = random.Random(f"{data}-{model}-{seed}")
     accuracy, relative, below, params = {**SHAPES, **SPARSE}[model]
     accuracy += chance.gauss(0, 0.004)
@@ -113,15 +117,15 @@ def make_results(models: tuple[str, ...] = tuple(SHAPES), seeds: int = 5, data: 
     }
 
 
-def split(run: dict[str, Any], structure: float, notes: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The run with what a measurement of today adds: which part structure saves, which part gates, and notes."""
+def with_savings(run: dict[str, Any], by_sparsity: float, notes: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The run with what sparsity saves, what gates save, and notes."""
     macs = run["macs"]
-    gates = 1.0 - structure - macs["relative"] + macs["gate"] / macs["dense"]
-    return {**run, "macs": {**macs, "structure_saved": structure, "gate_saved": gates}, "notes": list(notes)}
+    by_gates = 1.0 - by_sparsity - macs["relative"] + macs["gate"] / macs["dense"]
+    return {**run, "macs": {**macs, "structure_saved": by_sparsity, "gate_saved": by_gates}, "notes": list(notes)}
 
 
-def make_rewiring(progress: float, layers: int = 1) -> dict[str, dict[str, float]]:
-    """What a log says of rewired layers: exploration grows from the density, churn goes down to nothing."""
+def make_sparsity_rows(progress: float, layers: int = 1) -> dict[str, dict[str, float]]:
+    """What a log entry says about sparse layers: exploration grows from the density, churn falls to 0."""
     return {
         f"layers.{index}": {
             "density": 0.2,
@@ -132,8 +136,8 @@ def make_rewiring(progress: float, layers: int = 1) -> dict[str, dict[str, float
     }
 
 
-def make_log(steps: int = 200, seed: int = 0, rewired: int = 0) -> list[dict[str, Any]]:
-    """A training log in which a gate closes from 0.8 towards its target, and so many layers are rewired."""
+def make_log(steps: int = 200, seed: int = 0, sparse_layers: int = 0) -> list[dict[str, Any]]:
+    """A training log in which a gate closes from 0.8 towards its target, and so many layers prune and regrow."""
     chance = random.Random(seed)
     entries = []
     for step in range(steps):
@@ -152,14 +156,14 @@ def make_log(steps: int = 200, seed: int = 0, rewired: int = 0) -> list[dict[str
                 "lambda": 2.0 * progress * (1 - progress),
                 "sites": {"layers.1": {"p": opened + 0.02, "g": opened, "tau": 1.0, "theta": 0.5, "cut": 0.5}},
                 "valid": {"accuracy": 0.9 * progress} if step % 20 == 19 else None,
-                **({"rewiring": make_rewiring(progress, rewired)} if rewired else {}),
+                **({SPARSITY_KEY: make_sparsity_rows(progress, sparse_layers)} if sparse_layers else {}),
             }
         )
     return entries
 
 
 def make_timing(run: dict[str, Any], batches: tuple[int, ...] = (1, 16, 256), threads: int = 1) -> dict[str, Any]:
-    """What `dynamicgate bench` writes: a narrow network's own dense time is narrow, and small batches pay a toll."""
+    """What `dynamicgate bench` writes: a narrow network has a fast dense form, and small batches an overhead."""
     width = 0.3 if run["model"] == "small" else 1.0
     rows = []
     for batch in batches:
@@ -181,14 +185,14 @@ def make_picture(shade: int) -> str:
     return base64.b64encode(b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)).decode()
 
 
-def make_sample(run: dict[str, Any], row: int, share: float, predicted: int = 3, **look: Any) -> dict[str, Any]:
-    """A test sample of class 3 that cost this share of the dense MACs."""
-    cost = {"macs": share * (run["macs"].get("dense") or 0.0), "hardness": 0.25}
-    return {"row": row, **cost, "label": 3, "predicted": predicted, **(look or {"picture": make_picture(row)})}
+def make_sample(run: dict[str, Any], row: int, cost: float, predicted: int = 3, **look: Any) -> dict[str, Any]:
+    """A test sample of class 3 that cost this fraction of the dense MACs."""
+    measured = {"macs": cost * (run["macs"].get("dense") or 0.0), "hardness": 0.25}
+    return {"row": row, **measured, "label": 3, "predicted": predicted, **(look or {"picture": make_picture(row)})}
 
 
-def make_evidence(run: dict[str, Any]) -> dict[str, Any]:
-    """What measuring leaves beside a run: gates that look at the input spend more on some samples."""
+def make_sample_stats(run: dict[str, Any]) -> dict[str, Any]:
+    """What measuring leaves beside a run: gates that depend on the input spend more on some samples."""
     dense, relative = (run["macs"].get(key) or 0.0 for key in ("dense", "relative"))
     varies = any(gate["varying"] for gate in run.get("gates") or [])
     low, high = (relative - 0.1, relative + 0.1) if varies else (relative, relative)
@@ -214,12 +218,12 @@ def write_timings(folder: Path, results: dict[str, Any], models: tuple[str, ...]
     """The same folder after `dynamicgate bench` on every run, or on those of some models."""
     for run in results["runs"]:
         if not models or run["model"] in models:
-            (folder / run["folder"] / "timing.json").write_text(json.dumps(make_timing(run)), encoding="utf-8")
+            (folder / run["folder"] / TIMING_FILE).write_text(json.dumps(make_timing(run)), encoding="utf-8")
     return folder
 
 
 def write_sample(folder: Path, results: dict[str, Any]) -> Path:
-    """The folder an experiment leaves behind: results.json, and a log and evidence for every run."""
+    """The folder that `dynamicgate compare` writes: results.json, and a log and sample statistics for every run."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
     for index, run in enumerate(results["runs"]):
@@ -227,9 +231,9 @@ def write_sample(folder: Path, results: dict[str, Any]) -> Path:
             continue
         place = folder / run["folder"]
         place.mkdir(parents=True, exist_ok=True)
-        entries = make_log(seed=index, rewired=2 if run["model"] in REWIRED else 0)
+        entries = make_log(seed=index, sparse_layers=2 if run["model"] in DYNAMIC_SPARSE else 0)
         if not run.get("gates"):
             entries = [{**entry, "sites": {}, "relative": None, "reference": None} for entry in entries]
-        (place / "evidence.json").write_text(json.dumps(make_evidence(run)), encoding="utf-8")
-        (place / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+        (place / SAMPLES_FILE).write_text(json.dumps(make_sample_stats(run)), encoding="utf-8")
+        (place / LOG_FILE).write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
     return folder

@@ -1,15 +1,15 @@
 "use strict";
-// Marks say what they are: under the pointer, under a finger, and by keyboard, where a figure is one stop of the Tab key
-// and the arrows go from mark to mark. Without this script the browser's own tooltips do.
+// Tooltips for marks: by mouse, by touch, and by keyboard, where a figure is one stop of the Tab key and the arrow keys
+// go from mark to mark. Without this script the browser shows its own tooltips.
 const tip = document.createElement("div");
 tip.className = "tip";
-tip.setAttribute("aria-hidden", "true"); // a mark has the same words as its name
+tip.setAttribute("aria-hidden", "true"); // screen readers read the same text from the aria-label of the mark
 tip.hidden = true;
 document.body.append(tip);
 
 let shown = null;
 
-// In a crowd the marks of the same model stay and the others step back.
+// Fade the marks of other models.
 function dimOthers(mark) {
   const hue = mark && [...mark.classList].find((name) => /^c\d+$/.test(name));
   for (const other of (mark ?? shown).ownerSVGElement.querySelectorAll(":is(.mark, g)[data-tip]")) {
@@ -62,7 +62,7 @@ for (const plot of document.querySelectorAll("svg.plot")) {
   plot.setAttribute("role", "group");
   marks[0].setAttribute("tabindex", "0");
   const markOf = (event) => event.target.closest("[data-tip]");
-  // A pointer that rests while the page scrolls under it does not take the word from the mark that has the focus.
+  // A mouse pointer that rests while the page scrolls must not take the tooltip from the mark that has the focus.
   const leave = () => shown !== document.activeElement && hide();
   for (const kind of ["pointerover", "pointerdown", "focusin"]) {
     plot.addEventListener(kind, (event) => (markOf(event) ? show(markOf(event)) : leave()));
@@ -83,4 +83,4 @@ for (const plot of document.querySelectorAll("svg.plot")) {
     marks[to].focus();
   });
 }
-addEventListener("scroll", place, { capture: true, passive: true }); // a mark that gets the focus is scrolled to
+addEventListener("scroll", place, { capture: true, passive: true }); // focusing a mark can scroll the page

@@ -1,4 +1,4 @@
-"""The summary table for a terminal: fixed width, nothing but text."""
+"""The summary table for a terminal: columns of fixed width, plain text."""
 
 import unicodedata
 
@@ -7,10 +7,10 @@ from dynamicgate.lab.report.tables import summary_table
 
 
 def render_table(results: Results) -> str:
-    """The page's summary table as lines of equal width, words to the left and numbers to the right."""
+    """The page's summary table as lines of equal width, text aligned left and numbers aligned right."""
     table = summary_table(check_results(results))
     lines = [table.columns, *([printable(cell.text) for cell in row] for row in table.rows)]
-    widths = [max(shown_width(line[column]) for line in lines) for column in range(len(table.columns))]
+    widths = [max(screen_width(line[column]) for line in lines) for column in range(len(table.columns))]
     laid_out = [
         "  ".join(
             pad(text, width, left=column < table.names)
@@ -22,8 +22,8 @@ def render_table(results: Results) -> str:
 
 
 def pad(text: str, width: int, left: bool) -> str:
-    """The text filled up with blanks to the width it shall take on screen."""
-    blanks = " " * (width - shown_width(text))
+    """The text padded with blanks to this width on screen."""
+    blanks = " " * (width - screen_width(text))
     return text + blanks if left else blanks + text
 
 
@@ -32,7 +32,7 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-def shown_width(text: str) -> int:
+def screen_width(text: str) -> int:
     """Columns on screen: wide characters take two, combining ones none."""
     return sum(
         0 if unicodedata.combining(character) else 2 if unicodedata.east_asian_width(character) in "WF" else 1

@@ -1,28 +1,25 @@
-"""One colour and one marker per model, the same in every figure; the colours themselves are in page.css."""
+"""One colour and one marker shape per model, the same in every figure; the colours themselves are in page.css."""
 
 from collections.abc import Iterable
 from itertools import chain, count
 
+from dynamicgate.lab.report.model_table import MODEL_TABLE
 from dynamicgate.lab.report.svg import tag
 
-USUAL_MODELS = (
-    *("gate", "static", "small", "dense", "dropout"),
-    *("rigl", "set", "gate+rigl", "static-sparse", "pruned", "switch"),
-)
-COLOURS = 11
+COLOURS = 12
 SHAPES = 5
 
 
 def model_styles(models: Iterable[str]) -> dict[str, int]:
-    """A style number for each model: the usual ones keep theirs from report to report."""
+    """A style number for each model: those in the table keep theirs from report to report, others take what is left."""
     names = list(dict.fromkeys(models))
-    usual = {name: USUAL_MODELS.index(name) for name in names if name in USUAL_MODELS}
-    free = chain((style for style in (*range(5, 11), *range(5)) if style not in usual.values()), count(COLOURS))
-    return {name: usual[name] if name in usual else next(free) for name in names}
+    known = {name: MODEL_TABLE[name].colour for name in names if name in MODEL_TABLE}
+    free = chain((style for style in (*range(5, COLOURS), *range(5)) if style not in known.values()), count(COLOURS))
+    return {name: known[name] if name in known else next(free) for name in names}
 
 
 def colour_class(style: int) -> str:
-    """The CSS class that carries the colour of a style."""
+    """The CSS class that sets the colour of a style."""
     return f"c{style % COLOURS}"
 
 

@@ -1,4 +1,4 @@
-"""Tables in Markdown pages, and putting them where a page wants them."""
+"""Tables in Markdown, and filling them in between the markers of a page."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: bool = False) -> str:
-    """A table; with `numbers` all columns but the first are set to the right."""
+    """A table; with `numbers` all columns but the first are aligned right."""
     rule = ["---", *["---:" if numbers else "---"] * (len(columns) - 1)]
     return "\n".join(f"| {' | '.join(row)} |" for row in [columns, rule, *rows])
 
