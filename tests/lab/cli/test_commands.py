@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 import dynamicgate
 from dynamicgate.lab.cli import main
+from dynamicgate.lab.datasets import load_dataset
 from dynamicgate.lab.methods import Settings
 from dynamicgate.training import read_log
 
@@ -118,15 +119,15 @@ def test_measure_takes_the_data_of_the_training_unless_told_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[Any, Any]] = []
-    original = dynamicgate.data.load
+    original = load_dataset
 
     def spy(name: str, *, data_dir: Any = None, seed: int = 0, options: Any = None) -> Any:
         seen.append((name, None if data_dir is None else str(data_dir)))
         return original("digits", seed=seed)
 
     for command in ("train", "measure"):
-        monkeypatch.setattr(f"dynamicgate.cli.{command}.load_data", spy)
-    monkeypatch.setattr("dynamicgate.lab.methods.train_one.load", spy)
+        monkeypatch.setattr(f"dynamicgate.lab.cli.{command}.load_dataset", spy)
+    monkeypatch.setattr("dynamicgate.lab.methods.train_one.load_dataset", spy)
     out = tmp_path / "run"
     there = ["--data", "elsewhere", "--data-dir", str(tmp_path / "there")]
     assert main(["train", "--model", "dense", *there, *QUICK, "--out", str(out)]) == 0
@@ -324,7 +325,7 @@ def test_a_model_measured_on_the_wrong_data_is_answered_with_a_sentence(
 def test_a_model_that_does_not_say_what_it_was_trained_on_asks_for_data(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dynamicgate.save(dynamicgate.GatedMLP((64, 9, 10)), tmp_path / "model.safetensors")
+    dynamicgate.save(dynamicgate.nn.GatedMLP((64, 9, 10)), tmp_path / "model.safetensors")
     said = refusal(["measure", str(tmp_path / "model.safetensors")], capsys)
     assert "does not say what it was trained on: pass --data" in said
     assert main(["measure", str(tmp_path / "model.safetensors"), "--data", "digits"]) == 0

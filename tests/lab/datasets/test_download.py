@@ -349,6 +349,6 @@ def test_without_its_packages_fetching_says_what_to_install(
 
 
 def test_importing_the_downloader_does_not_import_what_it_downloads_with() -> None:
-    code = "import sys, dynamicgate.data.download; print(*[m for m in ('pooch', 'requests') if m in sys.modules])"
+    code = "import sys, dynamicgate.lab.datasets.download; print(*{'pooch', 'requests'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

@@ -77,5 +77,5 @@ def test_the_default_folder_is_the_cache_of_the_platform(
 
 
 def test_importing_the_package_does_not_import_scikit_learn() -> None:
-    code = "import sys, dynamicgate.data; sys.exit('sklearn' in sys.modules)"
+    code = "import sys, dynamicgate.lab.datasets; sys.exit('sklearn' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
