@@ -20,7 +20,7 @@ import pytest
 from dynamicgate.lab.cli import main
 from dynamicgate.lab.cli.options import loader_options
 from dynamicgate.lab.datasets import sources
-from dynamicgate.lab.datasets.folders import default_data_dir
+from dynamicgate.lab.datasets.data_folders import default_data_dir
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.sources import SOURCES, File, Source
 from dynamicgate.lab.methods import Settings, settings_hash

@@ -8,7 +8,7 @@ import pytest
 
 from dynamicgate.lab.datasets.archive import find_source, is_archive, not_found, read_members
 
-from .packed import KINDS, pack, tar_with, zip_with_link
+from .archive_writers import KINDS, pack, tar_with, zip_with_link
 
 FILES = {"top/a.txt": b"alpha", "top/b/c.bin": bytes(range(256)) * 20, "top/b/d.txt": b""}
 

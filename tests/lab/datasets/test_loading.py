@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamicgate.lab.datasets.folders import default_data_dir
+from dynamicgate.lab.datasets.data_folders import default_data_dir
 from dynamicgate.lab.datasets.loading import LOADERS, load_dataset
 
 

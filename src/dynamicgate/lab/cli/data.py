@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, subcommand
 
-from dynamicgate.lab.cli.describe import as_lines, describe
+from dynamicgate.lab.cli.dataset_summary import as_lines, describe
 from dynamicgate.lab.cli.options import loader_options
+from dynamicgate.lab.datasets.data_folders import default_data_dir
 from dynamicgate.lab.datasets.download import get, readable
-from dynamicgate.lab.datasets.folders import default_data_dir
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.sources import SOURCES, Source
-from dynamicgate.lab.datasets.verify import locate, verify
+from dynamicgate.lab.datasets.verification import locate, verify
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from dynamicgate.lab.datasets.data_folders import default_data_dir
 from dynamicgate.lab.datasets.digits import load_digits
-from dynamicgate.lab.datasets.folders import default_data_dir
 from dynamicgate.lab.datasets.images.cifar10 import load_cifar10
 from dynamicgate.lab.datasets.images.image_folder import load_image_folder
 from dynamicgate.lab.datasets.images.tiny_imagenet import load_tiny_imagenet
 from dynamicgate.lab.datasets.mnist import load_mnist
-from dynamicgate.lab.datasets.npz import load_npz
-from dynamicgate.lab.datasets.single_cell.h5ad import load_h5ad
+from dynamicgate.lab.datasets.npz_file import load_npz
+from dynamicgate.lab.datasets.single_cell.h5ad_file import load_h5ad
 from dynamicgate.lab.datasets.single_cell.pbmc3k import load_pbmc3k
 from dynamicgate.lab.datasets.speech.speech_commands import load_speech_commands
 from dynamicgate.lab.datasets.speech.wav_folder import load_wav_folder
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.datasets.table import load_table
+from dynamicgate.lab.datasets.table_file import load_table
 
 # Each loader takes the data folder, the seed of the validation part and, as keywords, options of its own.
 LOADERS: Mapping[str, Callable[..., Splits]] = MappingProxyType(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.checks import check_arrays
-from dynamicgate.lab.datasets.idx import read_idx
+from dynamicgate.lab.datasets.idx_format import read_idx
 from dynamicgate.lab.datasets.splits import Splits, split_arrays
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from dynamicgate.lab.datasets.images.cifar10 import BINARY, CLASSES, load_cifar10
-from dynamicgate.lab.datasets.images.cifar10_python import read_python_batch
+from dynamicgate.lab.datasets.images.cifar10_pickle import read_python_batch
 from dynamicgate.lab.datasets.splits import Splits
-from tests.lab.datasets.packed import KINDS, pack
+from tests.lab.datasets.archive_writers import KINDS, pack
 from tests.places import real_folder
 
 from ..conftest import rows_of

@@ -11,7 +11,7 @@ import torch
 from dynamicgate.lab.datasets.images.image_folder import load_image_folder
 from dynamicgate.lab.datasets.splits import Splits
 
-from ..packed import image_bytes, pack
+from ..archive_writers import image_bytes, pack
 
 
 def picture(level: int, height: int = 9, width: int = 13, format: str = "PNG") -> bytes:

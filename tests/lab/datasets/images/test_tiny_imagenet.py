@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from dynamicgate.lab.datasets.images.image_cache import decoded
-from dynamicgate.lab.datasets.images.stores import Pixels
+from dynamicgate.lab.datasets.images.pixels import Pixels
 from dynamicgate.lab.datasets.images.tiny_imagenet import decoding, load_tiny_imagenet
 from dynamicgate.lab.datasets.splits import Splits
-from tests.lab.datasets.packed import KINDS, image_bytes, pack
+from tests.lab.datasets.archive_writers import KINDS, image_bytes, pack
 from tests.places import real_folder
 
 WNIDS = ["n03", "n01", "n02"]  # the order of the file is the order of the classes, sorted or not

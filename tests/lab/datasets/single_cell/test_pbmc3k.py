@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.lab.datasets.npz import mean_and_std
+from dynamicgate.lab.datasets.npz_file import mean_and_std
 from dynamicgate.lab.datasets.single_cell.pbmc3k import LABELS, load_pbmc3k, read_counts, read_labels
-from dynamicgate.lab.datasets.single_cell.prepare import prepare_cells, split_cells
+from dynamicgate.lab.datasets.single_cell.preprocessing import prepare_cells, split_cells
 from dynamicgate.lab.datasets.splits import Splits
 from tests.places import real_folder
 

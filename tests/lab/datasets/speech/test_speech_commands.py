@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.lab.datasets.speech import clips
-from dynamicgate.lab.datasets.speech.mel import CODE, TEXT, log_mel
-from dynamicgate.lab.datasets.speech.noise import stretches
+from dynamicgate.lab.datasets.speech import clip_cache as clips
+from dynamicgate.lab.datasets.speech.background_noise import stretches
+from dynamicgate.lab.datasets.speech.mel_features import CODE, TEXT, log_mel
 from dynamicgate.lab.datasets.speech.speech_commands import (
     CLASSES_12,
     KEYWORDS,
@@ -24,7 +24,7 @@ from dynamicgate.lab.datasets.splits import Splits
 from tests.places import data_folder
 
 from ..conftest import rows_of
-from .sounds import hiss, tone, wav_bytes, write_files, write_tar
+from .wav_writers import hiss, tone, wav_bytes, write_files, write_tar
 
 SPEAKERS = {"train": ("aa", "bb", "cc", "dd"), "valid": ("ee", "ff"), "test": ("gg", "hh")}
 OTHERS = ("bed", "cat")

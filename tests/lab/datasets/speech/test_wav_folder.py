@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from dynamicgate.lab.datasets.speech import clips
+from dynamicgate.lab.datasets.speech import clip_cache as clips
 from dynamicgate.lab.datasets.speech.wav_folder import load_wav_folder
 from dynamicgate.lab.datasets.splits import Splits
 
 from ..conftest import rows_of
-from .sounds import hiss, tone, wav_bytes, write_files, write_tar
+from .wav_writers import hiss, tone, wav_bytes, write_files, write_tar
 
 
 def sounds(

@@ -12,8 +12,8 @@ import torch
 
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.lab.datasets.archive import find_source, not_found, read_members
-from dynamicgate.lab.datasets.images.cifar10_python import read_python_batch
-from dynamicgate.lab.datasets.images.stores import chosen_augment, constants, to_features
+from dynamicgate.lab.datasets.images.cifar10_pickle import read_python_batch
+from dynamicgate.lab.datasets.images.pixels import chosen_augment, constants, to_features
 from dynamicgate.lab.datasets.splits import Splits, split_arrays
 
 PLACES = (".", "cifar10", "CIFAR10", "cifar-10")

@@ -21,7 +21,7 @@ from typing import BinaryIO, TypeAlias
 import torch
 
 from dynamicgate.data.arrays import Arrays, View
-from dynamicgate.lab.datasets.images.stores import MemmapRows, Pixels, to_features
+from dynamicgate.lab.datasets.images.pixels import MemmapRows, Pixels, to_features
 
 Members: TypeAlias = Callable[[], Iterator[tuple[str, bytes]]]
 

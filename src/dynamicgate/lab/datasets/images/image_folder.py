@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from dynamicgate.lab.datasets.archive import read_members
-from dynamicgate.lab.datasets.folders import cache_folders
+from dynamicgate.lab.datasets.data_folders import cache_folders
 from dynamicgate.lab.datasets.images.image_cache import Decoding, Labelled, Part, decoded, source_identity
-from dynamicgate.lab.datasets.images.stores import chosen_augment, decode_image, measured_constants
+from dynamicgate.lab.datasets.images.pixels import chosen_augment, decode_image, measured_constants
 from dynamicgate.lab.datasets.splits import TEST_SEED, TEST_SHARE, VALID_SHARE, Splits, split_arrays
 
 PART_FOLDERS = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid", "test": "test"}

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from dynamicgate.lab.datasets.archive import find_source, not_found, read_members
-from dynamicgate.lab.datasets.folders import cache_folders
+from dynamicgate.lab.datasets.data_folders import cache_folders
 from dynamicgate.lab.datasets.images.image_cache import Decoding, Labelled, Part, decoded, source_identity
-from dynamicgate.lab.datasets.images.stores import chosen_augment, constants, decode_image
+from dynamicgate.lab.datasets.images.pixels import chosen_augment, constants, decode_image
 from dynamicgate.lab.datasets.splits import Splits, split_arrays
 
 TOP = "tiny-imagenet-200"

@@ -18,8 +18,8 @@ import torch
 
 from dynamicgate.data.checks import check_arrays
 from dynamicgate.lab.datasets.archive import is_archive, read_members
-from dynamicgate.lab.datasets.single_cell.h5ad import read_h5ad
-from dynamicgate.lab.datasets.single_cell.prepare import (
+from dynamicgate.lab.datasets.single_cell.h5ad_file import read_h5ad
+from dynamicgate.lab.datasets.single_cell.preprocessing import (
     LEAST_GENE_STD,
     Fit,
     Hvg,
@@ -28,7 +28,7 @@ from dynamicgate.lab.datasets.single_cell.prepare import (
     prepare_cells,
     split_cells,
 )
-from dynamicgate.lab.datasets.single_cell.sparse import SparseRows, sparse_mean_and_std
+from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows, sparse_mean_and_std
 from dynamicgate.lab.datasets.splits import TEST_SEED, Splits
 
 Labels: TypeAlias = Literal["louvain", "seurat_annotations", "leiden"]

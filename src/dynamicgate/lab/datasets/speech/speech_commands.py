@@ -18,10 +18,10 @@ import torch
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.batching import seeded
 from dynamicgate.lab.datasets.archive import is_archive
-from dynamicgate.lab.datasets.folders import cache_folders
-from dynamicgate.lab.datasets.speech.clips import NOISE_FOLDER, Clips, read_clips, wave_features
-from dynamicgate.lab.datasets.speech.mel import MelConfig, mel_config
-from dynamicgate.lab.datasets.speech.noise import PARTS, noise_crops, shift_and_noise
+from dynamicgate.lab.datasets.data_folders import cache_folders
+from dynamicgate.lab.datasets.speech.background_noise import PARTS, noise_crops, shift_and_noise
+from dynamicgate.lab.datasets.speech.clip_cache import NOISE_FOLDER, Clips, read_clips, wave_features
+from dynamicgate.lab.datasets.speech.mel_features import MelConfig, mel_config
 from dynamicgate.lab.datasets.splits import TEST_SEED, Splits
 
 KEYWORDS = ("yes", "no", "up", "down", "left", "right", "on", "off", "stop", "go")

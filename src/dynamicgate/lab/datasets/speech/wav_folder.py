@@ -10,10 +10,10 @@ from types import MappingProxyType
 import torch
 
 from dynamicgate.data.arrays import Arrays
-from dynamicgate.lab.datasets.folders import cache_folders
-from dynamicgate.lab.datasets.speech.clips import Clips, read_clips, wave_features
-from dynamicgate.lab.datasets.speech.mel import MelConfig, at_rate, mel_config
-from dynamicgate.lab.datasets.speech.noise import PARTS, shift_and_noise
+from dynamicgate.lab.datasets.data_folders import cache_folders
+from dynamicgate.lab.datasets.speech.background_noise import PARTS, shift_and_noise
+from dynamicgate.lab.datasets.speech.clip_cache import Clips, read_clips, wave_features
+from dynamicgate.lab.datasets.speech.mel_features import MelConfig, at_rate, mel_config
 from dynamicgate.lab.datasets.splits import TEST_SEED, TEST_SHARE, VALID_SHARE, Splits, split_arrays
 
 PART_NAMES: Mapping[str, str] = MappingProxyType(

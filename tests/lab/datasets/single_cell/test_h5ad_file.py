@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.lab.datasets.npz import mean_and_std
-from dynamicgate.lab.datasets.single_cell.h5ad import load_h5ad
-from dynamicgate.lab.datasets.single_cell.prepare import prepare_cells, split_cells
-from dynamicgate.lab.datasets.single_cell.sparse import SparseRows
+from dynamicgate.lab.datasets.npz_file import mean_and_std
+from dynamicgate.lab.datasets.single_cell.h5ad_file import load_h5ad
+from dynamicgate.lab.datasets.single_cell.preprocessing import prepare_cells, split_cells
+from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows
 
 ad = pytest.importorskip("anndata")
 pytest.importorskip("scanpy")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dynamicgate.lab.datasets.npz import LEAST_RELATIVE_STD, LEAST_STD
+from dynamicgate.lab.datasets.npz_file import LEAST_RELATIVE_STD, LEAST_STD
 
 
 class SparseRows:

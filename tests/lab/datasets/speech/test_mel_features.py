@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.lab.datasets.speech.mel import CODE, TEXT, MelConfig, at_rate, log_mel, mel_config, mel_filters
+from dynamicgate.lab.datasets.speech.mel_features import (
+    CODE,
+    TEXT,
+    MelConfig,
+    at_rate,
+    log_mel,
+    mel_config,
+    mel_filters,
+)
 
-from .sounds import hiss, tone
+from .wav_writers import hiss, tone
 
 CONFIGS = {
     "code": CODE,

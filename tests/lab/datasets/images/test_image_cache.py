@@ -18,10 +18,10 @@ import pytest
 import torch
 
 from dynamicgate.data.arrays import Arrays
-from dynamicgate.lab.datasets.folders import cache_folders
+from dynamicgate.lab.datasets.data_folders import cache_folders
 from dynamicgate.lab.datasets.images import image_cache
 from dynamicgate.lab.datasets.images.image_cache import Decoding, Labelled, Part, decoded, source_identity
-from dynamicgate.lab.datasets.images.stores import (
+from dynamicgate.lab.datasets.images.pixels import (
     MemmapRows,
     chosen_augment,
     constants,
@@ -32,7 +32,7 @@ from dynamicgate.lab.datasets.images.stores import (
     to_features,
 )
 
-from ..packed import image_bytes
+from ..archive_writers import image_bytes
 
 RNG = np.random.default_rng(0)
 

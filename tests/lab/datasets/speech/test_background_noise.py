@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.lab.datasets.speech.noise import ShiftAndNoise, noise_crops, shift_and_noise, stretches
+from dynamicgate.lab.datasets.speech.background_noise import ShiftAndNoise, noise_crops, shift_and_noise, stretches
 
 NOISE = {"a": np.arange(1000, dtype=np.int16), "b": np.arange(5000, 7000, dtype=np.int16)}
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dynamicgate.lab.datasets.idx import read_idx
+from dynamicgate.lab.datasets.idx_format import read_idx
 
 from .conftest import idx_bytes, write_idx
 

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynamicgate.lab.datasets.speech.clips import NOISE_FOLDER
-from dynamicgate.lab.datasets.speech.wav import FULL_SCALE
+from dynamicgate.lab.datasets.speech.clip_cache import NOISE_FOLDER
+from dynamicgate.lab.datasets.speech.wav_format import FULL_SCALE
 
 PARTS = ("train", "valid", "test")
 STRETCHES = ((0.0, 0.8), (0.8, 0.9), (0.9, 1.0))

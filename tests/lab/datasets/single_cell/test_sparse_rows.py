@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from dynamicgate.data import Arrays
-from dynamicgate.lab.datasets.npz import mean_and_std
-from dynamicgate.lab.datasets.single_cell.sparse import SparseRows, sparse_mean_and_std
+from dynamicgate.lab.datasets.npz_file import mean_and_std
+from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows, sparse_mean_and_std
 
 sparse = pytest.importorskip("scipy.sparse")
 

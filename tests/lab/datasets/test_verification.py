@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dynamicgate.lab.datasets.sources import SOURCES
-from dynamicgate.lab.datasets.verify import Finding, locate, verify
+from dynamicgate.lab.datasets.verification import Finding, locate, verify
 
 SMALL = "t10k-labels-idx1-ubyte.gz"
 

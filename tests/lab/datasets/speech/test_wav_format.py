@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dynamicgate.lab.datasets.speech.wav import fit_length, read_wav, to_int16
+from dynamicgate.lab.datasets.speech.wav_format import fit_length, read_wav, to_int16
 
-from .sounds import RATE, tone, wav_bytes
+from .wav_writers import RATE, tone, wav_bytes
 
 
 def other_encoding(samples: np.ndarray[Any, Any], subtype: str) -> bytes:

@@ -10,9 +10,9 @@ import torch
 
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.checks import check_arrays
-from dynamicgate.lab.datasets.columns import class_numbers
-from dynamicgate.lab.datasets.npz import mean_and_std
-from dynamicgate.lab.datasets.single_cell.prepare import (
+from dynamicgate.lab.datasets.column_encoding import class_numbers
+from dynamicgate.lab.datasets.npz_file import mean_and_std
+from dynamicgate.lab.datasets.single_cell.preprocessing import (
     LEAST_GENE_STD,
     Fit,
     Hvg,
@@ -20,7 +20,7 @@ from dynamicgate.lab.datasets.single_cell.prepare import (
     prepare_cells,
     split_cells,
 )
-from dynamicgate.lab.datasets.single_cell.sparse import SparseRows, sparse_mean_and_std
+from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows, sparse_mean_and_std
 from dynamicgate.lab.datasets.splits import Splits
 
 

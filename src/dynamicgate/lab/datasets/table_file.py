@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from dynamicgate.data.checks import check_arrays
-from dynamicgate.lab.datasets.columns import PARTS, class_numbers, encode, refuse_missing
-from dynamicgate.lab.datasets.npz import mean_and_std
+from dynamicgate.lab.datasets.column_encoding import PARTS, class_numbers, encode, refuse_missing
+from dynamicgate.lab.datasets.npz_file import mean_and_std
 from dynamicgate.lab.datasets.splits import TEST_SEED, TEST_SHARE, VALID_SHARE, Splits, split_arrays
 
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}

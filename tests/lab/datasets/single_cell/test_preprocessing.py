@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.lab.datasets.single_cell.prepare import leiden_clusters, prepare_cells, split_cells
+from dynamicgate.lab.datasets.single_cell.preprocessing import leiden_clusters, prepare_cells, split_cells
 
 sc = pytest.importorskip("scanpy")
 ad = pytest.importorskip("anndata")

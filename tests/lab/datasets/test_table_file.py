@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.lab.datasets.columns import encode
-from dynamicgate.lab.datasets.npz import mean_and_std
-from dynamicgate.lab.datasets.table import load_table, read_table
+from dynamicgate.lab.datasets.column_encoding import encode
+from dynamicgate.lab.datasets.npz_file import mean_and_std
+from dynamicgate.lab.datasets.table_file import load_table, read_table
 
 from .conftest import rows_of
 

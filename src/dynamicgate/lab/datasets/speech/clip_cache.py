@@ -23,8 +23,8 @@ import numpy.typing as npt
 import torch
 
 from dynamicgate.lab.datasets.archive import read_members
-from dynamicgate.lab.datasets.speech.mel import MelConfig, log_mel
-from dynamicgate.lab.datasets.speech.wav import FULL_SCALE, fit_length, read_wav, to_int16
+from dynamicgate.lab.datasets.speech.mel_features import MelConfig, log_mel
+from dynamicgate.lab.datasets.speech.wav_format import FULL_SCALE, fit_length, read_wav, to_int16
 
 NOISE_FOLDER = "_background_noise_"
 CHUNK = 256  # clips at a time; 200 MB of spectrum with the longest preset
