@@ -1,4 +1,4 @@
-"""Small datasets packed in every way the loaders read, and the place of the real ones."""
+"""Write small datasets as a folder or as any kind of archive the loaders read, and encode small images."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = ("folder", ".tar", ".tar.gz", ".tar.xz", ".zip")
 
 
 def pack(files: Mapping[str, bytes], where: Path, stem: str, kind: str) -> Path:
-    """`files` as `where/stem<kind>`, or spread out under `where` itself for "folder"."""
+    """`files` as the archive `where/stem<kind>`, or as plain files under `where` for "folder"."""
     where.mkdir(parents=True, exist_ok=True)
     if kind == "folder":
         for name, content in files.items():

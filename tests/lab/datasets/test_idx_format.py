@@ -1,3 +1,5 @@
+"""Reading idx files, plain, gzipped and damaged."""
+
 from __future__ import annotations
 
 import gzip
@@ -8,7 +10,7 @@ import pytest
 
 from dynamicgate.lab.datasets.idx_format import read_idx
 
-from .conftest import idx_bytes, write_idx
+from .small_arrays import idx_bytes, write_idx
 
 VALUES = np.arange(24).reshape(2, 3, 4)
 
@@ -23,13 +25,13 @@ def test_plain_and_gzipped_files_of_every_type_are_read(tmp_path: Path, suffix: 
     assert (array == VALUES).all()
 
 
-def test_the_content_decides_whether_a_file_is_gzipped(tmp_path: Path) -> None:
+def test_gzip_is_detected_by_content_not_by_name(tmp_path: Path) -> None:
     path = tmp_path / "unpacked-but-still-called.gz"
     path.write_bytes(idx_bytes(VALUES.astype("uint8")))
     assert (read_idx(path) == VALUES).all()
 
 
-def test_an_array_without_items_is_read(tmp_path: Path) -> None:
+def test_an_empty_array_is_read(tmp_path: Path) -> None:
     assert read_idx(write_idx(tmp_path / "a", np.zeros((0, 28, 28), "uint8"))).shape == (0, 28, 28)
 
 
@@ -43,17 +45,17 @@ def test_any_wrong_number_of_bytes_is_refused(tmp_path: Path, keep: int | str) -
         read_idx(path)
 
 
-def test_the_error_says_how_many_bytes_were_promised(tmp_path: Path) -> None:
+def test_the_error_says_how_many_bytes_the_header_promised(tmp_path: Path) -> None:
     path = tmp_path / "cut"
     path.write_bytes(idx_bytes(VALUES.astype("int16"))[:-5])
-    with pytest.raises(ValueError, match=r"shape \(2, 3, 4\), 64 bytes in all, found 59; fetch the file again"):
+    with pytest.raises(ValueError, match=r"shape \(2, 3, 4\), 64 bytes in all, found 59; download the file again"):
         read_idx(path)
 
 
-def test_a_header_that_promises_the_moon_is_refused_without_taking_memory(tmp_path: Path) -> None:
-    path = tmp_path / "moon"
+def test_a_header_that_promises_an_enormous_array_is_refused_without_allocating_it(tmp_path: Path) -> None:
+    path = tmp_path / "huge"
     path.write_bytes(bytes([0, 0, 0x0E, 3]) + b"\xff" * 12)
-    with pytest.raises(ValueError, match="moon is truncated or damaged"):
+    with pytest.raises(ValueError, match="huge is truncated or damaged"):
         read_idx(path)
 
 
@@ -78,5 +80,5 @@ def test_damaged_gzip_files_are_refused(tmp_path: Path, damage: str) -> None:
         whole[len(whole) // 2] ^= 0xFF
     path = tmp_path / "bad.gz"
     path.write_bytes({"cut": whole[:-100], "flipped": whole, "header only": whole[:6]}[damage])
-    with pytest.raises(ValueError, match=r"bad\.gz is a truncated or damaged gzip file .*fetch the file again"):
+    with pytest.raises(ValueError, match=r"bad\.gz is a truncated or damaged gzip file .*download the file again"):
         read_idx(path)

@@ -1,3 +1,5 @@
+"""A user's own .npz file."""
+
 from __future__ import annotations
 
 import io
@@ -11,7 +13,7 @@ import torch
 
 from dynamicgate.lab.datasets.loading import load_dataset
 
-from .conftest import labelled_rows, rows_of
+from .small_arrays import labelled_rows, rows_of
 
 X, Y = labelled_rows([50, 30, 20])
 
@@ -21,7 +23,7 @@ def saved(path: Path, **arrays: Any) -> Path:
     return path
 
 
-def test_a_file_with_x_and_y_is_split_in_three(tmp_path: Path) -> None:
+def test_a_file_with_x_and_y_is_split_into_three_parts(tmp_path: Path) -> None:
     data = load_dataset(str(saved(tmp_path / "mine.npz", x=X, y=Y)))
     assert data.info() == {
         "name": "mine",
@@ -52,13 +54,13 @@ def test_parts_in_the_file_are_used_as_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("given", "sizes"), [("test", (85, 15, 10)), ("valid", (80, 10, 20))])
-def test_only_the_absent_part_is_split_off(tmp_path: Path, given: str, sizes: tuple[int, int, int]) -> None:
+def test_only_the_missing_part_is_split_off(tmp_path: Path, given: str, sizes: tuple[int, int, int]) -> None:
     extra = {f"x_{given}": X[:10] - 1000, f"y_{given}": Y[:10]}
     data = load_dataset(saved(tmp_path / "a.npz", x=X, y=Y, **extra))
     assert (len(data.train), len(data.valid), len(data.test)) == sizes
 
 
-def test_values_stay_raw_and_the_constants_are_fitted_for_each_feature_on_the_training_part(tmp_path: Path) -> None:
+def test_values_stay_raw_and_mean_and_std_of_each_feature_are_those_of_the_training_part(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal([5.0, -300.0], [0.1, 40.0], (200, 2)).round(2)
     x[:40, 0] = 0
     data = load_dataset(saved(tmp_path / "a.npz", x=x, y=np.arange(200) % 2))
@@ -85,7 +87,7 @@ def test_images_keep_their_shape(tmp_path: Path) -> None:
     assert data.mean.shape == (2, 4, 4)
 
 
-def test_arrays_of_other_names_are_left_alone_even_where_they_hold_objects(tmp_path: Path) -> None:
+def test_arrays_of_other_names_are_ignored_even_if_they_hold_objects(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.npz", x=X, y=Y, names=np.array(["a", None], dtype=object))
     assert len(load_dataset(path).train) == 68
 
@@ -107,14 +109,16 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("arrays", "sentence"), WRONG.values(), ids=WRONG.keys())
-def test_wrong_contents_are_refused_and_the_file_named(tmp_path: Path, arrays: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=f"mine.*{sentence}"):
+@pytest.mark.parametrize(("arrays", "message"), WRONG.values(), ids=WRONG.keys())
+def test_wrong_contents_are_refused_with_the_name_of_the_file(
+    tmp_path: Path, arrays: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"mine.*{message}"):
         load_dataset(saved(tmp_path / "mine.npz", **arrays))
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"hello, I am text", b"\x93NUMPY"])
-def test_a_file_that_is_no_archive_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_an_archive_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "mine.npz"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"mine\.npz is not an \.npz file, or a truncated one"):
@@ -152,6 +156,6 @@ def test_an_array_whose_header_promises_more_than_it_holds_is_refused(tmp_path: 
         load_dataset(path)
 
 
-def test_a_missing_file_is_named_in_full(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_with_its_full_path(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no file .*absent\.npz; give the path"):
         load_dataset(str(tmp_path / "absent.npz"))

@@ -1,3 +1,5 @@
+"""A user's own table: formats, encodings, split columns and refusals."""
+
 from __future__ import annotations
 
 import datetime
@@ -10,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.lab.datasets.column_encoding import encode
-from dynamicgate.lab.datasets.npz_file import mean_and_std
+from dynamicgate.lab.datasets.column_encoding import encode_features
+from dynamicgate.lab.datasets.normalisation import mean_and_std
 from dynamicgate.lab.datasets.table_file import load_table, read_table
 
-from .conftest import rows_of
+from .small_arrays import rows_of
 
 pd = pytest.importorskip("pandas")
 pytest.importorskip("pyarrow")
@@ -56,7 +58,7 @@ def test_every_format_gives_the_same_numbers(tmp_path: Path, name: str) -> None:
     assert [table.class_names[number] for number in table.y] == list(original["kind"])
 
 
-def test_a_table_is_split_in_three_with_constants_of_the_training_rows(tmp_path: Path) -> None:
+def test_a_table_is_split_in_three_with_mean_and_std_of_the_training_rows(tmp_path: Path) -> None:
     path = written(tmp_path / "mine.csv.gz")
     data = load_table(path, 0, "kind")
     assert (data.name, data.classes, data.class_names) == ("mine", 3, ("ant", "cat", "dog"))
@@ -89,7 +91,7 @@ def test_classes_are_numbered_in_sorted_order(tmp_path: Path, target: Any, names
     assert [position[table.class_names[number]] for number in table.y] == list(values)
 
 
-def test_categories_nullable_kinds_and_decimals_of_parquet_are_read(tmp_path: Path) -> None:
+def test_categories_nullable_types_and_decimals_of_parquet_are_read(tmp_path: Path) -> None:
     from decimal import Decimal
 
     table = frame(
@@ -104,7 +106,7 @@ def test_categories_nullable_kinds_and_decimals_of_parquet_are_read(tmp_path: Pa
 
 
 def test_categories_that_are_numbers_are_ordered_as_numbers() -> None:
-    features, names = encode(pd.Series(pd.Categorical([10, 9, 10]), name="size"), "mine", 10)
+    features, names = encode_features(pd.Series(pd.Categorical([10, 9, 10]), name="size"), "mine", 10)
     assert names == ["size=9", "size=10"]
     assert features.tolist() == [[0, 1], [1, 0], [0, 1]]
 
@@ -119,7 +121,7 @@ def test_columns_can_be_dropped_and_constant_ones_are_kept(tmp_path: Path) -> No
     assert read_table(path, "kind", drop=("colour", "age", "age")).feature_names == ("height", "smokes", "one")
 
 
-def test_a_split_column_is_used_where_asked(tmp_path: Path) -> None:
+def test_a_split_column_is_used_when_asked(tmp_path: Path) -> None:
     parts = np.array(["train", "train", "train", "train", "valid", "valid", "test"])[np.arange(ROWS) % 7]
     path = written(tmp_path / "a.csv", frame(split=parts))
     data = load_table(path, 0, "kind", split_column="split")
@@ -142,17 +144,17 @@ def test_a_part_the_split_column_lacks_is_drawn_from_the_training_rows(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("parts", "sentence"),
+    ("parts", "message"),
     [
-        (["train", "dev"] * 50, r"split column 'split' must hold train.*found \['dev', 'train'\]"),
-        (["test", "valid"] * 50, r"must hold train"),
+        (["train", "dev"] * 50, r"split column 'split' must contain train.*found \['dev', 'train'\]"),
+        (["test", "valid"] * 50, r"must contain train"),
         (["test", "train"] * 50, r"training rows of column 'split' lack the classes 'ant', 'cat'"),
-        (["train"] * 99 + [None], r"must hold train.*'nan'"),
+        (["train"] * 99 + [None], r"must contain train.*'nan'"),
     ],
 )
-def test_a_split_column_that_does_not_serve_is_refused(tmp_path: Path, parts: list[Any], sentence: str) -> None:
+def test_an_unusable_split_column_is_refused(tmp_path: Path, parts: list[Any], message: str) -> None:
     path = written(tmp_path / "a.csv", frame(split=parts))
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=message):
         load_table(path, 0, "kind", split_column="split")
 
 
@@ -164,7 +166,7 @@ def with_value(name: str, row: int, value: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("table", "sentence"),
+    ("table", "message"),
     [
         (with_value("height", 7, None), r"column 'height' has no value in 1 of 100 rows, the first at row 7 .*drop="),
         (with_value("colour", 3, None), r"column 'colour' has no value in 1 of 100 rows, the first at row 3"),
@@ -173,7 +175,7 @@ def with_value(name: str, row: int, value: Any) -> Any:
         (with_value("height", 4, np.inf), r"column 'height' must be finite in float32, found inf at row 4"),
         (with_value("height", 4, 1e39), r"column 'height' must be finite in float32, found 1e\+39 at row 4"),
         (with_value("age", 9, "?"), r"column 'age' is text although most .* '\?', at row 9"),
-        (frame(note=[f"n{i}" for i in range(ROWS)]), r"'note' is text with 100 different values.*most_categories=99"),
+        (frame(note=[f"n{i}" for i in range(ROWS)]), r"'note' is text with 100 different values.*max_categories=99"),
         (frame(kind="dog"), r"column 'kind' must name at least 2 classes, found only 'dog' in all 100 rows"),
         (frame(kind=np.arange(ROWS) / 3), r"column 'kind' holds 0.333333 at row 1, which is a measurement"),
         (frame()[["kind"]], r"no columns left as features, found only \['kind'\]"),
@@ -182,15 +184,13 @@ def with_value(name: str, row: int, value: Any) -> Any:
         (frame().rename(columns={"age": ""}), r"column without a name \('Unnamed: 1'\).*index=False"),
     ],
 )
-def test_what_cannot_be_learned_from_is_refused_with_the_column_and_row(
-    tmp_path: Path, table: Any, sentence: str
-) -> None:
+def test_unusable_data_is_refused_with_the_column_and_the_row(tmp_path: Path, table: Any, message: str) -> None:
     path = written(tmp_path / "a.csv", table)
-    with pytest.raises(ValueError, match=rf"a\.csv.*{sentence}"):
-        load_table(path, 0, "kind", most_categories=99)
+    with pytest.raises(ValueError, match=rf"a\.csv.*{message}"):
+        load_table(path, 0, "kind", max_categories=99)
 
 
-def test_kinds_that_are_no_features_are_named(tmp_path: Path) -> None:
+def test_columns_of_unsupported_types_are_named(tmp_path: Path) -> None:
     day = datetime.datetime(2024, 1, 1)
     for column, kind in ((pd.Series([day] * ROWS), "datetime64"), (pd.Series([[1, 2]] * ROWS), "mixed")):
         path = written(tmp_path / "a.parquet", frame(odd=column))
@@ -199,13 +199,13 @@ def test_kinds_that_are_no_features_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"target": "species"}, {"target": "kind", "drop": ["species"]}])
-def test_a_column_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path, asked: dict[str, Any]) -> None:
+def test_a_missing_column_is_reported_with_the_existing_ones(tmp_path: Path, asked: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"has no column 'species', found \['height', 'age', .*'kind'\]"):
         load_table(written(tmp_path / "a.csv"), 0, **asked)
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "sentence"),
+    ("name", "content", "message"),
     [
         ("a.csv", b"", "a.csv is empty"),
         ("a.csv", b"\n\n", "could not be read as .csv"),
@@ -218,13 +218,13 @@ def test_a_column_that_is_not_there_is_answered_with_those_that_are(tmp_path: Pa
         ("a.xlsx", b"x", "its name must end with .csv, .csv.gz, .tsv, .tsv.gz, .parquet, .pq"),
     ],
 )
-def test_files_that_cannot_be_read_are_refused(tmp_path: Path, name: str, content: bytes, sentence: str) -> None:
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=message):
         load_table(tmp_path / name, 0, "kind")
 
 
-def test_a_missing_file_and_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_file_or_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.csv"):
         load_table(tmp_path / "none.csv", 0, "kind")
     path = written(tmp_path / "a.csv")

@@ -1,4 +1,4 @@
-"""A flipped byte, a missing end: `verify` names the file."""
+"""Verification finds every flipped byte and every missing end, and names the file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dynamicgate.lab.datasets.sources import SOURCES
-from dynamicgate.lab.datasets.verification import Finding, locate, verify
+from dynamicgate.lab.datasets.verification import Finding, locate_files, verify_dataset
 
 SMALL = "t10k-labels-idx1-ubyte.gz"
 
@@ -32,12 +32,12 @@ def mnist_with(real_data: Path, folder: Path, change: Callable[[bytes], bytes], 
     return raw / name
 
 
-def flipped(content: bytes, place: int) -> bytes:
-    return content[:place] + bytes([content[place] ^ 0x10]) + content[place + 1 :]
+def flipped(content: bytes, offset: int) -> bytes:
+    return content[:offset] + bytes([content[offset] ^ 0x10]) + content[offset + 1 :]
 
 
-def wrong(findings: list[Finding]) -> str:
-    """The one thing that is wrong."""
+def only_problem(findings: list[Finding]) -> str:
+    """The text of the one finding that is not ok."""
     (finding,) = [finding for finding in findings if not finding.ok]
     assert "\n" not in finding.text
     return finding.text
@@ -47,55 +47,59 @@ def wrong(findings: list[Finding]) -> str:
 
 
 def test_the_real_mnist_is_official_and_loads(real_data: Path) -> None:
-    findings = verify("mnist", real_data)
+    findings = verify_dataset("mnist", real_data)
     assert all(finding.ok for finding in findings)
     assert [finding.text.endswith("is the official file") for finding in findings] == [True] * 4 + [False]
-    assert findings[-1].text == "mnist loads: 55,000 / 5,000 / 10,000 rows to train, validate and test, 10 classes"
+    assert findings[-1].text == "mnist loads: 55,000 / 5,000 / 10,000 training, validation and test rows, 10 classes"
 
 
 @pytest.mark.parametrize("place", [0, 5, 20, 2000, 4541])
 def test_a_flipped_byte_in_a_gzip_file_is_found(place: int, real_data: Path, tmp_path: Path) -> None:
     path = mnist_with(real_data, tmp_path, lambda content: flipped(content, place))
-    findings = verify("mnist", tmp_path)
-    if place in (5, 20):  # in the time stamp, or the name inside: another file, but the same content
-        assert f"{path} is not the official file, but unpacked the same" in [finding.text for finding in findings]
+    findings = verify_dataset("mnist", tmp_path)
+    if place in (5, 20):  # in the time stamp or the stored name: another file, but the same content
+        assert f"{path} is not the official file, but has the same content once unpacked" in [
+            finding.text for finding in findings
+        ]
         assert all(finding.ok for finding in findings)
     else:
-        assert str(path) in wrong(findings)
-        assert "damaged" in wrong(findings)
-        assert len(findings) == 4, "what is damaged is not loaded"
+        assert str(path) in only_problem(findings)
+        assert "damaged" in only_problem(findings)
+        assert len(findings) == 4, "damaged data is not loaded"
 
 
 @pytest.mark.parametrize("length", [0, 1, 12, 3000, 4541])
 def test_a_truncated_gzip_file_is_found(length: int, real_data: Path, tmp_path: Path) -> None:
     path = mnist_with(real_data, tmp_path, lambda content: content[:length])
-    assert str(path) in wrong(verify("mnist", tmp_path))
+    assert str(path) in only_problem(verify_dataset("mnist", tmp_path))
 
 
-def test_an_unpacked_or_repacked_file_is_known_by_its_content(real_data: Path, tmp_path: Path) -> None:
+def test_an_unpacked_or_repacked_file_is_recognised_by_its_content(real_data: Path, tmp_path: Path) -> None:
     plain = mnist_with(real_data, tmp_path / "plain", gzip.decompress, SMALL.removesuffix(".gz"))
     again = mnist_with(real_data, tmp_path / "again", lambda content: gzip.compress(gzip.decompress(content), 1))
     for path, folder in ((plain, tmp_path / "plain"), (again, tmp_path / "again")):
-        assert f"{path} is not the official file, but unpacked the same" in [f.text for f in verify("mnist", folder)]
+        assert f"{path} is not the official file, but has the same content once unpacked" in [
+            f.text for f in verify_dataset("mnist", folder)
+        ]
     plain.write_bytes(flipped(plain.read_bytes(), 5000))
-    assert f"{plain} is damaged: unpacked, its sha256 is" in wrong(verify("mnist", tmp_path / "plain"))
+    assert f"{plain} is damaged: unpacked, its sha256 is" in only_problem(verify_dataset("mnist", tmp_path / "plain"))
 
 
-def test_a_file_that_is_not_there_is_missed(real_data: Path, tmp_path: Path) -> None:
+def test_a_missing_file_is_reported(real_data: Path, tmp_path: Path) -> None:
     mnist_with(real_data, tmp_path, bytes).unlink()
-    assert "mnist could not be loaded: MNIST was not found." in wrong(verify("mnist", tmp_path))
-    assert "lacks t10k-labels-idx1-ubyte" in wrong(verify("mnist", tmp_path))
+    assert "mnist could not be loaded: MNIST was not found." in only_problem(verify_dataset("mnist", tmp_path))
+    assert "lacks t10k-labels-idx1-ubyte" in only_problem(verify_dataset("mnist", tmp_path))
 
 
-def test_what_is_not_here_can_be_fetched(tmp_path: Path) -> None:
-    said = wrong(verify("cifar10", tmp_path))
-    assert said == f"cifar10 is not in {tmp_path}: fetch it with `dynamicgate data get cifar10`"
+def test_a_missing_dataset_is_reported_with_the_command_to_download_it(tmp_path: Path) -> None:
+    said = only_problem(verify_dataset("cifar10", tmp_path))
+    assert said == f"cifar10 is not in {tmp_path}: download it with `dynamicgate data get cifar10`"
     with pytest.raises(ValueError, match="unknown dataset 'cifar'"):
-        verify("cifar", tmp_path)
+        verify_dataset("cifar", tmp_path)
 
 
 def test_digits_need_no_files(tmp_path: Path) -> None:
-    assert [finding.ok for finding in verify("digits", tmp_path / "absent")] == [True]
+    assert [finding.ok for finding in verify_dataset("digits", tmp_path / "absent")] == [True]
 
 
 # --- subsets and other distributions ----------------------------------------------------------------------------------
@@ -129,12 +133,12 @@ def pack(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("ending", ["tar.gz", "tar.xz", "tar.bz2", "zip"])
-def test_a_subset_is_read_to_its_end_and_loaded(ending: str, tmp_path: Path) -> None:
+def test_a_subset_is_read_completely_and_loaded(ending: str, tmp_path: Path) -> None:
     path = pack(tmp_path / f"cifar10/cifar-10-small.{ending}")
-    assert locate("cifar10", tmp_path) == [path]
-    assert verify("cifar10", tmp_path) == [
-        Finding(True, f"{path} is not an official file, but whole: 6 files in it read, 737.5 kB"),
-        Finding(True, "cifar10 loads: 180 / 20 / 40 rows to train, validate and test, 10 classes"),
+    assert locate_files("cifar10", tmp_path) == [path]
+    assert verify_dataset("cifar10", tmp_path) == [
+        Finding(True, f"{path} is not an official file, but intact: read 6 files in it, 737.5 kB"),
+        Finding(True, "cifar10 loads: 180 / 20 / 40 training, validation and test rows, 10 classes"),
     ]
 
 
@@ -142,34 +146,36 @@ def test_a_subset_is_read_to_its_end_and_loaded(ending: str, tmp_path: Path) -> 
 def test_a_flipped_byte_or_a_missing_end_of_an_archive_is_found(ending: str, tmp_path: Path) -> None:
     path = pack(tmp_path / f"cifar10/cifar-10-small.{ending}")
     whole = path.read_bytes()
-    places = [len(whole) * k // 7 for k in range(1, 7)]
-    for damage in (*(flipped(whole, place) for place in places), whole[: len(whole) // 2], whole[:-30], b""):
+    offsets = [len(whole) * k // 7 for k in range(1, 7)]
+    for damage in (*(flipped(whole, offset) for offset in offsets), whole[: len(whole) // 2], whole[:-30], b""):
         path.write_bytes(damage)
-        findings = verify("cifar10", tmp_path)
-        assert str(path) in wrong(findings)
+        findings = verify_dataset("cifar10", tmp_path)
+        assert str(path) in only_problem(findings)
         assert len(findings) == 1
 
 
-def test_an_official_name_and_size_with_other_bytes_is_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_official_name_and_size_but_other_bytes_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = pack(tmp_path / "cifar10/cifar-10-binary.tar.gz")
-    assert "not an official file, but whole" in verify("cifar10", tmp_path)[0].text
+    assert "not an official file, but intact" in verify_dataset("cifar10", tmp_path)[0].text
     source = SOURCES["cifar10"]
     same_size = replace(source.files[0], size=path.stat().st_size)
     monkeypatch.setattr("dynamicgate.lab.datasets.sources.SOURCES", {"cifar10": replace(source, files=(same_size,))})
-    assert f"{path} is damaged: its sha256 is" in wrong(verify("cifar10", tmp_path))
+    assert f"{path} is damaged: its sha256 is" in only_problem(verify_dataset("cifar10", tmp_path))
 
 
-def test_a_folder_is_read_too(tmp_path: Path) -> None:
+def test_a_folder_is_verified_too(tmp_path: Path) -> None:
     for name, content in cifar_files().items():
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
-    findings = verify("cifar10", tmp_path)
+    findings = verify_dataset("cifar10", tmp_path)
     assert findings[0].text.startswith(
-        f"{tmp_path / 'cifar-10-batches-bin'} is not an official file, but whole: 6 files"
+        f"{tmp_path / 'cifar-10-batches-bin'} is not an official file, but intact: read 6 files"
     )
     path.write_bytes(content[:-1])
-    assert "test_batch.bin" in wrong(verify("cifar10", tmp_path))
+    assert "test_batch.bin" in only_problem(verify_dataset("cifar10", tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -181,15 +187,15 @@ def test_a_folder_is_read_too(tmp_path: Path) -> None:
         ("pbmc3k", "pbmc3k"),
     ],
 )
-def test_the_real_subsets_are_found_and_damage_in_them_is(
+def test_the_real_subsets_are_found_and_so_is_damage_in_them(
     name: str, place: str, real_data: Path, tmp_path: Path
 ) -> None:
     if not (real_data / place).is_dir():
         pytest.skip(f"no {place} under {real_data}")
-    found = locate(name, real_data)
+    found = locate_files(name, real_data)
     assert found
     archive = max(found, key=lambda path: path.stat().st_size)
     (tmp_path / place).mkdir()
     copy = Path(shutil.copyfile(archive, tmp_path / place / archive.name))
     copy.write_bytes(flipped(copy.read_bytes(), copy.stat().st_size // 3))
-    assert str(copy) in wrong(verify(name, tmp_path))
+    assert str(copy) in only_problem(verify_dataset(name, tmp_path))

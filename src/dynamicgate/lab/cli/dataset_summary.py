@@ -1,4 +1,4 @@
-"""What `dynamicgate data info` says of a dataset."""
+"""The summary of a dataset that `dynamicgate data info` prints, as JSON or as text."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from dynamicgate.lab.datasets.sources import Source
 from dynamicgate.lab.datasets.splits import Splits
 
 
-def describe(splits: Splits, source: Source | None) -> dict[str, Any]:
-    """All there is to say about a loaded dataset, ready for JSON."""
-    about = {"licence": source.licence, "citation": source.citation, "homepage": source.homepage} if source else {}
+def summarise_dataset(splits: Splits, source: Source | None) -> dict[str, Any]:
+    """Sizes, shapes, classes, normalisation and origin of a loaded dataset, ready for JSON."""
+    origin = {"licence": source.licence, "citation": source.citation, "homepage": source.homepage} if source else {}
     return {
         **splits.info(),
         "shape": list(splits.train.x.shape[1:]),
-        "mean": _constant(splits.mean),
-        "std": _constant(splits.std),
-        **about,
+        "mean": _number_or_range(splits.mean),
+        "std": _number_or_range(splits.std),
+        **origin,
     }
 
 
-def _constant(value: torch.Tensor | float) -> Any:
-    """A number, or the range of one number for each feature."""
-    if isinstance(value, float | int) or value.numel() == 1:
-        return float(value)
-    return {"features": value.numel(), "least": value.min().item(), "most": value.max().item()}
-
-
-def as_lines(found: dict[str, Any]) -> list[str]:
-    """The same for people."""
-    counts = found["class_counts"]
-    names = found.get("class_names") or [str(number) for number in range(found["classes"])]
+def as_lines(summary: dict[str, Any]) -> list[str]:
+    """The summary as lines of text."""
+    counts = summary["class_counts"]
+    names = summary.get("class_names") or [str(number) for number in range(summary["classes"])]
     width = max(len("class"), *map(len, names))
     lines = [
-        f"{found['name']}: {found['features']} features of shape {' x '.join(map(str, found['shape']))}, "
-        f"{found['classes']} classes",
-        f"always answering with the largest class is right in {100 * found['majority']:.1f} % of the test rows",
-        f"normalisation: mean {_shown(found['mean'])}, standard deviation {_shown(found['std'])}",
+        f"{summary['name']}: {summary['features']} features of shape {' x '.join(map(str, summary['shape']))}, "
+        f"{summary['classes']} classes",
+        f"always predicting the most frequent class is right for {100 * summary['majority']:.1f} % of the test rows",
+        f"normalisation: mean {_as_text(summary['mean'])}, standard deviation {_as_text(summary['std'])}",
         "",
         f"{'class':<{width}} {'train':>8} {'valid':>8} {'test':>8}",
     ]
     for number, name in enumerate(names):
         lines.append(f"{name:<{width}} " + " ".join(f"{counts[part][number]:>8,}" for part in counts))
-    lines.append(f"{'all':<{width}} " + " ".join(f"{found[part]:>8,}" for part in counts))
-    if "licence" in found:
-        lines += ["", *(f"{key}: {found[key]}" for key in ("licence", "citation", "homepage"))]
+    lines.append(f"{'all':<{width}} " + " ".join(f"{summary[part]:>8,}" for part in counts))
+    if "licence" in summary:
+        lines += ["", *(f"{key}: {summary[key]}" for key in ("licence", "citation", "homepage"))]
     return lines
 
 
-def _shown(constant: Any) -> str:
-    if isinstance(constant, float):
-        return f"{constant:.4g}"
-    return f"{constant['least']:.4g} to {constant['most']:.4g} over {constant['features']:,} features"
+def _number_or_range(value: torch.Tensor | float) -> Any:
+    """One number as it is; one number for each feature as their range."""
+    if isinstance(value, float | int) or value.numel() == 1:
+        return float(value)
+    return {"features": value.numel(), "min": value.min().item(), "max": value.max().item()}
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value['min']:.4g} to {value['max']:.4g} over {value['features']:,} features"

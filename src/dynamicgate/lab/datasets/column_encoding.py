@@ -1,4 +1,4 @@
-"""The columns of a table as numbers: class numbers of one, features of another. A column is a pandas Series."""
+"""Encode the columns of a table (pandas Series) as numbers: one as class numbers, the others as features."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-PARTS = ("train", "valid", "test")
+from dynamicgate.lab.datasets.splits import PARTS
 
 
-def class_numbers(column: Any, what: str) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
-    """Class numbers 0..C-1 of a column without missing values, and their names: numbers by size, text by letters.
+def encode_classes(column: Any, what: str) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
+    """Class numbers 0..C-1 of a column without missing values, and the class names in that order.
 
-    `what` names the column in errors.
+    Numeric classes are sorted by value, text alphabetically. `what` names the column in errors.
     """
-    values = _values(column)
+    values = _sortable(column)
     if values.dtype.kind == "f":
-        broken = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values)))
-        if len(broken):
+        fractional = np.flatnonzero(~np.isfinite(values) | (values != np.floor(values)))
+        if len(fractional):
             raise ValueError(
-                f"{what} holds {values[broken[0]]:g} at row {broken[0]}, which is a measurement and not a class; "
-                "cut it into classes first (`pandas.cut`)"
+                f"{what} holds {values[fractional[0]]:g} at row {fractional[0]}, which is a measurement and not a "
+                "class; cut it into classes first (`pandas.cut`)"
             )
         values = values.astype(np.int64)
     names, y = np.unique(values, return_inverse=True)
@@ -33,10 +33,11 @@ def class_numbers(column: Any, what: str) -> tuple[npt.NDArray[np.int64], tuple[
     return y.astype(np.int64), tuple(map(str, names))
 
 
-def encode(column: Any, what: str, most_categories: int) -> tuple[npt.NDArray[np.float32], list[str]]:
+def encode_features(column: Any, what: str, max_categories: int) -> tuple[npt.NDArray[np.float32], list[str]]:
     """The features [n, 1 or more] that a column becomes, and their names; `what` names the table in errors.
 
-    Numbers and booleans are one feature. Text and categories are one for each value that occurs, in sorted order.
+    A column of numbers or booleans is one feature. Text and categories are one-hot: one feature for each value that
+    occurs, in sorted order.
     """
     from pandas.api.types import infer_dtype  # type: ignore[import-untyped, unused-ignore]
 
@@ -44,41 +45,41 @@ def encode(column: Any, what: str, most_categories: int) -> tuple[npt.NDArray[np
     leave_out = f"leave the column out with drop=[{name!r}]"
     if name.startswith("Unnamed: "):
         raise ValueError(
-            f"{what} has a column without a name ({name!r}), most often a row index; {leave_out}, "
+            f"{what} has a column without a name ({name!r}), usually a row index; {leave_out}, "
             "or write the file with `to_csv(path, index=False)`"
         )
-    refuse_missing(column, what, f"fill them in, looking at training rows only, or {leave_out}")
+    refuse_missing(column, what, f"fill them in (from training rows only), or {leave_out}")
     kind = infer_dtype(column)
     if kind in ("string", "categorical"):
-        return _one_hot(_values(column), name, what, most_categories, leave_out)
+        return _one_hot(_sortable(column), name, what, max_categories, leave_out)
     if kind not in ("boolean", "integer", "floating", "mixed-integer-float", "decimal"):
         raise ValueError(
-            f"{what}: column {name!r} holds {kind} values, which are neither numbers nor booleans nor text; "
+            f"{what}: column {name!r} holds {kind} values, which are neither numbers, booleans nor text; "
             f"convert them, or {leave_out}"
         )
-    with np.errstate(over="ignore"):  # too large for float32 becomes infinite, and is reported as such
+    with np.errstate(over="ignore"):  # a value too large for float32 becomes infinite, and is reported below
         values = column.to_numpy(np.float64).astype(np.float32)
-    wrong = np.flatnonzero(~np.isfinite(values))
-    if len(wrong):
+    infinite = np.flatnonzero(~np.isfinite(values))
+    if len(infinite):
         raise ValueError(
-            f"{what}: column {name!r} must be finite in float32, found {column.iloc[wrong[0]]} at row {wrong[0]} "
+            f"{what}: column {name!r} must be finite in float32, found {column.iloc[infinite[0]]} at row {infinite[0]} "
             f"(counting from 0); correct these values, or {leave_out}"
         )
     return values[:, None], [name]
 
 
-def refuse_missing(column: Any, what: str, mend: str) -> None:
-    """Raise where the column has no value in some row."""
+def refuse_missing(column: Any, what: str, remedy: str) -> None:
+    """Raise if the column has no value in some row; `remedy` ends the message."""
     missing = np.flatnonzero(column.isna().to_numpy())
     if len(missing):
         raise ValueError(
             f"{what}: column {str(column.name)!r} has no value in {len(missing)} of {len(column)} rows, the first at "
-            f"row {missing[0]} (counting from 0); {mend}"
+            f"row {missing[0]} (counting from 0); {remedy}"
         )
 
 
-def _values(column: Any) -> npt.NDArray[Any]:
-    """As an array that sorts: numbers as numbers, everything else as text."""
+def _sortable(column: Any) -> npt.NDArray[Any]:
+    """The column as an array that sorts sensibly: numbers as numbers, everything else as text."""
     import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
     if isinstance(column.dtype, pd.CategoricalDtype):
@@ -89,7 +90,7 @@ def _values(column: Any) -> npt.NDArray[Any]:
 
 
 def _one_hot(
-    values: npt.NDArray[Any], name: str, what: str, most_categories: int, leave_out: str
+    values: npt.NDArray[Any], name: str, what: str, max_categories: int, leave_out: str
 ) -> tuple[npt.NDArray[np.float32], list[str]]:
     found, numbers = np.unique(values, return_inverse=True)
     if set(found.tolist()) in ({"train", "test"}, set(PARTS)):
@@ -97,17 +98,17 @@ def _one_hot(
             f"{what}: column {name!r} says which part a row belongs to; use it with split_column={name!r}, "
             f"or {leave_out}"
         )
-    strays = [value for value in found.tolist() if not _is_number(value)]
-    if 0 < len(strays) < len(found) / 2:  # a "?" or "n/a" among numbers makes pandas read the whole column as text
+    not_numbers = [value for value in found.tolist() if not _is_number(value)]
+    if 0 < len(not_numbers) < len(found) / 2:  # one "?" or "n/a" makes pandas read a numeric column as text
         raise ValueError(
             f"{what}: column {name!r} is text although most of its values are numbers; the first that is not is "
-            f"{strays[0]!r}, at row {np.flatnonzero(values == strays[0])[0]} (counting from 0); "
+            f"{not_numbers[0]!r}, at row {np.flatnonzero(values == not_numbers[0])[0]} (counting from 0); "
             f"correct these values, or {leave_out}"
         )
-    if len(found) > most_categories:
+    if len(found) > max_categories:
         raise ValueError(
             f"{what}: column {name!r} is text with {len(found)} different values, and each would become a feature; the "
-            f"limit is most_categories={most_categories}: raise it, encode the column as numbers, or {leave_out}"
+            f"limit is max_categories={max_categories}: raise it, encode the column as numbers, or {leave_out}"
         )
     features = np.zeros((len(values), len(found)), dtype=np.float32)
     features[np.arange(len(values)), numbers] = 1

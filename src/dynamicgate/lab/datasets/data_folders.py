@@ -1,4 +1,4 @@
-"""Where decoded images and computed features are kept, so that the work is done once."""
+"""Where data files are looked for, and where decoded images and computed features are cached."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def default_data_dir() -> Path:
-    """The folder in DYNAMICGATE_DATA, else `dynamicgate` in this platform's folder for caches."""
+    """The folder named by DYNAMICGATE_DATA, else `dynamicgate` in the platform's cache folder."""
     if chosen := os.environ.get("DYNAMICGATE_DATA"):
         return Path(chosen).expanduser()
     if sys.platform == "win32":
@@ -20,9 +20,9 @@ def default_data_dir() -> Path:
 
 
 def cache_folders(near: Path | None, cache_dir: str | Path | None) -> list[Path]:
-    """Where a cache may lie, best first: `cache_dir` alone if given, else beside the data, else the user's folder."""
+    """Where a cache may be, best first: only `cache_dir` if given, else beside the data, else the user's folders."""
     if cache_dir is not None:
         return [Path(cache_dir).expanduser()]
-    # DYNAMICGATE_DATA may name the read-only folder, so the home folder comes last.
+    # DYNAMICGATE_DATA may be read-only too, so the home folder is the last resort.
     places = [*([near] if near else []), default_data_dir(), Path.home() / ".cache" / "dynamicgate"]
     return list(dict.fromkeys(place / ".cache" for place in places))

@@ -1,4 +1,4 @@
-"""Anyone's own data: an `.npz` file with arrays `x` and `y`, and optionally its own validation and test parts."""
+"""Load a user's own `.npz` file: arrays `x` and `y`, and optionally its own validation and test parts."""
 
 from __future__ import annotations
 
@@ -9,41 +9,37 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.checks import check_arrays
-from dynamicgate.lab.datasets.splits import TEST_SEED, TEST_SHARE, VALID_SHARE, Splits, split_arrays
+from dynamicgate.lab.datasets.normalisation import mean_and_std
+from dynamicgate.lab.datasets.splits import TEST_FRACTION, TEST_SEED, VALID_FRACTION, Splits, split_arrays
 
 KEYS = ("x", "y", "x_valid", "y_valid", "x_test", "y_test")
 
-# Spread below this share of the mean is float32 rounding (resolution 1.2e-7), not information.
-LEAST_RELATIVE_STD = 1e-6
-LEAST_STD = 1e-30
-
 
 def load_npz(path: Path, seed: int) -> Splits:
-    """Parts as given in the file; an absent test part is a fixed 20 %, absent validation 15 % of the rest by `seed`."""
+    """The parts in the file; a missing test part is a fixed 20 %, missing validation 15 % of the rest by `seed`."""
     arrays = read_npz(path)
     train = check_arrays(arrays["x"], arrays["y"], what=f"{path} (x, y)")
     classes = int(train.y.max()) + 1
     test = _given_part(path, arrays, "test", classes)
     valid = _given_part(path, arrays, "valid", classes)
     if test is None:
-        train, test = split_arrays(train, TEST_SHARE, TEST_SEED, f"{path} (test part)")
+        train, test = split_arrays(train, TEST_FRACTION, TEST_SEED, f"{path} (test part)")
     if valid is None:
-        train, valid = split_arrays(train, VALID_SHARE, seed, f"{path} (validation part)")
+        train, valid = split_arrays(train, VALID_FRACTION, seed, f"{path} (validation part)")
     mean, std = mean_and_std(train.values)
     return Splits(path.stem, train, valid, test, classes, mean, std)
 
 
 def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays named in `KEYS` that the file holds, `x` and `y` among them; nothing is ever unpickled."""
+    """The arrays of `KEYS` that the file holds, at least `x` and `y`; nothing is ever unpickled."""
     if not path.is_file():
         raise FileNotFoundError(
             f"there is no file {path.absolute()}; give the path of an .npz file with arrays x and y"
         )
-    with path.open("rb") as file:  # opened here, so that a file one may not read says so itself
+    with path.open("rb") as file:  # opened here, so that a permission error is reported as such
         is_zip = zipfile.is_zipfile(file)
     if not is_zip:
         raise ValueError(
@@ -68,24 +64,14 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
     return arrays
 
 
-def mean_and_std(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of each feature; 1 for a constant feature, where dividing would explode."""
-    values = x.numpy()
-    mean = values.mean(axis=0, dtype=np.float64)
-    std = values.std(axis=0, dtype=np.float64)
-    constant = std <= np.maximum(LEAST_RELATIVE_STD * np.abs(mean), LEAST_STD)
-    std = np.where(constant, 1.0, std)
-    return torch.from_numpy(mean.astype(np.float32)), torch.from_numpy(std.astype(np.float32))
-
-
 def _given_part(path: Path, arrays: dict[str, npt.NDArray[Any]], part: str, classes: int) -> Arrays | None:
     x_name, y_name = f"x_{part}", f"y_{part}"
     if (x_name in arrays) != (y_name in arrays):
-        given, absent = (x_name, y_name) if x_name in arrays else (y_name, x_name)
+        given, missing = (x_name, y_name) if x_name in arrays else (y_name, x_name)
         raise ValueError(
-            f"{path} has {given} but no {absent}; give both, or neither to have the part split off x and y"
+            f"{path} has {given} but no {missing}; give both, or neither to have this part split off from x and y"
         )
     if x_name not in arrays:
         return None
-    # A label that training never shows cannot be learned: most often the two parts number their labels differently.
+    # A label missing from the training part cannot be learned: usually the two parts number their classes differently.
     return check_arrays(arrays[x_name], arrays[y_name], classes, f"{path} ({x_name}, {y_name})", least_classes=1)

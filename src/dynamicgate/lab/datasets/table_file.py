@@ -1,4 +1,4 @@
-"""Your own table: `.csv` or `.tsv` (also `.gz`) or `.parquet`, one row for each example, one column the class."""
+"""Load a user's own table (`.csv`, `.tsv`, also `.gz`, or `.parquet`): one example a row, the class in one column."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 
 from dynamicgate.data.checks import check_arrays
-from dynamicgate.lab.datasets.column_encoding import PARTS, class_numbers, encode, refuse_missing
-from dynamicgate.lab.datasets.npz_file import mean_and_std
-from dynamicgate.lab.datasets.splits import TEST_SEED, TEST_SHARE, VALID_SHARE, Splits, split_arrays
+from dynamicgate.lab.datasets.column_encoding import encode_classes, encode_features, refuse_missing
+from dynamicgate.lab.datasets.normalisation import mean_and_std
+from dynamicgate.lab.datasets.splits import PARTS, TEST_FRACTION, TEST_SEED, VALID_FRACTION, Splits, split_arrays
 
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 PARQUET = (".parquet", ".pq")
@@ -41,28 +41,28 @@ def load_table(
     *,
     drop: Collection[str] = (),
     split_column: str | None = None,
-    most_categories: int = 100,
+    max_categories: int = 100,
 ) -> Splits:
-    """Every column but `target`, `split_column` and those in `drop` as features, encoded as `read_table` says.
+    """Use every column except `target`, `split_column` and those in `drop` as features, encoded as in `read_table`.
 
-    `split_column` names a column with the values train, valid and test; a part it does not have is split off the
-    training rows: test a fixed 20 %, validation 15 % of the rest by `seed`. Mean and standard deviation of each feature
-    are those of the training rows.
+    `split_column` names a column with the values train, valid and test. A part it does not contain is split off from
+    the training rows: test is a fixed 20 %, validation 15 % of the rest by `seed`. Mean and standard deviation of each
+    feature are those of the training rows.
     """
-    table = read_table(path, target, drop=drop, split_column=split_column, most_categories=most_categories)
-    everything = check_arrays(table.x, table.y, len(table.class_names), str(path))
-    given = {"train": everything}
+    table = read_table(path, target, drop=drop, split_column=split_column, max_categories=max_categories)
+    rows = check_arrays(table.x, table.y, len(table.class_names), str(path))
+    given = {"train": rows}
     if table.parts is not None:
-        given = {part: everything.take(torch.from_numpy(table.parts == part)) for part in set(table.parts.tolist())}
-        unseen = set(table.y.tolist()) - set(given["train"].y.tolist())
-        if unseen:
-            names = ", ".join(repr(table.class_names[number]) for number in sorted(unseen))
+        given = {part: rows.take(torch.from_numpy(table.parts == part)) for part in set(table.parts.tolist())}
+        untrained = set(table.y.tolist()) - set(given["train"].y.tolist())
+        if untrained:
+            names = ", ".join(repr(table.class_names[number]) for number in sorted(untrained))
             raise ValueError(f"{path}: the training rows of column {split_column!r} lack the classes {names}")
     train = given["train"]
     if "test" not in given:
-        train, given["test"] = split_arrays(train, TEST_SHARE, TEST_SEED, f"{path} (test part)")
+        train, given["test"] = split_arrays(train, TEST_FRACTION, TEST_SEED, f"{path} (test part)")
     if "valid" not in given:
-        train, given["valid"] = split_arrays(train, VALID_SHARE, seed, f"{path} (validation part)")
+        train, given["valid"] = split_arrays(train, VALID_FRACTION, seed, f"{path} (validation part)")
     mean, std = mean_and_std(train.values)
     name = path.name[: -len(suffix_of(path))]
     classes = len(table.class_names)
@@ -75,13 +75,13 @@ def read_table(
     *,
     drop: Collection[str] = (),
     split_column: str | None = None,
-    most_categories: int = 100,
+    max_categories: int = 100,
 ) -> Table:
-    """Columns in the order of the file: numbers as they are, booleans as 0 and 1, text and categories as one column for
-    each value that occurs in the file, in sorted order, 1 where the row has it (named "column=value").
+    """Read the columns in file order: numbers as they are, booleans as 0 and 1, text and categories one-hot.
 
-    Constant columns are kept. Refused, by name: missing or infinite values, text with more than `most_categories`
-    different values, dates and other kinds.
+    A one-hot feature is named "column=value"; its values are those that occur in the file, in sorted order. Constant
+    columns are kept. Missing or infinite values, text with more than `max_categories` different values, dates and other
+    kinds are refused, with the name of the column.
     """
     frame = read_frame(path)
     named = [target, *([drop] if isinstance(drop, str) else drop)] + ([] if split_column is None else [split_column])
@@ -89,18 +89,18 @@ def read_table(
         if name not in frame.columns:
             raise ValueError(f"{path} has no column {name!r}, found {list(frame.columns)}")
     refuse_missing(frame[target], str(path), "a row without a class cannot be used: remove it from the file")
-    y, class_names = class_numbers(frame[target], f"{path}: column {target!r}")
+    y, class_names = encode_classes(frame[target], f"{path}: column {target!r}")
     parts = None if split_column is None else _parts(frame[split_column], path)
     features = frame.drop(columns=named)
     if features.shape[1] == 0:
         raise ValueError(f"{path} has no columns left as features, found only {list(frame.columns)}")
-    encoded = [encode(features[name], str(path), most_categories) for name in features.columns]
-    names = tuple(name for _, several in encoded for name in several)
+    encoded = [encode_features(features[name], str(path), max_categories) for name in features.columns]
+    names = tuple(name for _, of_column in encoded for name in of_column)
     return Table(np.concatenate([values for values, _ in encoded], axis=1), y, names, class_names, parts)
 
 
 def read_frame(path: Path) -> Any:
-    """The file as a pandas DataFrame of at least one row."""
+    """The file as a pandas DataFrame with at least one row."""
     try:
         import pandas as pd  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:
@@ -108,11 +108,11 @@ def read_frame(path: Path) -> Any:
     suffix = suffix_of(path)
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path.absolute()}; give the path of a table ({', '.join(SUFFIXES)})")
-    with path.open("rb") as file:  # opened here, so that a file one may not read says so itself
+    with path.open("rb") as file:  # opened here, so that a permission error is reported as such
         if not file.read(1):
             raise ValueError(f"{path} is empty")
     try:
-        with warnings.catch_warnings():  # pandas only warns when rows are longer than the header, and cuts them
+        with warnings.catch_warnings():  # pandas only warns about rows longer than the header, and cuts them
             warnings.simplefilter("error", pd.errors.ParserWarning)
             frame = (
                 pd.read_parquet(path)
@@ -124,7 +124,7 @@ def read_frame(path: Path) -> Any:
     except (ValueError, OSError, EOFError, zlib.error, pd.errors.ParserWarning) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"{path} could not be read as {suffix} ({reason}); is it damaged, or named wrongly?"
+            f"{path} could not be read as {suffix} ({reason}); is it damaged, or does it have the wrong name?"
         ) from error
     frame.columns = frame.columns.map(str)
     if len(frame) == 0:
@@ -133,20 +133,20 @@ def read_frame(path: Path) -> Any:
 
 
 def suffix_of(path: Path) -> str:
-    """Which of `SUFFIXES` the file's name ends with."""
+    """The one of `SUFFIXES` that the file name ends with."""
     for suffix in SUFFIXES:
         if path.name.lower().endswith(suffix):
             return suffix
-    raise ValueError(f"{path} is not a table this can read: its name must end with {', '.join(SUFFIXES)}")
+    raise ValueError(f"{path} is not a table that can be read: its name must end with {', '.join(SUFFIXES)}")
 
 
 def _parts(column: Any, path: Path) -> npt.NDArray[Any]:
-    """Which part each row belongs to, as text."""
+    """The part each row belongs to, as text."""
     parts = column.astype(str).to_numpy(str)
     found = sorted(set(parts.tolist()))
     if not set(found) <= set(PARTS) or "train" not in found:
         raise ValueError(
-            f"{path}: the split column {str(column.name)!r} must hold train, and may hold valid and test, "
+            f"{path}: the split column {str(column.name)!r} must contain train and may contain valid and test, "
             f"found {found[:10]}"
         )
     return parts

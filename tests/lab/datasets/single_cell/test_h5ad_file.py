@@ -1,3 +1,5 @@
+"""A user's own .h5ad file."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -7,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.lab.datasets.npz_file import mean_and_std
+from dynamicgate.lab.datasets.normalisation import mean_and_std
 from dynamicgate.lab.datasets.single_cell.h5ad_file import load_h5ad
-from dynamicgate.lab.datasets.single_cell.preprocessing import prepare_cells, split_cells
+from dynamicgate.lab.datasets.single_cell.preprocessing import preprocess_counts, split_cells
 from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows
 
 ad = pytest.importorskip("anndata")
@@ -45,7 +47,7 @@ def test_a_sparse_x_stays_sparse_and_reads_as_the_same_numbers(tmp_path: Path, f
     data = load_h5ad(written(tmp_path / "mine.h5ad", as_sparse(COUNTS, form)), 0, "kind")
     dense = load_h5ad(written(tmp_path / "dense.h5ad"), 0, "kind")
     assert isinstance(store_of(data.train.x), SparseRows)
-    assert store_of(data.train.x) is store_of(data.test.x)  # one matrix, three views
+    assert store_of(data.train.x) is store_of(data.test.x)  # one matrix, viewed by three parts
     for name in ("train", "valid", "test"):
         assert getattr(data, name).values.equal(getattr(dense, name).values)
         assert getattr(data, name).y.equal(getattr(dense, name).y)
@@ -74,7 +76,7 @@ def test_a_layer_is_used_in_place_of_x(tmp_path: Path) -> None:
         load_h5ad(path, 0, "kind", layer="thrice")
 
 
-def test_cells_without_a_class_are_left_out_and_counted_in_a_warning(tmp_path: Path) -> None:
+def test_cells_without_a_class_are_left_out_with_a_warning_that_counts_them(tmp_path: Path) -> None:
     kinds = KINDS.astype(object)
     kinds[[0, 5, 9]] = None
     path = written(tmp_path / "a.h5ad", as_sparse(COUNTS), kinds)
@@ -86,7 +88,7 @@ def test_cells_without_a_class_are_left_out_and_counted_in_a_warning(tmp_path: P
 
 
 @pytest.mark.parametrize("layer", [None, "raw"])
-def test_raw_counts_are_prepared_without_looking_at_the_test_cells(tmp_path: Path, layer: str | None) -> None:
+def test_raw_counts_are_preprocessed_without_looking_at_the_test_cells(tmp_path: Path, layer: str | None) -> None:
     pytest.importorskip("skmisc", reason="scanpy's seurat_v3 needs scikit-misc")
     x, layers = (COUNTS, None) if layer is None else (COUNTS * 0.5, {"raw": COUNTS})
     data = load_h5ad(
@@ -94,7 +96,7 @@ def test_raw_counts_are_prepared_without_looking_at_the_test_cells(tmp_path: Pat
     )
     _, numbers = np.unique(KINDS, return_inverse=True)
     train, _, test = split_cells(torch.from_numpy(numbers), 0)
-    expected = prepare_cells(ad.AnnData(COUNTS), train, genes=30).X.toarray()
+    expected = preprocess_counts(ad.AnnData(COUNTS), train, genes=30).X.toarray()
     assert np.array_equal(data.train.values.numpy(), expected[train])
     assert data.std.min() >= 0.3
     changed = COUNTS.copy()
@@ -104,14 +106,14 @@ def test_raw_counts_are_prepared_without_looking_at_the_test_cells(tmp_path: Pat
     assert not other.test.values.equal(data.test.values)
 
 
-def test_raw_counts_without_a_choice_of_genes_keep_them_all(tmp_path: Path) -> None:
+def test_raw_counts_keep_all_genes_unless_some_are_selected(tmp_path: Path) -> None:
     data = load_h5ad(written(tmp_path / "a.h5ad", as_sparse(COUNTS)), 0, "kind", preprocess="counts")
     assert data.train.features == 200
     sums = torch.expm1(data.train.values.double()).sum(1)
     torch.testing.assert_close(sums, torch.full_like(sums, 1e4), rtol=1e-5, atol=0)
 
 
-def test_numbers_name_classes_by_size(tmp_path: Path) -> None:
+def test_numeric_classes_are_sorted_by_value(tmp_path: Path) -> None:
     kinds = np.array([10, 9, 200, 9])[np.arange(100) % 4]
     assert load_h5ad(written(tmp_path / "a.h5ad", kinds=kinds), 0, "kind").class_names == ("9", "10", "200")
 
@@ -125,13 +127,13 @@ def test_a_missing_value_in_x_is_refused(tmp_path: Path, sparse: bool) -> None:
         load_h5ad(path, 0, "kind")
 
 
-def test_options_and_columns_that_are_not_there_are_refused(tmp_path: Path) -> None:
+def test_unknown_options_and_missing_columns_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "a.h5ad", COUNTS * 0.5)
     with pytest.raises(ValueError, match=r"obs has no column 'type' for the classes, found \['kind', 'donor'\]"):
         load_h5ad(path, 0, "type")
     with pytest.raises(ValueError, match="at least 2 classes, found only '1' in all 100 rows"):
         load_h5ad(path, 0, "donor")
-    with pytest.raises(ValueError, match="genes=50 chooses genes from raw counts"):
+    with pytest.raises(ValueError, match="genes=50 selects genes from raw counts"):
         load_h5ad(path, 0, "kind", genes=50)
     with pytest.raises(ValueError, match="preprocess must be 'none' or 'counts', got 'log'"):
         load_h5ad(path, 0, "kind", preprocess="log")  # type: ignore[arg-type]
@@ -139,7 +141,7 @@ def test_options_and_columns_that_are_not_there_are_refused(tmp_path: Path) -> N
         load_h5ad(path, 0, "kind", preprocess="counts")
 
 
-def test_files_that_are_missing_or_something_else_are_refused(tmp_path: Path) -> None:
+def test_missing_files_and_files_of_other_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no file .*none\.h5ad"):
         load_h5ad(tmp_path / "none.h5ad", 0, "kind")
     (tmp_path / "text.h5ad").write_text("hello")
@@ -161,5 +163,5 @@ def test_an_empty_file_and_one_without_x_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is empty: it has 0 cells and 200 genes"):
         load_h5ad(written(tmp_path / "a.h5ad", COUNTS[:0], KINDS[:0]), 0, "kind")
     path = written(tmp_path / "b.h5ad", None, layers={"raw": COUNTS})
-    with pytest.raises(ValueError, match=r"has no X; name one of its layers with layer=, found \['raw'\]"):
+    with pytest.raises(ValueError, match=r"has no X; choose one of its layers with layer=, found \['raw'\]"):
         load_h5ad(path, 0, "kind")

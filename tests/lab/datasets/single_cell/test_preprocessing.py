@@ -1,3 +1,5 @@
+"""Preprocessing of single-cell counts: equal to scanpy's own calls, and blind to test cells."""
+
 from __future__ import annotations
 
 import sys
@@ -7,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.lab.datasets.single_cell.preprocessing import leiden_clusters, prepare_cells, split_cells
+from dynamicgate.lab.datasets.single_cell.preprocessing import leiden_clusters, preprocess_counts, split_cells
 
 sc = pytest.importorskip("scanpy")
 ad = pytest.importorskip("anndata")
@@ -18,7 +20,7 @@ CELLS, GENES = 120, 300
 
 
 def random_counts(seed: int = 0) -> np.ndarray:
-    """Genes of very different means, some over-dispersed, some never seen."""
+    """Genes of very different means, some over-dispersed, some never expressed."""
     rng = np.random.default_rng(seed)
     mean = rng.lognormal(-1, 1.5, GENES) * (np.arange(GENES) % 10 > 0)
     return rng.poisson(mean * rng.gamma(0.5 + np.arange(GENES) % 3, 1, (CELLS, GENES))).astype(np.float32)
@@ -37,9 +39,9 @@ def dense(cells: Any) -> np.ndarray:
 @pytest.mark.filterwarnings("ignore:.*expects raw count data")
 @pytest.mark.parametrize("hvg", ["counts", "log"])
 @pytest.mark.parametrize("fit", ["train", "all"])
-def test_the_result_is_that_of_scanpys_own_calls(hvg: Any, fit: Any) -> None:
+def test_the_result_equals_that_of_scanpys_own_calls(hvg: Any, fit: Any) -> None:
     x = random_counts()
-    prepared = prepare_cells(counted(x), TRAIN, genes=40, hvg=hvg, fit=fit)
+    prepared = preprocess_counts(counted(x), TRAIN, genes=40, hvg=hvg, fit=fit)
 
     expected = counted(x)
     expected.layers["counts"] = expected.X.copy()
@@ -54,34 +56,34 @@ def test_the_result_is_that_of_scanpys_own_calls(hvg: Any, fit: Any) -> None:
     np.testing.assert_allclose(dense(prepared), dense(expected[:, chosen]), rtol=0, atol=1e-6)
 
 
-def test_zeros_stay_zeros_and_the_counts_are_left_alone() -> None:
+def test_zeros_stay_zeros_and_the_counts_are_not_changed() -> None:
     x = random_counts()
     counts = counted(x)
-    prepared = prepare_cells(counts, TRAIN, genes=40)
+    prepared = preprocess_counts(counts, TRAIN, genes=40)
     assert np.array_equal(dense(prepared) == 0, x[:, prepared.var_names.astype(int)] == 0)
     assert np.array_equal(counts.X.toarray(), x)
 
 
 @pytest.mark.parametrize("scale", [False, True])
 @pytest.mark.parametrize("hvg", ["counts", "log"])
-def test_test_cells_change_neither_the_genes_nor_a_bit_of_the_training_cells(hvg: Any, scale: bool) -> None:
+def test_test_cells_affect_neither_the_genes_nor_a_bit_of_the_training_cells(hvg: Any, scale: bool) -> None:
     x = random_counts()
     other = x.copy()
     held_out = np.setdiff1d(np.arange(CELLS), TRAIN.numpy())
     other[held_out] = random_counts(1)[held_out][:, ::-1] * 50
-    first, second = (prepare_cells(counted(each), TRAIN, genes=40, hvg=hvg, scale=scale) for each in (x, other))
+    first, second = (preprocess_counts(counted(each), TRAIN, genes=40, hvg=hvg, scale=scale) for each in (x, other))
     assert list(first.var_names) == list(second.var_names)
     assert dense(first)[TRAIN].tobytes() == dense(second)[TRAIN].tobytes()
-    # The published way does not hold to this: the check above can fail.
-    leaky = [prepare_cells(counted(each), TRAIN, genes=40, hvg=hvg, fit="all") for each in (x, other)]
+    # The published way does leak test cells, so the check above can fail.
+    leaky = [preprocess_counts(counted(each), TRAIN, genes=40, hvg=hvg, fit="all") for each in (x, other)]
     assert list(leaky[0].var_names) != list(leaky[1].var_names)
 
 
 @pytest.mark.parametrize("fit", ["train", "all"])
-def test_scaling_is_scanpys_with_the_constants_of_the_fitted_cells(fit: Any) -> None:
+def test_scaling_equals_scanpys_with_mean_and_std_of_the_fitted_cells(fit: Any) -> None:
     x = random_counts()
-    plain = prepare_cells(counted(x), TRAIN, genes=40, fit=fit)
-    scaled = prepare_cells(counted(x), TRAIN, genes=40, fit=fit, scale=True)
+    plain = preprocess_counts(counted(x), TRAIN, genes=40, fit=fit)
+    scaled = preprocess_counts(counted(x), TRAIN, genes=40, fit=fit, scale=True)
     fitted = TRAIN.numpy() if fit == "train" else np.arange(CELLS)
     expected = ad.AnnData(dense(plain)[fitted])
     sc.pp.scale(expected, zero_center=True)
@@ -89,34 +91,34 @@ def test_scaling_is_scanpys_with_the_constants_of_the_fitted_cells(fit: Any) -> 
     assert scaled.X.dtype == np.float32
 
 
-def test_all_genes_are_kept_where_none_are_to_be_chosen_and_names_need_not_be_unique() -> None:
+def test_all_genes_are_kept_if_none_are_selected_and_names_need_not_be_unique() -> None:
     x = random_counts()
     counts = counted(x)
     counts.var_names = [f"g{position // 2}" for position in range(GENES)]
-    assert prepare_cells(counts, TRAIN, genes=None).shape == (CELLS, GENES)
-    few = prepare_cells(counts, TRAIN, genes=40)
+    assert preprocess_counts(counts, TRAIN, genes=None).shape == (CELLS, GENES)
+    few = preprocess_counts(counts, TRAIN, genes=40)
     assert few.shape == (CELLS, 40)
-    assert np.array_equal(dense(few), dense(prepare_cells(counted(x), TRAIN, genes=40)))
+    assert np.array_equal(dense(few), dense(preprocess_counts(counted(x), TRAIN, genes=40)))
 
 
-def test_dense_whole_number_counts_give_the_same_as_sparse_ones() -> None:
+def test_dense_integer_counts_give_the_same_as_sparse_ones() -> None:
     x = random_counts()
-    cells = prepare_cells(ad.AnnData(x.astype(np.int64)), TRAIN, genes=40)
-    assert np.array_equal(dense(cells), dense(prepare_cells(counted(x), TRAIN, genes=40)))
+    cells = preprocess_counts(ad.AnnData(x.astype(np.int64)), TRAIN, genes=40)
+    assert np.array_equal(dense(cells), dense(preprocess_counts(counted(x), TRAIN, genes=40)))
 
 
 @pytest.mark.parametrize("value", [0.5, -1, np.nan, np.inf])
-def test_values_that_are_no_counts_are_refused(value: float) -> None:
+def test_values_that_are_not_counts_are_refused(value: float) -> None:
     x = random_counts()
     x[3, 4] = value
     if np.isinf(value):
         x[3, 5] = -np.inf
-    with pytest.raises(ValueError, match=r"mine must be raw counts .* found .* among 1 others"):
-        prepare_cells(counted(x), TRAIN, what="mine")
+    with pytest.raises(ValueError, match=r"mine must be raw counts .* found [12] other values, the first"):
+        preprocess_counts(counted(x), TRAIN, what="mine")
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("wrong", "message"),
     [
         ({"genes": 301}, "genes must be 1 to 300, or None to keep them all, got 301"),
         ({"genes": 0}, "genes must be 1 to 300"),
@@ -124,18 +126,18 @@ def test_values_that_are_no_counts_are_refused(value: float) -> None:
         ({"fit": "test"}, "fit must be one of 'train', 'all', got 'test'"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(wrong: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        prepare_cells(counted(random_counts()), TRAIN, **wrong)
+def test_unknown_options_are_refused(wrong: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        preprocess_counts(counted(random_counts()), TRAIN, **wrong)
 
 
-def test_too_few_cells_to_rank_genes_on_are_refused_with_a_way_out() -> None:
+def test_too_few_cells_to_rank_genes_are_refused_with_what_to_do() -> None:
     counts = counted(np.eye(4, dtype=np.float32))
     with pytest.raises(ValueError, match=r"cannot rank 4 genes on 2 cells .* keep all genes with genes=None"):
-        prepare_cells(counts, torch.tensor([0, 1]), genes=2)
+        preprocess_counts(counts, torch.tensor([0, 1]), genes=2)
 
 
-def test_parts_are_disjoint_cover_all_and_only_validation_moves_with_the_seed() -> None:
+def test_parts_are_disjoint_and_complete_and_only_validation_depends_on_the_seed() -> None:
     y = torch.arange(200) % 4
     first, second = split_cells(y, 0), split_cells(y, 1)
     assert torch.cat(first).sort().values.equal(torch.arange(200))
@@ -149,12 +151,14 @@ def test_parts_are_disjoint_cover_all_and_only_validation_moves_with_the_seed() 
 @pytest.mark.parametrize(
     ("module", "call"),
     [
-        ("scanpy", lambda: prepare_cells(None, TRAIN)),
-        ("skmisc", lambda: prepare_cells(counted(random_counts()), TRAIN, genes=40)),
+        ("scanpy", lambda: preprocess_counts(None, TRAIN)),
+        ("skmisc", lambda: preprocess_counts(counted(random_counts()), TRAIN, genes=40)),
         ("leidenalg", lambda: leiden_clusters(None)),
     ],
 )
-def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch, module: str, call: Any) -> None:
+def test_a_missing_package_is_reported_with_the_extra_to_install(
+    monkeypatch: pytest.MonkeyPatch, module: str, call: Any
+) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules, "skmisc.loess", raising=False)
     with pytest.raises(ImportError, match=r"not installed: pip install 'dynamicgate\[omics\]'"):

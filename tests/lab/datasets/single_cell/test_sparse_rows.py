@@ -1,3 +1,5 @@
+"""Rows of a sparse matrix, dense batch by batch."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -5,7 +7,7 @@ import pytest
 import torch
 
 from dynamicgate.data import Arrays
-from dynamicgate.lab.datasets.npz_file import mean_and_std
+from dynamicgate.lab.datasets.normalisation import mean_and_std
 from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows, sparse_mean_and_std
 
 sparse = pytest.importorskip("scipy.sparse")
@@ -14,7 +16,7 @@ DENSE = np.random.default_rng(0).poisson(0.4, (50, 7)).astype(np.float32)
 
 
 @pytest.mark.parametrize("form", ["csr_matrix", "csc_matrix", "coo_matrix", "csr_array"])
-def test_a_batch_is_the_dense_rows_asked_for_in_the_order_asked_for(form: str) -> None:
+def test_a_batch_is_the_dense_rows_of_the_index_in_its_order(form: str) -> None:
     rows = SparseRows(getattr(sparse, form)(DENSE))
     batch = rows[torch.tensor([3, 3, 49, 0])]
     assert batch.dtype == torch.float32
@@ -22,14 +24,14 @@ def test_a_batch_is_the_dense_rows_asked_for_in_the_order_asked_for(form: str) -
     assert (rows.shape, len(rows)) == ((50, 7), 50)
 
 
-def test_a_boolean_or_empty_index_and_a_dense_tensor_agree() -> None:
+def test_a_boolean_or_empty_index_works_as_on_a_dense_tensor() -> None:
     rows, dense = SparseRows(sparse.csr_matrix(DENSE)), torch.from_numpy(DENSE)
     mask = torch.arange(50) % 3 == 0
     assert rows[mask].equal(dense[mask])
     assert rows[torch.arange(0)].shape == (0, 7)
 
 
-def test_a_csr_matrix_in_float32_is_not_copied_and_the_store_stays_sparse() -> None:
+def test_a_csr_matrix_in_float32_is_neither_copied_nor_made_dense() -> None:
     matrix = sparse.csr_matrix(DENSE)
     rows = SparseRows(matrix)
     assert np.shares_memory(rows.matrix.data, matrix.data)
@@ -45,16 +47,16 @@ def test_arrays_over_sparse_rows_take_views_and_make_batches() -> None:
     assert torch.cat([x for x, _ in arrays.batches(8)]).equal(torch.from_numpy(DENSE))
 
 
-def test_entries_stored_twice_are_one_entry_with_their_sum() -> None:
+def test_duplicate_entries_are_summed() -> None:
     twice = sparse.csr_matrix((np.array([1.0, 2.0]), np.array([1, 1]), np.array([0, 2])), shape=(1, 3))
     rows = SparseRows(twice)
     assert rows[torch.tensor([0])].tolist() == [[0, 3, 0]]
     assert sparse_mean_and_std(rows, torch.tensor([0]))[0].tolist() == [0, 3, 0]
-    assert twice.nnz == 2  # the caller's matrix is left alone
+    assert twice.nnz == 2  # the caller's matrix is not changed
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e39])
-def test_a_value_that_is_not_finite_in_float32_is_named_with_its_place(value: float) -> None:
+def test_a_value_that_is_not_finite_in_float32_is_reported_with_its_position(value: float) -> None:
     broken = DENSE.astype(np.float64)
     broken[2, 5] = value
     with pytest.raises(ValueError, match=r"genes must be finite in float32, found 1 .* in row 2, column 5"):
@@ -62,24 +64,24 @@ def test_a_value_that_is_not_finite_in_float32_is_named_with_its_place(value: fl
 
 
 @pytest.mark.parametrize(
-    ("matrix", "kind", "sentence"),
+    ("matrix", "kind", "message"),
     [
         (DENSE, TypeError, "must be a scipy sparse matrix, got ndarray"),
         (sparse.csr_matrix((0, 3)), ValueError, r"at least one row and one column, got shape \(0, 3\)"),
         (sparse.csr_matrix(DENSE.astype(complex)), ValueError, "real numbers, got dtype complex128"),
     ],
 )
-def test_what_cannot_be_rows_is_refused(matrix: object, kind: type[Exception], sentence: str) -> None:
-    with pytest.raises(kind, match=sentence):
+def test_other_matrices_are_refused(matrix: object, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
         SparseRows(matrix)
 
 
-def test_rows_are_asked_for_by_a_flat_index() -> None:
+def test_the_index_must_have_one_dimension() -> None:
     with pytest.raises(IndexError, match=r"1-dimensional index, got shape \(\)"):
         SparseRows(sparse.csr_matrix(DENSE))[torch.tensor(3)]
 
 
-def test_mean_and_std_are_those_of_the_dense_rows() -> None:
+def test_mean_and_std_equal_those_of_the_dense_rows() -> None:
     dense = DENSE.copy()
     dense[:, 2], dense[:, 3] = 0, 5  # two constant columns
     index = torch.tensor([7, 1, 30, 31, 32, 8])
@@ -90,8 +92,8 @@ def test_mean_and_std_are_those_of_the_dense_rows() -> None:
     assert std[2:4].tolist() == [1, 1]
 
 
-def test_a_floor_lifts_small_spreads_and_leaves_constant_columns_at_one() -> None:
+def test_min_std_raises_small_deviations_and_leaves_constant_columns_at_one() -> None:
     dense = np.zeros((100, 3), np.float32)
     dense[0, 0], dense[:50, 1] = 1, 4
-    _, std = sparse_mean_and_std(SparseRows(sparse.csr_matrix(dense)), torch.arange(100), least_std=0.3)
+    _, std = sparse_mean_and_std(SparseRows(sparse.csr_matrix(dense)), torch.arange(100), min_std=0.3)
     assert std.tolist() == pytest.approx([0.3, 2.0, 1.0])

@@ -1,3 +1,5 @@
+"""Log-mel features against librosa and a naive implementation."""
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -41,7 +43,7 @@ def clips(config: MelConfig) -> torch.Tensor:
 
 def by_librosa(wave: np.ndarray[Any, Any], config: MelConfig) -> np.ndarray[Any, Any]:
     librosa = pytest.importorskip("librosa", reason="needs the extra dynamicgate[speech]")
-    if not config.centred:  # librosa frames n_fft samples, of which a short window uses the middle
+    if not config.centred:  # librosa frames n_fft samples, of which a shorter window uses the middle
         margin = config.n_fft - config.window
         wave = np.pad(wave, (margin // 2, margin - margin // 2))
     power = librosa.feature.melspectrogram(
@@ -79,14 +81,14 @@ def test_log_mel_agrees_with_librosa(name: str) -> None:
     assert expected.shape[1:] == (config.mels, config.frames)
     # librosa's filters are float32: that is most of the difference in float64.
     assert np.abs(log_mel(waves, config).numpy() - expected).max() < 1e-5
-    # The features themselves, in float32: bands 60 dB below a tone carry its rounding, so not the decibels.
+    # In float32 compare the features, not the decibels: bands 60 dB below a tone carry its rounding error.
     mean, std = expected.mean((1, 2), keepdims=True), expected.std((1, 2), keepdims=True)
     standardised = (expected - mean) / (std + 1e-5)
     assert np.abs(log_mel(waves.float(), replace(config, standardise=True)).numpy() - standardised).max() < 1e-4
 
 
 @pytest.mark.parametrize("name", ["code", "text", "odd margin"])
-def test_log_mel_is_what_one_frame_after_the_other_gives(name: str) -> None:
+def test_log_mel_equals_a_naive_computation_frame_by_frame(name: str) -> None:
     config = CONFIGS[name]
     wave = clips(config)[0].numpy()
     window = np.sin(np.pi * np.arange(config.window) / config.window) ** 2  # Hann, periodic
@@ -103,20 +105,20 @@ def test_log_mel_is_what_one_frame_after_the_other_gives(name: str) -> None:
 
 
 @pytest.mark.parametrize("config", [CODE, TEXT])
-def test_each_clip_has_mean_zero_and_deviation_one_whatever_its_level(config: MelConfig) -> None:
+def test_each_clip_has_mean_zero_and_deviation_one_at_any_volume(config: MelConfig) -> None:
     waves = clips(config).float()
-    pictures = log_mel(waves, config)
-    assert pictures.mean((1, 2)).abs().max() < 1e-5
-    assert (pictures.std((1, 2), correction=0) - 1).abs().max() < 1e-4
-    assert (log_mel(waves / 2, config) - pictures).abs().max() < 1e-3
+    features = log_mel(waves, config)
+    assert features.mean((1, 2)).abs().max() < 1e-5
+    assert (features.std((1, 2), correction=0) - 1).abs().max() < 1e-4
+    assert (log_mel(waves / 2, config) - features).abs().max() < 1e-3
 
 
-def test_a_silent_clip_is_exactly_zero_and_a_batch_is_its_clips() -> None:
+def test_a_silent_clip_is_exactly_zero_and_batching_changes_nothing() -> None:
     waves = clips(CODE).float()
     waves[1] = 0
-    pictures = log_mel(waves, CODE)
-    assert pictures[1].count_nonzero() == 0
-    assert torch.allclose(torch.cat([log_mel(wave[None], CODE) for wave in waves]), pictures, atol=1e-5)
+    features = log_mel(waves, CODE)
+    assert features[1].count_nonzero() == 0
+    assert torch.allclose(torch.cat([log_mel(wave[None], CODE) for wave in waves]), features, atol=1e-5)
 
 
 def test_the_logarithm_differs_from_decibels_by_a_factor() -> None:
@@ -126,7 +128,7 @@ def test_the_logarithm_differs_from_decibels_by_a_factor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"n_fft": 256}, "n_fft must be at least the window of 480 samples, got 256"),
         ({"seconds": 0.01}, "a clip of 160 samples is shorter than the window of 480"),
@@ -135,23 +137,23 @@ def test_the_logarithm_differs_from_decibels_by_a_factor() -> None:
         ({"unit": "sone"}, "unit must be one of db, log, got 'sone'"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_settings_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         replace(TEXT, **options)
 
 
-def test_bands_that_would_be_empty_are_refused() -> None:
+def test_so_many_bands_that_some_would_be_empty_are_refused() -> None:
     with pytest.raises(ValueError, match="200 mel bands are too many for 257 frequency bins"):
         mel_filters(replace(CODE, mels=200))
 
 
 @pytest.mark.parametrize("waves", [torch.zeros(12_800), torch.zeros(1, 16_000), torch.zeros(1, 12_800).short()])
 def test_waves_of_another_shape_or_type_are_refused(waves: torch.Tensor) -> None:
-    with pytest.raises(ValueError, match=r"expected floating waves of shape \[clips, 12800\]"):
+    with pytest.raises(ValueError, match=r"expected floating-point waves of shape \[clips, 12800\]"):
         log_mel(waves, CODE)
 
 
-def test_presets_are_found_by_name_and_configurations_taken_as_they_are() -> None:
+def test_presets_are_found_by_name_and_configurations_used_as_they_are() -> None:
     assert (mel_config("code"), mel_config("text"), mel_config(CONFIGS["64 mels"])) == (CODE, TEXT, CONFIGS["64 mels"])
     with pytest.raises(ValueError, match="unknown features 'mfcc': expected one of code, text, or a MelConfig"):
         mel_config("mfcc")

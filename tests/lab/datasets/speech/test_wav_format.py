@@ -1,3 +1,5 @@
+"""Reading wav files of every encoding, and refusing damaged ones."""
+
 from __future__ import annotations
 
 import io
@@ -20,7 +22,7 @@ def other_encoding(samples: np.ndarray[Any, Any], subtype: str) -> bytes:
     return buffer.getvalue()
 
 
-def test_mono_16_bit_samples_come_back_bit_for_bit() -> None:
+def test_mono_16_bit_samples_are_read_bit_for_bit() -> None:
     samples = np.array([0, 1, -1, 32_767, -32_768, 12_345], np.int16)
     values = read_wav(wav_bytes(samples), "x.wav", RATE)
     assert values.dtype == np.float32
@@ -41,7 +43,9 @@ def test_other_encodings_are_read_by_soundfile(subtype: str, error: float) -> No
 
 
 @pytest.mark.parametrize("subtype", ["FLOAT", "PCM_24"])
-def test_without_soundfile_another_encoding_names_the_extra(subtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_soundfile_another_encoding_names_the_extra_to_install(
+    subtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = other_encoding(tone(440) / 32_768, subtype)
     monkeypatch.setitem(sys.modules, "soundfile", None)
     with pytest.raises(ImportError, match=r"yes/x\.wav is not 16-bit PCM.*pip install 'dynamicgate\[speech\]'"):
@@ -60,11 +64,11 @@ def unknown_codec() -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "message"),
     [
         (lambda: b"", "is empty; it is damaged"),
-        (lambda: b"ID3 this is an mp3", "does not start as a wav file does"),
-        (lambda: wav_bytes(tone(440))[:20], "ends within its header: it is truncated"),
+        (lambda: b"ID3 this is an mp3", "does not start like a wav file"),
+        (lambda: wav_bytes(tone(440))[:20], "is truncated: it ends within its header"),
         (lambda: wav_bytes(tone(440))[:14], "is not a readable wav file: .* chunk missing"),
         (lambda: wav_bytes(tone(440))[:1044], "is truncated: its header promises 16000 samples, it holds 500"),
         (lambda: wav_bytes(tone(440))[:1045], "is truncated: its header promises 16000 samples, it holds 500"),
@@ -72,14 +76,14 @@ def unknown_codec() -> bytes:
             lambda: other_encoding(tone(440) / 32_768, "FLOAT")[:1000],
             "is truncated: its header promises .* it has 1000",
         ),
-        (lambda: wav_bytes(np.zeros(0, np.int16)), "holds no samples"),
-        (lambda: wav_bytes(tone(440), rate=8000), "has 8000 samples a second, expected 16000; .* never resampled"),
-        (with_nan, "holds samples that are not finite"),
+        (lambda: wav_bytes(np.zeros(0, np.int16)), "contains no samples"),
+        (lambda: wav_bytes(tone(440), rate=8000), "has 8000 samples per second, expected 16000; .* never resampled"),
+        (with_nan, "contains samples that are not finite"),
         (unknown_codec, "is not a readable wav file"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_named_with_the_reason(content: Any, sentence: str) -> None:
-    with pytest.raises(ValueError, match=rf"^yes/a_nohash_0\.wav .*({sentence})"):
+def test_an_unusable_file_is_named_with_the_reason(content: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^yes/a_nohash_0\.wav .*({message})"):
         read_wav(content(), "yes/a_nohash_0.wav", RATE)
 
 

@@ -1,4 +1,4 @@
-"""Writers of small wav files, and of datasets made of them."""
+"""Write small wav files, and folders and archives of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def write_tar(path: Path, files: Mapping[str, bytes], prefix: str = "") -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     fast: dict[str, Any] = {".gz": {"compresslevel": 1}, ".xz": {"preset": 0}}.get(path.suffix, {})
     with tarfile.open(path, "w:" + {".gz": "gz", ".xz": "xz", ".tar": ""}[path.suffix], **fast) as archive:
-        for name, content in reversed(files.items()):  # another order than a folder's
+        for name, content in reversed(files.items()):  # in another order than a folder's
             member = tarfile.TarInfo(prefix + name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))

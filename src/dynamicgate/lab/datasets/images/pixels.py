@@ -1,4 +1,4 @@
-"""Images as bytes: how they are stored, varied in training, and turned into the features a model reads.
+"""Images as uint8 pixels: decode them, map them from a file, and turn a batch into features.
 
 Pixels stay uint8 [n, channels, height, width] until a batch is asked for: a quarter of the memory of float32, and a
 black pixel is an exact zero.
@@ -8,23 +8,16 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.nn import functional as F
 
-from dynamicgate.data.arrays import Arrays
-
-Augment: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
-Channels: TypeAlias = tuple[float, ...]
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 
-# Raster formats only: pillow gives others (EPS) to outside programs.
+# Raster formats only: pillow hands others (EPS) to external programs.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP", "MPO")
 
 
@@ -50,10 +43,10 @@ class MemmapRows:
 
 
 def decode_image(content: bytes, shape: tuple[int, int, int], *, resize: bool = False) -> Pixels:
-    """Pixels [channels, height, width] of an image, grey or in colour as `shape` asks; transparency becomes white.
+    """Pixels [channels, height, width] of an image, grey or colour as `shape` asks; transparency becomes white.
 
-    With `resize` a photograph is first turned upright as its EXIF data says, then resized (bilinear, not keeping its
-    proportions); without, another size than that of `shape` is a ValueError.
+    With `resize`, a photograph is first rotated upright as its EXIF data says, then resized (bilinear, ignoring its
+    aspect ratio). Without it, a size other than that of `shape` is a ValueError.
     """
     try:
         from PIL import Image, ImageOps
@@ -64,7 +57,7 @@ def decode_image(content: bytes, shape: tuple[int, int, int], *, resize: bool = 
         with Image.open(io.BytesIO(content), formats=FORMATS) as opened:
             image: Image.Image = ImageOps.exif_transpose(opened) if resize else opened
             if image.mode in ("I", "F"):
-                raise ValueError(f"pixels of 32 bits (mode {image.mode}); convert it to 8 bits for each channel")
+                raise ValueError(f"pixels of 32 bits (mode {image.mode}); convert it to 8 bits per channel")
             if image.mode.startswith("I;16"):
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             if image.has_transparency_data:
@@ -83,72 +76,5 @@ def decode_image(content: bytes, shape: tuple[int, int, int], *, resize: bool = 
 def to_features(batch: torch.Tensor) -> torch.Tensor:
     """Pixels as float32 [B, channels * height * width] in [0, 1]; zero stays exactly zero."""
     if batch.dtype != torch.uint8:
-        raise ValueError(f"expected pixels of type torch.uint8, received {batch.dtype}; scale features yourself")
+        raise ValueError(f"expected pixels of type torch.uint8, received {batch.dtype}; scale other features yourself")
     return batch.flatten(1).to(torch.float32).div_(255)
-
-
-def crop_and_flip(padding: int) -> Augment:
-    """A random crop of the image with `padding` zeros on each side, mirrored left to right half of the time."""
-    if padding < 0:
-        raise ValueError(f"padding must be 0 or more pixels, received {padding}")
-    return partial(_crop_and_flip, padding=padding)
-
-
-def flip_only(batch: torch.Tensor) -> torch.Tensor:
-    """Mirrored left to right half of the time, each image on its own."""
-    # Drawn on the CPU everywhere: one generator, so a run is repeated on any device.
-    mirrored = (torch.rand(len(batch)) < 0.5).to(batch.device)
-    return torch.where(mirrored[:, None, None, None], batch.flip(-1), batch)
-
-
-def _crop_and_flip(batch: torch.Tensor, *, padding: int) -> torch.Tensor:
-    height, width = batch.shape[2:]
-    top, left = torch.randint(2 * padding + 1, (2, len(batch))).to(batch.device)
-    # Every window of every padded image, as a view: [B, C, tops, lefts, H, W].
-    windows = F.pad(batch, (padding,) * 4).unfold(2, height, 1).unfold(3, width, 1)
-    return flip_only(windows[torch.arange(len(batch), device=batch.device), :, top, left])
-
-
-def chosen_augment(choice: bool | str | None, padding: int) -> Augment | None:
-    """The option `augment` of the loaders: False, None or "none", "flip", or True or "crop_and_flip"."""
-    if choice is None or isinstance(choice, bool):
-        choice = "crop_and_flip" if choice else "none"
-    choices: dict[str, Augment | None] = {
-        "none": None,
-        "flip": flip_only,
-        "crop_and_flip": crop_and_flip(padding),
-    }
-    if choice not in choices:
-        raise ValueError(f"augment must be True, False or one of {', '.join(choices)}, received {choice!r}")
-    return choices[choice]
-
-
-def constants(
-    table: Mapping[str, tuple[Channels, Channels]], normalisation: str, pixels: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of each feature, from a table of constants for each channel."""
-    if normalisation not in table:
-        raise ValueError(f"normalisation must be one of {', '.join(table)}, received {normalisation!r}")
-    mean, std = table[normalisation]
-    return per_feature(mean, pixels), per_feature(std, pixels)
-
-
-def per_feature(channels: Sequence[float], pixels: int) -> torch.Tensor:
-    """One value for each channel, repeated for its pixels in the order of `to_features`."""
-    return torch.tensor(channels, dtype=torch.float32).repeat_interleave(pixels)
-
-
-def measured_constants(images: Arrays) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation of each channel over all these images, exact, for each feature; 1 if constant."""
-    channels, height, width = images.x.shape[1:]
-    counts = torch.zeros(channels, 256, dtype=torch.int64)
-    for index in torch.arange(len(images)).split(512):
-        batch = images.x[index]
-        for channel in range(channels):
-            counts[channel] += torch.bincount(batch[:, channel].flatten(), minlength=256)
-    level = torch.arange(256, dtype=torch.float64) / 255
-    share = counts / counts.sum(dim=1, keepdim=True, dtype=torch.float64)
-    mean = share @ level
-    variance = (share * (level - mean[:, None]).square()).sum(dim=1)
-    std = torch.where((counts > 0).sum(dim=1) > 1, variance.sqrt(), 1.0)
-    return per_feature(mean.tolist(), height * width), per_feature(std.tolist(), height * width)

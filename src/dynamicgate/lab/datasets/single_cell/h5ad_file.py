@@ -1,4 +1,4 @@
-"""Your own single-cell data: an AnnData file (`.h5ad`) with the classes in a column of `obs`."""
+"""Load a user's own single-cell data: an AnnData file (`.h5ad`) with the classes in a column of `obs`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.checks import check_arrays
-from dynamicgate.lab.datasets.column_encoding import class_numbers
-from dynamicgate.lab.datasets.npz_file import mean_and_std
+from dynamicgate.lab.datasets.column_encoding import encode_classes
+from dynamicgate.lab.datasets.normalisation import mean_and_std
 from dynamicgate.lab.datasets.single_cell.preprocessing import (
-    LEAST_GENE_STD,
+    MIN_GENE_STD,
     Fit,
     Hvg,
     import_scanpy,
-    prepare_cells,
+    preprocess_counts,
     split_cells,
 )
 from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows, sparse_mean_and_std
@@ -35,40 +35,40 @@ def load_h5ad(
     hvg: Hvg = "counts",
     fit: Fit = "train",
 ) -> Splits:
-    """Cells as rows, X (or `layer`) as features, the column `target` of obs as classes; a sparse X stays sparse.
+    """Cells are rows, X (or `layer`) the features, the column `target` of obs the classes; a sparse X stays sparse.
 
     Test cells are a fixed 20 %, validation 15 % of the rest by `seed`. Cells without a class are left out, with a
-    warning that counts them. preprocess="none" uses the values as they are; "counts" takes raw counts through
-    `prepare_cells`: normalise, log1p, and with `genes` choose that many of the most variable (`hvg`, `fit` as there).
-    Mean and standard deviation of each feature are those of the training cells; after "counts" the latter is at least
-    0.3, so that a gene they hardly express is not magnified.
+    warning that counts them. preprocess="none" uses the values as they are; "counts" passes raw counts through
+    `preprocess_counts`: normalise, log1p and, with `genes`, select that many highly variable genes (`hvg` and `fit` as
+    there). Mean and standard deviation of each feature are those of the training cells; after "counts" the standard
+    deviation is at least 0.3, so that a gene they hardly express is not blown up.
     """
     if preprocess not in ("none", "counts"):
         raise ValueError(f"preprocess must be 'none' or 'counts', got {preprocess!r}")
     if preprocess == "none" and genes is not None:
-        raise ValueError(f"genes={genes} chooses genes from raw counts: ask for preprocess='counts' with it")
-    cells = _labelled(read_h5ad(path), target, path)
+        raise ValueError(f"genes={genes} selects genes from raw counts: use it with preprocess='counts'")
+    cells = _with_target(read_h5ad(path), target, path)
     _use_layer(cells, layer, path)
-    numbers, names = class_numbers(cells.obs[target], f"{path}: obs column {target!r}")
+    numbers, names = encode_classes(cells.obs[target], f"{path}: obs column {target!r}")
     y = torch.from_numpy(numbers)
     parts = split_cells(y, seed, what=str(path))
     if preprocess == "counts":
-        cells = prepare_cells(cells, parts[0], genes=genes, hvg=hvg, fit=fit, what=str(path))
-    everything, mean, std = _features(cells.X, y, parts[0], path, LEAST_GENE_STD if preprocess == "counts" else 0.0)
-    train, valid, test = (everything.take(index) for index in parts)
+        cells = preprocess_counts(cells, parts[0], genes=genes, hvg=hvg, fit=fit, what=str(path))
+    rows, mean, std = _features(cells.X, y, parts[0], path, MIN_GENE_STD if preprocess == "counts" else 0.0)
+    train, valid, test = (rows.take(index) for index in parts)
     return Splits(path.stem, train, valid, test, len(names), mean, std, names)
 
 
 def read_h5ad(path: Path) -> Any:
-    """The AnnData in this file, or a sentence saying why it cannot be read."""
+    """The AnnData in this file, or an error that says why it cannot be read."""
     _, ad = import_scanpy()
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path.absolute()}; give the path of an .h5ad file")
-    with path.open("rb"):  # a file one may not read says so itself
+    with path.open("rb"):  # so that a permission error is reported as such
         pass
     try:
         with warnings.catch_warnings():
-            # Gene symbols often are not unique, and are not used as names here; files of old versions are still right.
+            # Gene symbols are often not unique and are not used as names here; files of old versions are still valid.
             warnings.filterwarnings("ignore", message=".*names are not unique", category=UserWarning)
             warnings.filterwarnings("ignore", message=".*written without encoding", category=PendingDeprecationWarning)
             return ad.read_h5ad(path)
@@ -78,7 +78,7 @@ def read_h5ad(path: Path) -> Any:
         ) from error
 
 
-def _labelled(cells: Any, target: str, path: Path) -> Any:
+def _with_target(cells: Any, target: str, path: Path) -> Any:
     if target not in cells.obs.columns:
         raise ValueError(f"{path}: obs has no column {target!r} for the classes, found {list(cells.obs.columns)}")
     if 0 in cells.shape:
@@ -96,19 +96,21 @@ def _labelled(cells: Any, target: str, path: Path) -> Any:
 def _use_layer(cells: Any, layer: str | None, path: Path) -> None:
     if layer is not None:
         if layer not in cells.layers:
-            raise ValueError(f"{path} has no layer {layer!r}, found {list(cells.layers)}; layer=None uses X")
+            raise ValueError(
+                f"{path} has no layer {layer!r}, found {list(cells.layers)}; without this option X is used"
+            )
         cells.X = cells.layers[layer]
     elif cells.X is None:
-        raise ValueError(f"{path} has no X; name one of its layers with layer=, found {list(cells.layers)}")
+        raise ValueError(f"{path} has no X; choose one of its layers with layer=, found {list(cells.layers)}")
 
 
 def _features(
-    x: Any, y: torch.Tensor, train: torch.Tensor, path: Path, least_std: float
+    x: Any, y: torch.Tensor, train: torch.Tensor, path: Path, min_std: float
 ) -> tuple[Arrays, torch.Tensor, torch.Tensor]:
-    """All cells as Arrays, and the constants of the training cells."""
+    """All cells as Arrays, with mean and standard deviation of the training cells."""
     if hasattr(x, "tocsr"):
         rows = SparseRows(x, f"{path}: X")
-        mean, std = sparse_mean_and_std(rows, train, least_std)
+        mean, std = sparse_mean_and_std(rows, train, min_std)
         return Arrays(rows, y), mean, std
     arrays = check_arrays(x, y, what=str(path))
     return arrays, *mean_and_std(arrays.values[train])

@@ -1,4 +1,4 @@
-"""Rows kept in a sparse matrix: only the batch that is asked for is ever dense."""
+"""Rows of a sparse matrix: only the batch that is asked for is ever dense."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from dynamicgate.lab.datasets.npz_file import LEAST_RELATIVE_STD, LEAST_STD
+from dynamicgate.lab.datasets.normalisation import is_constant
 
 
 class SparseRows:
     """The rows of a scipy sparse matrix as `Rows`: a batch is a dense float32 tensor, the rest stays sparse.
 
-    Stored as CSR in float32. A matrix that is already so is shared, not copied.
+    Stored as CSR in float32. A matrix that already is CSR in float32 is shared, not copied.
     """
 
     def __init__(self, matrix: Any, what: str = "sparse matrix") -> None:
@@ -26,7 +26,7 @@ class SparseRows:
             raise ValueError(f"{what} must have at least one row and one column, got shape {tuple(matrix.shape)}")
         if matrix.dtype.kind not in "biuf":
             raise ValueError(f"{what} must hold real numbers, got dtype {matrix.dtype}")
-        with np.errstate(over="ignore"):  # too large for float32 becomes infinite, and is reported as such
+        with np.errstate(over="ignore"):  # a value too large for float32 becomes infinite, and is reported below
             csr = matrix.tocsr().astype(np.float32, copy=False)
         if not csr.has_canonical_format:
             csr = csr.copy()
@@ -45,18 +45,18 @@ class SparseRows:
         return self.shape[0]
 
     def __getitem__(self, index: torch.Tensor) -> torch.Tensor:
-        """The rows at these positions (or where a boolean is True), dense, in the order asked for."""
+        """The rows at these indices (or where a boolean index is True), dense, in that order."""
         if index.ndim != 1:
-            raise IndexError(f"rows are asked for by a 1-dimensional index, got shape {tuple(index.shape)}")
+            raise IndexError(f"rows need a 1-dimensional index, got shape {tuple(index.shape)}")
         return torch.from_numpy(self.matrix[index.cpu().numpy()].toarray())
 
 
 def sparse_mean_and_std(
-    rows: SparseRows, index: torch.Tensor, least_std: float = 0.0
+    rows: SparseRows, index: torch.Tensor, min_std: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of each column over the rows at `index`, without making them dense.
 
-    A constant column gets standard deviation 1, as for dense data; any other gets at least `least_std`.
+    A constant column gets standard deviation 1, as for dense data; any other gets at least `min_std`.
     """
     columns = rows.shape[1]
     total, squares = np.zeros(columns), np.zeros(columns)
@@ -67,6 +67,5 @@ def sparse_mean_and_std(
         squares += np.bincount(part.indices, values * values, columns)
     mean = total / len(index)
     std = np.sqrt(np.maximum(squares / len(index) - mean * mean, 0))
-    constant = std <= np.maximum(LEAST_RELATIVE_STD * np.abs(mean), LEAST_STD)
-    std = np.where(constant, 1.0, np.maximum(std, least_std))
+    std = np.where(is_constant(mean, std), 1.0, np.maximum(std, min_std))
     return torch.from_numpy(mean.astype(np.float32)), torch.from_numpy(std.astype(np.float32))

@@ -1,8 +1,8 @@
-"""Every wav file of a folder or an archive, read once: as waves or as log-mel features, kept in a cache.
+"""Read every wav file of a folder or archive once, as waveforms or log-mel features, and keep them in a cache.
 
 The cache holds all clips of a source, whatever classes and parts a dataset makes of them, so that another seed or
-another set of labels reads nothing again. It is two files, named by a hash of the source and of the features:
-`<hash>.rows` (one row after the other, memory-mapped) and `<hash>.npz` (names, lists, noise), written last.
+another set of labels reads nothing again. It is two files, named by a hash of the source and of the feature settings:
+`<hash>.rows` (all rows, memory-mapped) and `<hash>.npz` (names, lists, noise), which is written last.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from dynamicgate.lab.datasets.speech.wav_format import FULL_SCALE, fit_length, r
 
 NOISE_FOLDER = "_background_noise_"
 CHUNK = 256  # clips at a time; 200 MB of spectrum with the longest preset
-LAYOUT = 1  # of the cache; another number makes older caches unread
+FORMAT = 1  # of the cache; another number makes older caches unread
 
 
 @dataclass(frozen=True, eq=False)
 class Clips:
     """Rows in the order of `names` (paths inside the source): int16 waves [n, T] or float32 features [n, M * F].
 
-    `texts` are the text files asked for by name, `noise` the whole int16 waves of the background noise folder.
+    `texts` are the text files that were asked for; `noise` are the complete int16 waves of the background noise folder.
     """
 
     names: tuple[str, ...]
@@ -43,43 +43,43 @@ class Clips:
     texts: Mapping[str, str]
     noise: Mapping[str, npt.NDArray[np.int16]]
 
-    def take(self, positions: Sequence[int]) -> torch.Tensor:
-        """A copy of the rows at these positions."""
-        return torch.from_numpy(np.array(self.rows[np.asarray(positions, dtype=np.intp)]))
+    def take(self, indices: Sequence[int]) -> torch.Tensor:
+        """A copy of the rows at these indices."""
+        return torch.from_numpy(np.array(self.rows[np.asarray(indices, dtype=np.intp)]))
 
 
 def read_clips(
     source: Path, config: MelConfig, *, waves: bool, folders: Sequence[Path], texts: Iterable[str] = ()
 ) -> Clips:
-    """The clips of `source`, from the cache in one of `folders`, else read and put into the first that may be written.
+    """The clips of `source`, from a cache in one of `folders`, else read and cached in the first writable one.
 
-    Features are those of the waves rounded to 16 bits, so that both forms give the same features.
+    Features are computed from waves rounded to 16 bits, so that cached waves and cached features agree.
     """
     wanted_texts = frozenset(texts)
     key = _key(source, config, waves, wanted_texts)
     for folder in folders:
-        if (found := _cached(folder / key)) is not None:
+        if (found := _read_cache(folder / key)) is not None:
             return found
-    folder = _writable(folders)
-    _build(source, config, waves, folder / key, wanted_texts)
-    found = _cached(folder / key)
+    folder = _first_writable(folders)
+    _write_cache(source, config, waves, folder / key, wanted_texts)
+    found = _read_cache(folder / key)
     assert found is not None
     return found
 
 
 def wave_features(waves_BT: torch.Tensor, config: MelConfig) -> torch.Tensor:
-    """[B, M * F] log-mel features of waves in 16-bit units (int16, or floating after augmentation)."""
+    """[B, M * F] log-mel features of waves in 16-bit units (int16, or floating point after augmentation)."""
     pieces = [log_mel(piece.float() / FULL_SCALE, config).flatten(1) for piece in waves_BT.split(CHUNK)]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
-def visible(name: str) -> bool:
-    """Whether no part of the path is hidden: caches, and the `._x.wav` that macOS puts into archives."""
+def is_visible(name: str) -> bool:
+    """Whether no part of the path is hidden, unlike caches and the `._x.wav` files that macOS puts into archives."""
     return not any(part.startswith(".") for part in PurePosixPath(name).parts)
 
 
 def _is_wav(name: str) -> bool:
-    return name.lower().endswith(".wav") and visible(name)
+    return name.lower().endswith(".wav") and is_visible(name)
 
 
 def _is_wanted(name: str, texts: frozenset[str]) -> bool:
@@ -93,13 +93,13 @@ def _key(source: Path, config: MelConfig, waves: bool, texts: frozenset[str]) ->
         stats = [(name, path.stat()) for name, path in named if _is_wanted(name, texts)]
     else:
         stats = [(source.name, source.stat())]
-    identity = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    fingerprint = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
     options = {"rate": config.rate, "samples": config.samples} if waves else asdict(config)
-    return hashlib.blake2b(json.dumps([LAYOUT, options, identity]).encode(), digest_size=12).hexdigest()
+    return hashlib.blake2b(json.dumps([FORMAT, options, fingerprint]).encode(), digest_size=12).hexdigest()
 
 
-def _cached(path: Path) -> Clips | None:
-    """What `_build` wrote; None where there is nothing, or where it is incomplete or damaged: then build again."""
+def _read_cache(path: Path) -> Clips | None:
+    """What `_write_cache` wrote; None if there is nothing, or if it is incomplete or damaged and must be rebuilt."""
     rows, rest = path.with_suffix(".rows"), path.with_suffix(".npz")
     try:
         with rest.open("rb") as file, np.load(file, allow_pickle=False) as archive:
@@ -117,7 +117,7 @@ def _cached(path: Path) -> Clips | None:
     return Clips(tuple(about["names"]), mapped, about["texts"], by_name)
 
 
-def _build(source: Path, config: MelConfig, waves: bool, path: Path, wanted_texts: frozenset[str]) -> None:
+def _write_cache(source: Path, config: MelConfig, waves: bool, path: Path, wanted_texts: frozenset[str]) -> None:
     names: list[str] = []
     texts: dict[str, str] = {}
     noise: dict[str, npt.NDArray[np.int16]] = {}
@@ -141,7 +141,9 @@ def _build(source: Path, config: MelConfig, waves: bool, path: Path, wanted_text
             block = torch.from_numpy(np.stack(chunk))
             file.write((block if waves else wave_features(block, config)).numpy().tobytes())
         if not names:
-            raise ValueError(f"{source} holds no .wav files besides background noise; expected a folder for each class")
+            raise ValueError(
+                f"{source} contains no .wav files except background noise; expected a folder for each class"
+            )
 
     def write_rest(file: IO[bytes]) -> None:
         about = {
@@ -156,12 +158,12 @@ def _build(source: Path, config: MelConfig, waves: bool, path: Path, wanted_text
         whole = np.concatenate([noise[name] for name in sorted(noise)] or [np.zeros(0, np.int16)])
         np.savez(file, about=np.frombuffer(json.dumps(about).encode(), np.uint8), noise=whole)
 
-    _write(path.with_suffix(".rows"), write_rows)
-    _write(path.with_suffix(".npz"), write_rest)
+    _write_atomically(path.with_suffix(".rows"), write_rows)
+    _write_atomically(path.with_suffix(".npz"), write_rest)
 
 
-def _write(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """All of the file or nothing, even if two processes build the same cache at once."""
+def _write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Write the whole file or nothing, even if two processes build the same cache at once."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -171,10 +173,10 @@ def _write(path: Path, write: Callable[[IO[bytes]], None]) -> None:
         Path(name).unlink(missing_ok=True)
 
 
-def _writable(folders: Sequence[Path]) -> Path:
+def _first_writable(folders: Sequence[Path]) -> Path:
     for folder in folders:
         existing = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
-        # A folder without any write permission was meant to stay as it is, also where we are root and could write.
+        # A folder without write permission is meant to stay as it is, even if we are root and could write.
         if existing.stat().st_mode & 0o222 and os.access(existing, os.W_OK):
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -182,4 +184,6 @@ def _writable(folders: Sequence[Path]) -> Path:
                 continue
             return folder
     looked = ", ".join(map(str, folders))
-    raise PermissionError(f"no folder to keep the clips in: {looked} may not be written; name another with cache_dir=")
+    raise PermissionError(
+        f"no folder to cache the clips in: {looked} cannot be written to; give another with cache_dir="
+    )

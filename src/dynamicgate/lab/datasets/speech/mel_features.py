@@ -1,11 +1,11 @@
 """Log-mel spectrograms of whole batches of waves, in torch.
 
 B clips, T samples, N frequency bins, M mel bands, F frames. A frame is `window` samples under a periodic Hann window,
-zero-padded on both sides to `n_fft`; its power goes through M triangular filters, and then to decibels.
+zero-padded on both sides to `n_fft`; its power spectrum goes through M triangular filters and is converted to decibels.
 
-The filters: HTK's mel scale, 2595 log10(1 + f / 700), from 0 Hz to half the rate, each triangle with a peak of 1 (no
-area normalisation), built in float64. `scale="slaney"` gives librosa's default instead: linear below 1 kHz,
-logarithmic above, each triangle of unit area. Per-sample standardisation hides most of the difference.
+The filters use HTK's mel scale, 2595 log10(1 + f / 700), from 0 Hz to half the sampling rate; each triangle has a peak
+of 1 (no area normalisation) and is built in float64. `scale="slaney"` is librosa's default instead: linear below 1 kHz,
+logarithmic above, each triangle of unit area. Standardising each clip hides most of the difference.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import numpy.typing as npt
 import torch
 from torch.nn import functional as F
 
-LEAST_POWER = 1e-10  # -100 dB, librosa's floor: digital silence must stay finite
-LEAST_STD = 1e-5  # added to the standard deviation, as the published code does
+MIN_POWER = 1e-10  # -100 dB, librosa's floor: digital silence must stay finite
+STD_OFFSET = 1e-5  # added to the standard deviation, as the published code does
 
 
 @dataclass(frozen=True)
 class MelConfig:
-    """How a wave becomes a picture. Lengths of `window`, `hop` and `n_fft` are in samples.
+    """How a wave becomes a spectrogram. `window`, `hop` and `n_fft` are in samples.
 
-    `centred` puts the middle of frame k at sample k * hop and pads the clip with zeros at both ends; else every frame
-    is a whole window inside the clip. `top_db` cuts everything that far below a clip's loudest value. `standardise`
-    gives each clip mean 0 and (population) standard deviation 1; a constant clip becomes exactly 0.
+    `centred` puts the middle of frame k at sample k * hop and pads the clip with zeros at both ends; otherwise every
+    frame is a whole window inside the clip. `top_db` clips values more than that far below the clip's maximum.
+    `standardise` gives each clip mean 0 and (population) standard deviation 1; a constant clip becomes exactly 0.
     """
 
     seconds: float = 1.0
@@ -73,12 +73,12 @@ class MelConfig:
 
     @property
     def features(self) -> int:
-        """Values in a clip's picture, M * F."""
+        """Values in a clip's spectrogram, M * F."""
         return self.mels * self.frames
 
 
-CODE = MelConfig(seconds=0.8, window=400, hop=320, centred=True)  # 40 x 41 = 1640: what the published code computes
-TEXT = MelConfig(seconds=1.0, window=480, hop=160, centred=False)  # 40 x 98 = 3920: what the paper's table states
+CODE = MelConfig(seconds=0.8, window=400, hop=320, centred=True)  # 40 x 41 = 1640: as in the published code
+TEXT = MelConfig(seconds=1.0, window=480, hop=160, centred=False)  # 40 x 98 = 3920: as in the paper's table
 PRESETS: Mapping[str, MelConfig] = MappingProxyType({"code": CODE, "text": TEXT})
 
 
@@ -100,10 +100,11 @@ def at_rate(config: MelConfig, rate: int, seconds: float) -> MelConfig:
 
 
 def log_mel(waves_BT: torch.Tensor, config: MelConfig) -> torch.Tensor:
-    """[B, M, F] in the precision and on the device of the waves, which are floating and lie in [-1, 1]."""
+    """[B, M, F] in the precision and on the device of the waves, which are floating point in [-1, 1]."""
     if waves_BT.ndim != 2 or waves_BT.shape[1] != config.samples or not waves_BT.is_floating_point():
         raise ValueError(
-            f"expected floating waves of shape [clips, {config.samples}], got {tuple(waves_BT.shape)} {waves_BT.dtype}"
+            f"expected floating-point waves of shape [clips, {config.samples}], got {tuple(waves_BT.shape)} "
+            f"{waves_BT.dtype}"
         )
     spectrum_BNF = torch.stft(
         F.pad(waves_BT, _padding(config)),
@@ -116,21 +117,21 @@ def log_mel(waves_BT: torch.Tensor, config: MelConfig) -> torch.Tensor:
     )
     power_BFN = (spectrum_BNF.real.square() + spectrum_BNF.imag.square()).transpose(1, 2)
     filters_MN = torch.tensor(mel_filters(config), dtype=waves_BT.dtype, device=waves_BT.device)
-    # Frames first: that is how stft leaves them in memory. Filters first, `filters_MN @ power_BNF`, takes 30 times as
+    # Frames first, which is how stft leaves them in memory. Filters first, `filters_MN @ power_BNF`, takes 30 times as
     # long (0.30 s against 0.01 s for 256 clips of CODE on 2 cores) for the same numbers.
     mel_BMF = (power_BFN @ filters_MN.T).transpose(1, 2).contiguous()
-    log_BMF = mel_BMF.clamp(min=LEAST_POWER).log10().mul(10)
+    log_BMF = mel_BMF.clamp(min=MIN_POWER).log10().mul(10)
     if config.unit == "log":
         log_BMF = log_BMF * (np.log(10) / 10)
     if config.top_db is not None:
         below = config.top_db if config.unit == "db" else config.top_db * np.log(10) / 10
         log_BMF = torch.maximum(log_BMF, log_BMF.amax((1, 2), keepdim=True) - below)
-    return _standardised(log_BMF) if config.standardise else log_BMF
+    return _standardise(log_BMF) if config.standardise else log_BMF
 
 
 @lru_cache(maxsize=16)
 def mel_filters(config: MelConfig) -> npt.NDArray[np.float64]:
-    """The triangles, [M, N]."""
+    """The triangular filters, [M, N]."""
     top = np.array(config.rate / 2)
     edges = _to_hertz(np.linspace(0, _to_mel(top, config.scale), config.mels + 2), config.scale)
     bins = np.arange(config.n_fft // 2 + 1) * (config.rate / config.n_fft)
@@ -170,13 +171,13 @@ def _to_hertz(mel: npt.NDArray[np.float64], scale: str) -> npt.NDArray[np.float6
 def _padding(config: MelConfig) -> tuple[int, int]:
     if config.centred:
         return config.n_fft // 2, config.n_fft // 2
-    # torch puts a short window in the middle of n_fft: these zeros under its margins let the frames reach both ends.
+    # torch centres a short window in n_fft; these zeros under its margins let the frames reach both ends of the clip.
     margin = config.n_fft - config.window
     return margin // 2, margin - margin // 2
 
 
-def _standardised(log_BMF: torch.Tensor) -> torch.Tensor:
-    # Without the shift the mean of a constant clip is off by rounding, and that divided by 1e-5 is of order 1.
+def _standardise(log_BMF: torch.Tensor) -> torch.Tensor:
+    # Without the shift the mean of a constant clip is off by rounding, and that error divided by 1e-5 is of order 1.
     shifted = log_BMF - log_BMF.amax((1, 2), keepdim=True)
     centred = shifted - shifted.mean((1, 2), keepdim=True)
-    return centred / (centred.square().mean((1, 2), keepdim=True).sqrt() + LEAST_STD)
+    return centred / (centred.square().mean((1, 2), keepdim=True).sqrt() + STD_OFFSET)
