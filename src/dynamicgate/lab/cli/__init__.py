@@ -35,7 +35,6 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "bench": "Time a saved model on this machine, uncompiled and compiled, against the dense network.",
         "report": "Write report.html from the results of `dynamicgate compare`.",
         "data": "List, download, verify and describe datasets.",
-        "paper": "Run the tables of the paper again and write docs/paper.md, in a checkout of DynamicGate.",
     }
 )
 

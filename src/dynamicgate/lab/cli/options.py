@@ -58,11 +58,11 @@ class Training(Knobs):
 
     def settings(self, **chosen: Any) -> Settings:
         """These options as the `Settings` of a run; `chosen` sets further fields."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values["hidden"] = () if self.hidden is None else integers(self.hidden, "hidden")
+        not_settings = {"data_dir", "data_option", "target", "hidden"}  # where the files are does not affect the result
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in not_settings}
         values["data_options"] = loader_options(self.data_option, self.target, "--data-option")
-        for name in ("data_dir", "data_option", "target"):  # where the files are does not affect the result
-            del values[name]
+        if self.hidden is not None:
+            values["hidden"] = integers(self.hidden, "hidden")
         return Settings(**{**values, **chosen})
 
 
