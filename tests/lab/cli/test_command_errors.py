@@ -35,7 +35,7 @@ def error_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--hidden", "abc"], "--hidden takes whole numbers separated by commas, received 'abc'"),
         (["--hidden", "64,"], "--hidden takes whole numbers separated by commas, received '64,'"),
         (["--hidden", "0"], "hidden widths must be 1 or more, received (0,)"),
-        (["--budget", "0"], "a budget is a share of the dense MACs: expected 0 < budget <= 1, received 0.0"),
+        (["--budget", "0"], "of the dense MACs: expected 0 < budget <= 1, received 0.0"),
         (["--budget", "1.5"], "expected 0 < budget <= 1, received 1.5"),
         (["--budget", "nan"], "expected 0 < budget <= 1, received nan"),
         (["--budget", "0.001"], "a budget of 0.001 cannot be met: the gate networks alone cost"),
