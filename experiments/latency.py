@@ -33,7 +33,7 @@ from dynamicgate.inference.cpu.timing import time_calls
 from dynamicgate.inference.timing import batches_of
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.lab.datasets.loading import load_dataset
-from dynamicgate.lab.datasets.single_cell.prepare import import_scanpy
+from dynamicgate.lab.datasets.single_cell.preprocessing import import_scanpy
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import Settings, run_one, settings_hash
 

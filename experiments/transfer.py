@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from comparisons import side_by_side
 
-from dynamicgate.lab.datasets.folders import default_data_dir
+from dynamicgate.lab.datasets import default_data_dir
 from dynamicgate.lab.methods import Settings, compare
 
 HERE = Path(__file__).resolve().parent
