@@ -49,9 +49,9 @@ def test_a_denser_start_goes_on_from_its_state() -> None:
     models = [dg.nn.GatedMLP((20, 30, 3)) for _ in range(2)]
     first, second = (rigl(model, 0.2, initial_density=1.0) for model in models)
     train(models[0], first, torch.optim.AdamW(models[0].parameters()), 50, 60)
-    assert first.done
+    assert first.pruning_done
     second.load_state_dict(first.state_dict())
-    assert second.done
+    assert second.pruning_done
 
 
 def test_what_is_too_many_may_be_gone_long_before_rewiring_ends() -> None:
@@ -68,3 +68,10 @@ def test_what_is_too_many_may_be_gone_long_before_rewiring_ends() -> None:
 def test_connections_go_between_two_moments_of_rewiring(given: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected 0 <= prune_from < prune_until <= until"):
         dg.RigL(dg.nn.GatedMLP((6, 8, 3)), 0.5, initial_density=1.0, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{"prune_until": 0.5}, {"prune_from": 0.0}])
+@pytest.mark.parametrize("kind", [dg.RigL, dg.sparsity.SET])
+def test_when_to_prune_is_refused_where_there_is_no_surplus(kind: type[dg.RigL], given: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="pass initial_density as well"):
+        kind(dg.nn.GatedMLP((6, 8, 3)), 0.5, **given)  # type: ignore[arg-type]

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamicgate.sparsity.density import densities
-from dynamicgate.sparsity.patterns import largest, parse_pattern
-from dynamicgate.sparsity.rigl import exchange
+from dynamicgate.sparsity.patterns import largest, parse_pattern, prune_and_regrow
 
 
 @settings(max_examples=200, deadline=None)
@@ -44,7 +43,7 @@ def test_an_exchange_keeps_the_count_to_the_entry(
     mask = pattern.random(torch.Size((outputs, inputs)), density, generator)
     assert bool(mask.any())
     keep, grow = torch.rand(2, outputs, inputs, generator=generator)
-    now = exchange(pattern, mask, keep, grow, fraction)
+    now = prune_and_regrow(pattern, mask, keep, grow, fraction)
     assert now.sum() == mask.sum()
     assert pattern.cells(now.float()).unique().numel() <= 5
 
@@ -53,7 +52,7 @@ def test_an_exchange_drops_the_weakest_and_grows_the_most_wanted() -> None:
     mask = torch.tensor([[True, True, True, True, False, False, False]])
     keep = torch.tensor([[0.4, 0.1, 0.3, 0.2, 9.0, 9.0, 9.0]])
     grow = torch.tensor([[9.0, 9.0, 9.0, 9.0, 0.1, 0.3, 0.2]])
-    assert exchange(parse_pattern("unstructured"), mask, keep, grow, 0.5).tolist() == [
+    assert prune_and_regrow(parse_pattern("unstructured"), mask, keep, grow, 0.5).tolist() == [
         [True, False, True, False, False, True, True]
     ]
 

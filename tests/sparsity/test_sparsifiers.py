@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import typing
 from pathlib import Path
 
 import pytest
@@ -377,7 +378,7 @@ def test_pruning_units_leaves_a_network_that_could_be_sliced() -> None:
     [
         ({"every": 0}, "every is a number of optimizer steps"),
         ({"until": 0.0}, "until is a share of training"),
-        ({"fraction": 0.0}, "fraction is a share of the connections"),
+        ({"fraction": 0.0}, "a fraction of the connections"),
         ({"gradient_steps": 101}, "gradient_steps are part of a period of 100 steps"),
         ({"initial_density": 1.5}, "initial_density is a share of the connections"),
         ({"density": 0.001}, "too few connections"),
@@ -387,3 +388,10 @@ def test_pruning_units_leaves_a_network_that_could_be_sliced() -> None:
 def test_mistakes_are_told(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dg.RigL(dg.nn.GatedMLP((6, 8, 3)), **{"density": 0.5, **arguments})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [dg.RigL, dg.sparsity.SET, dg.sparsity.Static, dg.sparsity.Magnitude])
+def test_the_type_hints_of_a_constructor_can_be_read_at_run_time(kind: type[Sparsifier]) -> None:
+    hints = typing.get_type_hints(kind.__init__)
+    assert hints["model"] is nn.Module
+    assert "layers" in hints

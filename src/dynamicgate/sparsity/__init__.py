@@ -3,7 +3,9 @@
 from dynamicgate.sparsity.base import LayerOptions, SparseLayer, Sparsifier
 from dynamicgate.sparsity.density import Distribution, densities
 from dynamicgate.sparsity.magnitude import Magnitude
-from dynamicgate.sparsity.rigl import SET, RigL, Static
+from dynamicgate.sparsity.rigl import RigL
+from dynamicgate.sparsity.set import SET
+from dynamicgate.sparsity.static import Static
 
 __all__ = [
     "SET",

@@ -70,8 +70,10 @@ def densities(shapes: Mapping[str, torch.Size], density: Density, distribution: 
     return _erk(shapes, density)
 
 
-def initial_densities(final: Mapping[str, float], initial_density: Density) -> dict[str, float]:
-    """The density each layer begins with: at least its `final` one."""
+def initial_densities(final: Mapping[str, float], initial_density: Density | None) -> dict[str, float]:
+    """The density each layer starts with: at least its `final` one, and that one for None."""
+    if initial_density is None:
+        return dict(final)
     rules = initial_density if isinstance(initial_density, Mapping) else {"*": initial_density}
     for value in rules.values():
         if not 0.0 <= value <= 1.0:

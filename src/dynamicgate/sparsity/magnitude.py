@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from dynamicgate.gating.sites import Site, find_sites
 from dynamicgate.sparsity import optimizer_state
 from dynamicgate.sparsity.base import LayerOptions, Sparsifier
 from dynamicgate.sparsity.density import Density, falling
 from dynamicgate.sparsity.patterns import Pattern, largest, parse_pattern
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 UNITS = "units"
 
@@ -42,7 +39,7 @@ class Magnitude(Sparsifier):
         if not 0.0 <= prune_from <= until < 1.0:
             raise ValueError(f"expected 0 <= prune_from <= until < 1, received prune_from={prune_from}, until={until}")
         super().__init__(model, density, every=every, until=until, **layers)
-        self.prune_from, self.done = prune_from, False
+        self.prune_from, self.pruning_done = prune_from, False
         self.sites: dict[str, Site] = {}
         if self.pattern == UNITS:
             self.sites = _sites_behind(model, self._chosen)
@@ -73,7 +70,7 @@ class Magnitude(Sparsifier):
         return falling(1.0, final, self.prune_from, self.until, progress)
 
     def _due(self, progress: float) -> bool:
-        if self.done or progress < self.prune_from:
+        if self.pruning_done or progress < self.prune_from:
             return False
         return progress >= self.until or (self.every is not None and self.since_update >= self.every)
 
@@ -84,7 +81,7 @@ class Magnitude(Sparsifier):
             for layer in self.layers:
                 share = self.density_at(progress, layer.density)
                 self._replace(layer, strongest(layer.pattern, layer.mask, layer.weight, share), optimizer)
-        self.done = progress >= self.until
+        self.pruning_done = progress >= self.until
 
     def _prune_units(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         by_name = {layer.name: layer for layer in self.layers}
@@ -121,12 +118,12 @@ class Magnitude(Sparsifier):
 
     def state_dict(self) -> dict[str, object]:
         """See `Sparsifier.state_dict`."""
-        return super().state_dict() | {"done": self.done}
+        return super().state_dict() | {"pruning_done": self.pruning_done}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """See `Sparsifier.load_state_dict`."""
         super().load_state_dict(state)
-        self.done = bool(state["done"])
+        self.pruning_done = bool(state["pruning_done"])
 
 
 def strongest(pattern: Pattern, mask_OI: Tensor, weight_OI: Tensor, share: float) -> Tensor:

@@ -102,3 +102,23 @@ def largest(scores_GN: Tensor, k: int) -> Tensor:
         return none.scatter_(1, index, True)  # no equals were left out: there was nothing to choose
     above = scores_GN > last
     return above | (level & (level.cumsum(1) <= k - above.sum(1, keepdim=True)))
+
+
+def prune_and_regrow(
+    pattern: Pattern, mask_OI: Tensor, keep_OI: Tensor, grow_OI: Tensor, fraction: float, density: float | None = None
+) -> Tensor:
+    """The mask with a `fraction` of its cells, those least worth keeping, exchanged for absent ones most wanted; of all
+    possible cells no more than a fraction of `density` is left."""
+    was = pattern.holds(mask_OI)
+    keep, grow = pattern.cells(keep_OI), pattern.cells(grow_OI)
+    now = was.clone()
+    for part in pattern.groups(mask_OI.shape):
+        active = pattern.rivals(was[part])
+        count = int(active[0].count_nonzero())
+        left = count if density is None else min(count, max(1, round(density * active.shape[1])))
+        k = min(round(fraction * left), active.shape[1] - count)
+        kept = active.nonzero()[:, 1].reshape(len(active), count)  # every row of rivals has as many
+        weakest = kept[largest(-pattern.rivals(keep[part]).gather(1, kept), k + count - left)].reshape(len(active), -1)
+        wanted = largest(pattern.rivals(grow[part]).scatter(1, kept, -math.inf), k)
+        now[part] = (active.scatter(1, weakest, False) | wanted).reshape(now[part].shape)
+    return pattern.entries(now, mask_OI.shape)

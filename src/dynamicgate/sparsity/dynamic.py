@@ -1,0 +1,115 @@
+"""What SET and RigL share: prune the weakest connections during training and regrow others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Unpack
+
+from dynamicgate.sparsity.activity import touches
+from dynamicgate.sparsity.base import LayerOptions, SparseLayer
+from dynamicgate.sparsity.density import Density
+from dynamicgate.sparsity.patterns import prune_and_regrow
+from dynamicgate.sparsity.static import RandomStart
+from dynamicgate.sparsity.update_schedule import UpdateSchedule
+
+
+class DynamicSparsifier(RandomStart):
+    """Exchanges connections at every update; subclasses say which missing connections to grow, in `_growth_scores`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        density: Density,
+        schedule: UpdateSchedule,
+        *,
+        rescale: bool,
+        seed: int,
+        **layers: Unpack[LayerOptions],
+    ) -> None:
+        """Make the layers of `model` sparse, in place."""
+        super().__init__(
+            model,
+            density,
+            every=schedule.every,
+            until=schedule.until,
+            initial_density=schedule.initial_density,
+            rescale=rescale,
+            seed=seed,
+            **layers,
+        )
+        self.schedule = schedule
+        self.starts_denser = self.initial_density != self._densities
+        self.pruning_done = not self.starts_denser
+        if self.starts_denser:
+            schedule.check_pruning()
+        # Checked with 0.3 even where a denser start would exchange 0.1: a layer that starts sparse needs that many.
+        fraction = schedule.first_fraction(starts_denser=False)
+        for layer in self.layers:
+            if layer.count < layer.mask.numel() and not _can_exchange(layer, fraction):
+                raise ValueError(
+                    f"{layer.name!r} has too few connections ({layer.count}) for a fraction of {fraction} to exchange "
+                    "any: raise the density or the fraction, or use Static"
+                )
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What a run that continues this one must share."""
+        start, end = self.schedule.pruning
+        own = {
+            "fraction": self.schedule.first_fraction(starts_denser=self.starts_denser),
+            "initial_density": self.initial_density,
+            "prune_from": start,
+            "prune_until": end,
+        }
+        return {**super().settings, **own}
+
+    def _due(self, progress: float) -> bool:
+        # When pruning must end, an update is due wherever the period is.
+        pruning_ends = progress >= self.schedule.pruning[1] and not self.pruning_done
+        return pruning_ends or super()._due(progress)
+
+    def _rewire(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
+        rates = self._take_open_rates()
+        revived = self.open_rates.note_silence(rates)
+        fraction = self.schedule.fraction_at(progress, starts_denser=self.starts_denser)
+        for position, layer in enumerate(self.layers):
+            keep, grow = layer.weight.abs().float(), self._growth_scores(layer, position, rates)
+            silent = touches(layer.ends, self.open_rates.silent, layer.mask.shape)
+            if silent is not None:  # nothing would be lost with them, nothing gained by more of them (sec 2.1)
+                keep, grow = keep.masked_fill(silent, -1.0), grow.masked_fill(silent, -1.0)
+            density = None if self.pruning_done else self._density_at(layer, progress)
+            mask = prune_and_regrow(layer.pattern, layer.mask, keep, grow, fraction, density)
+            # A unit that opens again after a silent period goes on without the momentum of the time before it.
+            self._replace(layer, mask, optimizer, reset=touches(layer.ends, revived, layer.mask.shape))
+        self.pruning_done = self.pruning_done or progress >= self.schedule.pruning[1]
+
+    def _density_at(self, layer: SparseLayer, progress: float) -> float:
+        return self.schedule.density_at(progress, initial=self.initial_density[layer.name], final=layer.density)
+
+    def _take_open_rates(self) -> dict[str, Tensor]:
+        if any(layer.ends.written or layer.ends.read for layer in self.layers) and not float(self.open_rates.rows):
+            raise ValueError(
+                "this model has gates: call sparsifier.watch(used, penalty) between the forward and the backward pass, "
+                "so that rarely open units get their share of new connections"
+            )
+        return self.open_rates.take()
+
+    def _growth_scores(self, layer: SparseLayer, position: int, rates: dict[str, Tensor]) -> Tensor:
+        """How much each missing connection is wanted, from the open rates of the gates since the last update."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, object]:
+        """See `Sparsifier.state_dict`."""
+        return super().state_dict() | {"pruning_done": self.pruning_done}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """See `Sparsifier.load_state_dict`."""
+        super().load_state_dict(state)
+        self.pruning_done = bool(state["pruning_done"])
+
+
+def _can_exchange(layer: SparseLayer, fraction: float) -> bool:
+    cells = layer.pattern.holds(layer.mask)
+    groups = (layer.pattern.rivals(cells[part])[0] for part in layer.pattern.groups(layer.mask.shape))
+    return any(round(fraction * int(row.sum())) > 0 and not bool(row.all()) for row in groups)
