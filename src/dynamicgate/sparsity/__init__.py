@@ -1,4 +1,4 @@
-"""Which connections exist, and how that changes in training: RigL, SET, fixed random masks, magnitude pruning."""
+"""Sparse training: which connections exist, and how they change. RigL, SET, static masks, magnitude pruning."""
 
 from dynamicgate.sparsity.base import LayerOptions, SparseLayer, Sparsifier
 from dynamicgate.sparsity.density import Distribution, densities

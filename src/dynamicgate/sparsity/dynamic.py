@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from dynamicgate.sparsity.activity import touches
+from dynamicgate.sparsity.activity import connections_at
 from dynamicgate.sparsity.base import LayerOptions, SparseLayer
 from dynamicgate.sparsity.density import Density
 from dynamicgate.sparsity.patterns import prune_and_regrow
@@ -69,34 +69,35 @@ class DynamicSparsifier(RandomStart):
         pruning_ends = progress >= self.schedule.pruning[1] and not self.pruning_done
         return pruning_ends or super()._due(progress)
 
-    def _rewire(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
+    def _update_masks(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         rates = self._take_open_rates()
-        revived = self.open_rates.note_silence(rates)
+        reopened = self.open_rates.track_dead_units(rates)
         fraction = self.schedule.fraction_at(progress, starts_denser=self.starts_denser)
         for position, layer in enumerate(self.layers):
             keep, grow = layer.weight.abs().float(), self._growth_scores(layer, position, rates)
-            silent = touches(layer.ends, self.open_rates.silent, layer.mask.shape)
-            if silent is not None:  # nothing would be lost with them, nothing gained by more of them (sec 2.1)
-                keep, grow = keep.masked_fill(silent, -1.0), grow.masked_fill(silent, -1.0)
+            dead = connections_at(layer.endpoints, self.open_rates.dead, layer.mask.shape)
+            if dead is not None:  # connections of dead units are pruned first and never grown (sec 2.1)
+                keep, grow = keep.masked_fill(dead, -1.0), grow.masked_fill(dead, -1.0)
             density = None if self.pruning_done else self._density_at(layer, progress)
             mask = prune_and_regrow(layer.pattern, layer.mask, keep, grow, fraction, density)
-            # A unit that opens again after a silent period goes on without the momentum of the time before it.
-            self._replace(layer, mask, optimizer, reset=touches(layer.ends, revived, layer.mask.shape))
+            # A dead unit that opens again continues without the optimizer state from before it died.
+            reset = connections_at(layer.endpoints, reopened, layer.mask.shape)
+            self._replace(layer, mask, optimizer, reset=reset)
         self.pruning_done = self.pruning_done or progress >= self.schedule.pruning[1]
 
     def _density_at(self, layer: SparseLayer, progress: float) -> float:
         return self.schedule.density_at(progress, initial=self.initial_density[layer.name], final=layer.density)
 
     def _take_open_rates(self) -> dict[str, Tensor]:
-        if any(layer.ends.written or layer.ends.read for layer in self.layers) and not float(self.open_rates.rows):
+        if any(layer.endpoints.gated for layer in self.layers) and not float(self.open_rates.rows):
             raise ValueError(
                 "this model has gates: call sparsifier.watch(used, penalty) between the forward and the backward pass, "
-                "so that rarely open units get their share of new connections"
+                "so that rarely open units get new connections too"
             )
         return self.open_rates.take()
 
     def _growth_scores(self, layer: SparseLayer, position: int, rates: dict[str, Tensor]) -> Tensor:
-        """How much each missing connection is wanted, from the open rates of the gates since the last update."""
+        """A score for each missing connection, the highest are grown. `rates`: how often gates were open."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, object]:
@@ -110,6 +111,6 @@ class DynamicSparsifier(RandomStart):
 
 
 def _can_exchange(layer: SparseLayer, fraction: float) -> bool:
-    cells = layer.pattern.holds(layer.mask)
-    groups = (layer.pattern.rivals(cells[part])[0] for part in layer.pattern.groups(layer.mask.shape))
+    tiles = layer.pattern.active_tiles(layer.mask)
+    groups = (layer.pattern.competing(tiles[part])[0] for part in layer.pattern.groups(layer.mask.shape))
     return any(round(fraction * int(row.sum())) > 0 and not bool(row.all()) for row in groups)

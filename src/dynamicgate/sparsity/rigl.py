@@ -8,7 +8,7 @@ from typing_extensions import Unpack
 
 from dynamicgate import distributed
 from dynamicgate.gating.recording import Usage
-from dynamicgate.sparsity.activity import often
+from dynamicgate.sparsity.activity import coactivation_rate
 from dynamicgate.sparsity.base import LayerOptions, SparseLayer, finite
 from dynamicgate.sparsity.density import Density
 from dynamicgate.sparsity.dynamic import DynamicSparsifier
@@ -16,12 +16,12 @@ from dynamicgate.sparsity.update_schedule import UpdateSchedule
 
 
 class RigL(DynamicSparsifier):
-    """Drop the connections with the smallest weights, grow those whose gradient of the task loss is largest.
+    """Prune the connections with the smallest weights, grow those with the largest gradient of the task loss.
 
-    gradient_steps: average the gradient over this many steps before each update: better scores from small batches, at
-        the price of one dense buffer while they are collected.
+    gradient_steps: sum the gradients of this many steps before each update: better scores from small batches, at the
+        cost of one dense buffer per layer in these steps.
     The other arguments are those of `SET`. With gates the gradient of a connection is divided by how often its two
-    units are open, see `watch`.
+    units are open together, see `watch`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class RigL(DynamicSparsifier):
     ) -> None:
         """Make the layers of `model` sparse, in place."""
         if gradient_steps < 1 or (every is not None and gradient_steps > max(1, every)):
-            raise ValueError(f"gradient_steps are part of a period of {every} steps, received {gradient_steps}")
+            raise ValueError(f"expected 1 <= gradient_steps <= every = {every}, received {gradient_steps}")
         schedule = UpdateSchedule(
             every=every, until=until, fraction=fraction, initial_density=initial_density, prune_from=prune_from,
             prune_until=prune_until,
@@ -50,7 +50,7 @@ class RigL(DynamicSparsifier):
         super().__init__(model, density, schedule, rescale=rescale, seed=seed, **layers)
         self.gradient_steps = gradient_steps
         self._gradients: dict[str, Tensor] = {}
-        self._not_task: dict[str, Tensor] = {}
+        self._penalty_gradients: dict[str, Tensor] = {}
 
     @property
     def settings(self) -> dict[str, object]:
@@ -60,36 +60,37 @@ class RigL(DynamicSparsifier):
     def watch(self, used: Usage, penalty: Tensor | None = None) -> None:
         """See `Sparsifier.watch`."""
         super().watch(used, penalty)
-        if penalty is None or not penalty.requires_grad or not self._scores(self.since_update + 1):
+        if penalty is None or not penalty.requires_grad or not self._collects(self.since_update + 1):
             return
         weights = [layer.weight for layer in self.layers]
         parts = torch.autograd.grad(penalty, weights, retain_graph=True, allow_unused=True)
         for layer, part in zip(self.layers, parts, strict=True):
             if part is not None:
-                self._not_task[layer.name] = self._not_task.get(layer.name, 0.0) + part.float()
+                self._penalty_gradients[layer.name] = self._penalty_gradients.get(layer.name, 0.0) + part.float()
 
-    def _scores(self, since_update: int) -> bool:
+    def _collects(self, since_update: int) -> bool:
+        """Whether this step is one of the last `gradient_steps` before an update."""
         return self.every is not None and since_update > self.every - self.gradient_steps
 
-    def _look(self, progress: float) -> None:
-        if not self._scores(self.since_update) or progress >= self.until:
+    def _accumulate_gradients(self, progress: float) -> None:
+        if not self._collects(self.since_update) or progress >= self.until:
             return
         for layer in self.layers:
             grad = layer.weight.grad
             if grad is None or not finite(grad):
                 continue
             gradient = grad.float()
-            if layer.name in self._not_task:
-                gradient = gradient - distributed.mean_(self._not_task[layer.name])
-            before = self._gradients.get(layer.name)
-            # Signed gradients are added and only then compared by size: noise that changes sign cancels.
-            self._gradients[layer.name] = gradient.clone() if before is None else before.add_(gradient)
-        self._not_task = {}
+            if layer.name in self._penalty_gradients:
+                gradient = gradient - distributed.mean_(self._penalty_gradients[layer.name])
+            total = self._gradients.get(layer.name)
+            # Signed gradients are summed before their magnitude is taken: noise that changes sign cancels.
+            self._gradients[layer.name] = gradient.clone() if total is None else total.add_(gradient)
+        self._penalty_gradients = {}
 
     def _growth_scores(self, layer: SparseLayer, position: int, rates: dict[str, Tensor]) -> Tensor:
         size = self._gradients.pop(layer.name, torch.zeros_like(layer.weight, dtype=torch.float32)).abs()
-        share = often(layer.ends, rates, layer.mask.shape)
-        return size if share is None else size / share.to(size.device)
+        rate = coactivation_rate(layer.endpoints, rates, layer.mask.shape)
+        return size if rate is None else size / rate.to(size.device)
 
     def state_dict(self) -> dict[str, object]:
         """See `Sparsifier.state_dict`."""

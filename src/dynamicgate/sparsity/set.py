@@ -18,10 +18,10 @@ class SET(DynamicSparsifier):
     every: optimizer steps between updates; None is 100, or fewer in a short run.
     until: fraction of training after which the mask stays.
     fraction: fraction of the connections exchanged at the first update; falls to zero along a cosine. None is 0.3, or
-        0.1 where a layer starts denser than it ends: what was learned dense is worth more than what was drawn.
+        0.1 where a layer starts denser than it ends.
     initial_density: fraction of the connections that exist at first, given like `density` and never less; None is
         `density`. The surplus is pruned between `prune_from` (None is 0.1) and `prune_until` (None is `until`), along
-        a cubic that is steep at first. From 1 on the network learns while dense which connections are worth keeping.
+        a cubic that is steep at first. From a dense start (1) the network learns which connections are worth keeping.
     The other arguments are those of `Static`.
     """
 

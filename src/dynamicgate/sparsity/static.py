@@ -15,7 +15,7 @@ from dynamicgate.sparsity.patterns import Pattern, parse_pattern
 
 
 class RandomStart(Sparsifier):
-    """Layers that begin with a random mask."""
+    """Starts every layer with a random mask."""
 
     def __init__(
         self,
@@ -47,14 +47,16 @@ class RandomStart(Sparsifier):
 
 
 class Static(RandomStart):
-    """A random mask that never changes: the control that rewiring must beat.
+    """A random mask that never changes: the control that dynamic sparse training must beat.
 
-    density: share of the connections that exist, for all layers or as {layer name or glob: share}.
-    distribution: how one density is spread over layers: "uniform", or "erk" (denser where a layer is small).
-    pattern: "unstructured", "fan-in" (as many inputs for every output), or cells of outputs x inputs like "16x1".
-    include, exclude: names or globs of Linear layers; by default all but the output layer and the gate networks.
-    rescale: divide the weights by the root of the density, so that a sparse layer starts with outputs as large as those
-        of a dense one: for deep and very sparse networks that are not trained yet.
+    density: fraction of the connections that exist, for all layers or as {layer name or glob: fraction}.
+    distribution: how one density is spread over layers: "uniform", or "erk" (small layers are denser).
+    pattern: "unstructured", "fan-in" (every output has the same number of inputs), or tiles of outputs x inputs like
+        "16x1".
+    include, exclude: names or globs of Linear layers; by default all except the output layer and the gate networks.
+    rescale: divide the weights by the square root of the density, so that a sparse layer starts with outputs as large
+        as those of a dense one: for deep, very sparse networks that are not trained yet.
+    seed: of the random mask.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dynamicgate.sparsity.density import Density, falling
+from dynamicgate.sparsity.density import Density, cubic_density
 
 FRACTION, FRACTION_FROM_DENSE = 0.3, 0.1
 PRUNE_FROM = 0.1
@@ -61,4 +61,4 @@ class UpdateSchedule:
 
     def density_at(self, progress: float, *, initial: float, final: float) -> float:
         """The density that a layer may still have on its way from `initial` to `final`."""
-        return falling(initial, final, *self.pruning, progress)
+        return cubic_density(initial, final, *self.pruning, progress)

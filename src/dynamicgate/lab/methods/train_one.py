@@ -89,7 +89,7 @@ def run_one(
         **{key: found[key] for key in ("quality", "macs", "proxies", "layers", "params")},
         "seconds": history.seconds + seconds,
         "budget": settings.budget if isinstance(budget, Budget) else None,
-        "rewiring": sparsifier.rows() if sparsifier else None,
+        "rewiring": sparsifier.stats() if sparsifier else None,
         "samples": found["samples"],
         "gates": found["gates"],
         "notes": [*_left_out(settings), *found["notes"]],
