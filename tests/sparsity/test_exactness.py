@@ -130,9 +130,7 @@ def test_pruning_never_grows_and_ends_at_its_density(
         opt.zero_grad()
         assert off_mask(sparsifier) == 0.0
         now = [layer.mask.clone() for layer in sparsifier.layers]
-        assert all(not bool((b & ~a).any()) for a, b in zip(before, now, strict=True)), (
-            "nothing is regrown"
-        )
+        assert all(not bool((b & ~a).any()) for a, b in zip(before, now, strict=True)), "nothing is regrown"
         before = now
     if pattern == "unstructured":
         for layer in sparsifier.layers:

@@ -43,15 +43,15 @@ def test_masks_and_their_pattern_are_saved_with_the_model(tmp_path: Path) -> Non
 
 
 def test_a_sparsifier_continues_from_its_state(tmp_path: Path) -> None:
-    def begin() -> tuple[dg.nn.GatedMLP, dg.RigL, torch.optim.Optimizer]:
+    def setup() -> tuple[dg.nn.GatedMLP, dg.RigL, torch.optim.Optimizer]:
         torch.manual_seed(0)
         model = dg.nn.GatedMLP((12, 24, 3), dg.GateConfig(block=4))
         sparsifier = dg.RigL(model, 0.3, every=7, gradient_steps=4)
         return model, sparsifier, torch.optim.AdamW(model.parameters(), lr=0.01)
 
-    model, sparsifier, optimizer = begin()
+    model, sparsifier, optimizer = setup()
     train(model, sparsifier, optimizer, 12, 1000)
-    copied, second, other = begin()
+    copied, second, other = setup()
     copied.load_state_dict(model.state_dict())
     other.load_state_dict(copy.deepcopy(optimizer.state_dict()))  # torch would share the moments
     second.load_state_dict(sparsifier.state_dict())

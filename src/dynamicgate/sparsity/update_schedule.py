@@ -34,12 +34,12 @@ class UpdateSchedule:
 
     @property
     def pruning(self) -> tuple[float, float]:
-        """The fractions of training at which the surplus of a denser start begins and ends to be pruned."""
+        """The fractions of training between which the surplus of a denser start is pruned."""
         prune_from = PRUNE_FROM if self.prune_from is None else self.prune_from
         return prune_from, self.until if self.prune_until is None else self.prune_until
 
     def check_pruning(self) -> None:
-        """An error unless pruning starts, ends and leaves time in this order. For layers that start denser."""
+        """Raise an error unless pruning starts before it ends and ends by `until`."""
         start, end = self.pruning
         if not 0.0 <= start < end <= self.until:
             raise ValueError(
