@@ -37,7 +37,7 @@ for step in range(total):
     optimizer.step()
     optimizer.zero_grad()
     if step % (total // 6) == 0:
-        layer = sparsifier.rows()["1"]  # explored: connections tried so far, churn: newly grown ones (fractions)
+        layer = sparsifier.stats()["1"]  # explored: connections tried so far, churn: newly grown ones (fractions)
         print(
             f"{progress:4.0%}  loss {loss.item():.3f}  MACs {budget.relative:.3f} of dense  "
             f"explored {layer['explored']:.2f}  churn {layer['churn']:.2f}"

@@ -34,7 +34,7 @@ def test_it_is_what_compare_trains_at_the_same_width(budget: float, sizes: tuple
     plan = dg.sparsify_(plain(*sizes), budget)
     steered, sparsifier = plan.budget, plan.sparsifier
     assert plan["budget"] is steered
-    assert any("times as wide" in note for note in plan.notes) == (budget >= 0.1), "it says what it leaves out"
+    assert any("times as wide" in note for note in plan.notes) == (budget >= 0.1), "the notes name what is left out"
     assert (steered is None) == (right.budget is None)
     if steered is not None and right.budget is not None:
         assert steered.target == pytest.approx(right.budget.target)
@@ -55,7 +55,7 @@ def test_a_trained_model_meets_its_budget() -> None:
     assert found.quality["accuracy"] > 0.94
 
 
-def test_where_gates_could_not_tell_inputs_apart_connections_alone_meet_the_budget() -> None:
+def test_a_budget_too_small_for_gates_is_met_by_sparse_layers_alone() -> None:
     model = plain(64, 128, 10)
     plan = dg.sparsify_(model, 0.1)
     assert plan.budget is None
@@ -74,9 +74,7 @@ def test_where_gates_could_not_tell_inputs_apart_connections_alone_meet_the_budg
         (nn.Sequential(nn.Linear(8, 4)), 0.3, "16x1", "matches no"),
     ],
 )
-def test_a_mistake_is_told_and_leaves_the_model_as_it_was(
-    model: nn.Module, budget: float, pattern: str, message: str
-) -> None:
+def test_an_error_leaves_the_model_as_it_was(model: nn.Module, budget: float, pattern: str, message: str) -> None:
     before = list(model.state_dict())
     with pytest.raises(ValueError, match=message):
         dg.sparsify_(model, budget, pattern=pattern)

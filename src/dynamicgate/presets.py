@@ -1,6 +1,6 @@
-"""`sparsify_`: gates and dynamic sparse training that meet a budget together, from the budget alone.
+"""`sparsify_`: gates and dynamic sparse training that meet a MAC budget together, with settings from the budget alone.
 
-The settings were found on validation rows of six datasets and are the same for all: docs/why-it-works.md.
+The settings were tuned on validation rows of six datasets and are the same for all of them: docs/why-it-works.md.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from dynamicgate.nn import GatedMLP, Normalize
 from dynamicgate.sparsity import Distribution, RigL, densities
 
 BLOCK = 16  # units that open and close together
-INITIAL_DENSITY = 1.0  # dense at first: what is worth keeping is then known, and not only guessed from a gradient
+INITIAL_DENSITY = 1.0  # start dense: which connections to keep is then learned, not only guessed from a gradient
 DISTRIBUTION: Distribution = "erk"
 STACKED = (nn.Linear, nn.Flatten, Normalize, *UNIT_WISE_MODULES)
-FEWEST_READ = 4  # inputs of a gate: one that reads fewer says next to nothing about them, and is not worth its cost
+MIN_GATE_INPUTS = 4  # a gate that reads fewer inputs hardly depends on them and is not worth its cost
 
 
 class Spending(NamedTuple):
-    """How a budget is spent: the fraction its gates take, how many units they leave open, how wide layers best are."""
+    """How to spend a budget: fraction for gate networks, open rate of units, and how much wider to make layers."""
 
     gate_fraction: float
     open_rate: float
     widen: float
 
 
-SPENDING = {  # from this budget on
-    0.0: Spending(0.05, 0.85, 1.0),  # connections are scarce: what closed units save pays for some
-    0.1: Spending(0.02, 0.95, 1.25),  # there are enough: more units to choose from are worth more
+SPENDING = {  # by the smallest budget that each applies to
+    0.0: Spending(0.05, 0.85, 1.0),  # connections are scarce: what closed units save pays for more of them
+    0.1: Spending(0.02, 0.95, 1.25),  # connections suffice: more units to choose from help more
     0.2: Spending(0.02, 0.95, 1.5),
 }
 
 
 class Densities(NamedTuple):
-    """Fractions of the connections that exist in the end."""
+    """Final fractions of the connections."""
 
     layers: float  # of all sparse layers together
     gates: float  # of the gate networks; 0 where there are none
@@ -57,24 +57,27 @@ def spending(budget: float) -> Spending:
 
 
 def sparse_output(output: float, affordable: float) -> bool:
-    """Whether the output layer is sparse as well: dense it would take more than half of what there is."""
+    """Whether the output layer must be sparse too: a dense one would take more than half of the affordable MACs."""
     return output > 0.5 * affordable
 
 
 def affordable_densities(
     affordable: float, full: float, kept: float, gates: float, blocks: int, spend: Spending, *, always: bool = False
 ) -> Densities:
-    """What `affordable` MACs pay for in a model of `full` ones, `kept` of them in layers that stay dense, with `gates`
-    in dense gate networks over so many blocks. No gates where they could tell no input from another, but for `always`.
+    """The densities that `affordable` MACs pay for. The dense model has `full` MACs, `kept` of them in layers that stay
+    dense; dense gate networks over all `blocks` would have `gates` MACs. There are no gates where each could read too
+    few inputs to depend on them, except with `always`.
     """
     fraction = spend.gate_fraction
-    if always or fraction * affordable >= FEWEST_READ * blocks > 0:
-        wanted = (1.0 - fraction) * affordable / spend.open_rate  # closed units also save what reads them
+    if always or fraction * affordable >= MIN_GATE_INPUTS * blocks > 0:
+        wanted = (
+            (1.0 - fraction) * affordable / spend.open_rate
+        )  # closed units also save the MACs of the layer that reads them
         layers = min(1.0, max(fraction * affordable / full, (wanted - kept) / (full - kept)))
         return Densities(layers, min(1.0, fraction * affordable / gates))
     if affordable <= kept:
         budget = affordable / full
-        raise ValueError(f"a budget of {budget:.3g} does not even pay for the dense output layer: ask for more")
+        raise ValueError(f"a budget of {budget:.3g} does not even pay for the dense output layer: raise the budget")
     return Densities(min(1.0, (affordable - kept) / (full - kept)), 0.0)
 
 
@@ -87,7 +90,7 @@ def fused_sparsifier(
     distribution: Distribution,
     **rest: Any,
 ) -> RigL:
-    """One sparsifier for layers and all gate networks; gate networks are sparse from the first step."""
+    """One RigL for the layers and all gate networks; gate networks are sparse from the first step."""
     shapes = {name: model.get_submodule(name).weight.shape for name in layers}
     each = densities(shapes, found.layers, distribution)  # type: ignore[arg-type]
     each |= {f"{name}.gate.net*": found.gates for name in named_gates(model)}
@@ -97,8 +100,8 @@ def fused_sparsifier(
 class SparsityPlan(Mapping[str, Any]):
     """What `sparsify_` put on a model, as the arguments that `fit` needs: ``dg.fit(model, data, **plan)``.
 
-    budget: steers the gates; None where the budget does not pay for gates. sparsifier: prunes and regrows connections.
-    notes: what the benchmarked recipe does besides, which cannot be done to a finished model.
+    budget: controls the gates; None where the budget does not pay for gates. sparsifier: prunes and regrows
+        connections. notes: what the benchmarked recipe also does, but which cannot be done to an existing model.
     """
 
     def __init__(self, budget: Budget | None, sparsifier: RigL, notes: Sequence[str]) -> None:
@@ -131,23 +134,24 @@ def sparsify_(
     every: int | None = None,
     seed: int = 0,
 ) -> SparsityPlan:
-    """Put the benchmarked recipe on a model, in place: gates on its hidden units, sparse layers, and what steers both.
+    """Apply the benchmarked recipe to a model, in place: gates on its hidden units and sparse layers. Returns the
+    budget and the sparsifier that control them.
 
     macs: executed MACs relative to the dense model, gate networks and output layer included.
-    example: a few inputs. Only a stack of Linear layers and unit-wise operations can do without.
+    example: a few inputs. Needed unless the model is a stack of Linear layers and unit-wise operations.
     where: the units to gate, as in `gate_`. pattern, seed: as in `RigL`; "16x1" is for speed on CPUs.
     every: optimizer steps between updates of the connections. None: 100, or fewer in a short run.
 
     >>> plan = dg.sparsify_(model, macs=0.1)
     >>> dg.fit(model, (x, y), **plan)
 
-    The recipe is the `gate+rigl` of docs/why-it-works.md but for the width of the model, which stays as it is:
-    `plan.notes` says how wide the benchmark makes hidden layers at this budget and how it trains.
+    The recipe is the `gate+rigl` of docs/why-it-works.md, except that the width of the model stays as it is:
+    `plan.notes` says how wide the benchmark makes hidden layers at this budget, and how it trains.
     """
     if not 0.0 < macs <= 1.0:
         raise ValueError(f"macs is a fraction of the dense MACs: expected 0 < macs <= 1, received {macs}")
     if named_gates(model):
-        raise ValueError("this model has gates already: take them off with ungate_, sparsify_ chooses its own")
+        raise ValueError("this model has gates already: remove them with ungate_, sparsify_ adds its own")
     counter = _count(model, example)
     names, output = [layer.name for layer in counter.layers], counter.layers[-1].dense * counter.layers[-1].rows
     affordable = macs * counter.dense - counter.other
@@ -164,7 +168,7 @@ def sparsify_(
         sparsifier = fused_sparsifier(
             model, layers, found, initial_density=INITIAL_DENSITY, distribution=DISTRIBUTION, **options
         )
-    except ValueError:  # the model stays what it was
+    except ValueError:  # leave the model as it was
         ungate_(model)
         raise
     budget = Budget(target=macs, sparsifier=sparsifier) if found.gates else None
@@ -172,9 +176,7 @@ def sparsify_(
 
 
 def _notes(macs: float, *, gated: bool) -> list[str]:
-    notes = (
-        [] if gated else [f"a budget of {macs:g} does not pay for gates that could tell inputs apart: there are none"]
-    )
+    notes = [] if gated else [f"a budget of {macs:g} does not pay for gates that depend on the input: there are none"]
     widen = spending(macs).widen
     if widen > 1.0:
         notes.append(
@@ -193,7 +195,7 @@ def _count(model: nn.Module, example: Inputs | None) -> MacCounter:
     if others or not isinstance(model, nn.Sequential | GatedMLP):
         what = type(others[0] if others else model).__name__
         raise ValueError(
-            f"how often each layer runs for a sample can only be told from a forward pass in a model with {what}: pass "
+            f"in a model with {what}, how often each layer runs per sample is only known from a forward pass: pass "
             "example= with a few inputs"
         )
     return MacCounter.for_mlp(model)

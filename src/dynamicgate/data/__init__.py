@@ -1,4 +1,4 @@
-"""Rows and labels in memory, checked, and the order in which training reads them."""
+"""Data in memory: `Arrays` of rows and labels, checks, and shuffled batches."""
 
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.batching import batches

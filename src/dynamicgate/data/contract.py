@@ -1,9 +1,9 @@
-"""The one data contract: what `fit`, `measure`, `compile` and `calibrate_` accept, and how a model is called on it.
+"""The data that `fit`, `measure`, `compile` and `calibrate_` accept, and how a model is called on it.
 
-Data is any of: a tensor of rows; a pair `(inputs, targets)`; `Arrays`; a mapping of tensors, which a model receives as
-keyword arguments; a DataLoader or any other iterable of such batches. A tuple of two tensors is always a pair: put
-batches into a list. Inputs of one batch are a tensor, a tuple of positional arguments, or a mapping of keyword
-arguments, all with one entry per sample in their first dimension.
+Data is one of: a tensor of rows; a pair `(inputs, targets)`; `Arrays`; a mapping of tensors, which are passed to the
+model as keyword arguments; a DataLoader or another iterable of such batches. A tuple of two tensors is always a pair,
+so put batches into a list. The inputs of a batch are a tensor, a tuple of positional arguments or a mapping of keyword
+arguments, each with one entry per sample in its first dimension.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def count_samples(inputs: Inputs) -> int:
 
 
 def take_samples(inputs: Inputs, index: slice) -> Inputs:
-    """Some samples of a batch. What is not a tensor with one entry per sample stays as it is."""
+    """Some samples of a batch. Values without one entry per sample stay as they are."""
     count = count_samples(inputs)
     return _mapped(inputs, lambda t: t[index] if t.ndim and len(t) == count else t)
 
@@ -92,16 +92,16 @@ def inputs_of(data: Any, *, rows: int) -> Tensor:
 
 
 def as_arrays(data: Any, what: str, *, least_classes: int) -> Arrays:
-    """Rows and class labels in memory, checked: what training reads in an order of its own. A DataLoader is read once,
-    from its first to its last batch."""
+    """Rows and class labels in memory, checked, for training in any order. A DataLoader is read once, from its first
+    to its last batch."""
     if isinstance(data, Arrays):
         return data
     if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(d, Tensor | np.ndarray) for d in data):
         return check_arrays(data[0], data[1], what=what, least_classes=least_classes)
     if isinstance(data, Tensor | Mapping | np.ndarray | str | bytes) or not isinstance(data, Iterable):
         raise TypeError(
-            f"{what} is a pair (x, y) of tensors with one row a sample, dynamicgate.data.Arrays, or an iterable of "
-            f"such pairs, received {type(data).__name__}"
+            f"{what} must be a pair (x, y) of tensors with one row per sample, dynamicgate.data.Arrays, or an iterable "
+            f"of such pairs, received {type(data).__name__}"
         )
     parts = [_as_batch(batch) for batch in data]
     if not parts or not all(isinstance(x, Tensor) and isinstance(y, Tensor) for x, y in parts):

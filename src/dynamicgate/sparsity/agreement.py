@@ -1,4 +1,4 @@
-"""Several processes must hold the same masks: a fingerprint, and an error where they differ."""
+"""A fingerprint of masks, and a check that all processes hold the same ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynamicgate import distributed
 
 
 def fingerprint(masks: Mapping[str, Tensor]) -> int:
-    """A number that differs if any connection of any layer does."""
+    """A number that changes if any connection of any layer changes."""
     digest = hashlib.blake2b(digest_size=7)  # fits an int64
     for name, mask in masks.items():
         digest.update(name.encode())
@@ -22,7 +22,7 @@ def fingerprint(masks: Mapping[str, Tensor]) -> int:
 
 
 def check_agreement(masks: Mapping[str, Tensor]) -> None:
-    """An error unless all processes hold the same masks."""
+    """Raise an error unless all processes hold the same masks."""
     if distributed.world_size() == 1:
         return
     device = next(iter(masks.values())).device

@@ -1,4 +1,4 @@
-"""Distillation: learning from another network's answers, which say more about a row than its label does."""
+"""Knowledge distillation: train on the softened outputs of a trained model besides the labels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEFAULT_WEIGHT = 0.5
 
 
 class Teacher:
-    """A trained model to distill from, and how much its answers count beside the labels."""
+    """A trained model to distill from, and the weight of its outputs in the loss."""
 
     def __init__(self, model: nn.Module, weight: float | None, device: torch.device) -> None:
         """`weight` is the teacher's fraction of the loss, None is 0.5; the rest is for the labels."""
@@ -30,12 +30,12 @@ class Teacher:
         """The teacher's scores for these rows."""
         return self.model(x).float()
 
-    def distance(self, scores_BC: Tensor, x: Tensor) -> Tensor:
-        """How far the student is from the teacher on each row: the divergence of the softened answers, scaled so that
-        its gradient is as large as that of the labels (Hinton et al.)."""
-        theirs_BC = F.log_softmax(self.scores(x) / TEMPERATURE, dim=-1)
-        mine_BC = F.log_softmax(scores_BC / TEMPERATURE, dim=-1)
-        return TEMPERATURE**2 * F.kl_div(mine_BC, theirs_BC, log_target=True, reduction="none").sum(-1)
+    def divergence(self, scores_BC: Tensor, x: Tensor) -> Tensor:
+        """The KL divergence of the student from the teacher on each row, of outputs softened by the temperature and
+        scaled so that its gradient is as large as that of the labels (Hinton et al.)."""
+        teacher_BC = F.log_softmax(self.scores(x) / TEMPERATURE, dim=-1)
+        student_BC = F.log_softmax(scores_BC / TEMPERATURE, dim=-1)
+        return TEMPERATURE**2 * F.kl_div(student_BC, teacher_BC, log_target=True, reduction="none").sum(-1)
 
     def fingerprint(self) -> list[object]:
         """What a run that continues this one must share."""

@@ -1,4 +1,4 @@
-"""What makes a run this run and no other: a checkpoint is continued only by a run that agrees in all of it."""
+"""The fingerprint of a run: a checkpoint is continued only by a run with the same settings, data and functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dynamicgate.gating.recording import named_gates
 from dynamicgate.sparsity import Sparsifier
 from dynamicgate.training.options import FitOptions
 
-NOT_SETTINGS = ("counter", "sparsifier")  # of a budget: they follow from the model
+NOT_SETTINGS = ("counter", "sparsifier")  # fields of a budget that follow from the model
 CHUNK = 4096  # rows
 
 
@@ -30,7 +30,7 @@ def fingerprint(
     options: FitOptions,
     class_weights: Tensor | None,
 ) -> dict[str, Any]:
-    """Settings as JSON values. The number of processes is not among them: it may change from one start to the next."""
+    """All settings as JSON values, except the number of processes, which may change when a run is continued."""
     return {
         **asdict(options),
         "data": data_hash,
@@ -42,8 +42,7 @@ def fingerprint(
 
 
 def hash_data(data: Arrays) -> str:
-    """A digest of every row as it is stored, in order, and of every label: another order of rows or columns is other
-    data."""
+    """A digest of all rows as stored, in order, and of all labels. Another order of rows or columns is other data."""
     digest = hashlib.blake2b(digest_size=16)
     for index in torch.arange(len(data)).split(CHUNK):
         part = data.x[index.to(data.x.device) if isinstance(data.x, Tensor) else index]
@@ -55,23 +54,23 @@ def hash_data(data: Arrays) -> str:
 
 def _budget_settings(budget: GateBudget) -> dict[str, Any]:
     names = [f.name for f in fields(budget) if f.init and f.name not in NOT_SETTINGS]
-    return {"kind": type(budget).__name__, **{name: _described(getattr(budget, name), name) for name in names}}
+    return {"kind": type(budget).__name__, **{name: _describe(getattr(budget, name), name) for name in names}}
 
 
-def _described(value: Any, name: str) -> Any:
-    """A setting as a JSON value that differs whenever the setting does."""
+def _describe(value: Any, name: str) -> Any:
+    """A setting as a JSON value that changes whenever the setting changes."""
     if isinstance(value, partial):
-        arguments = {key: _described(v, name) for key, v in value.keywords.items()}
-        return [_described(value.func, name), [_described(v, name) for v in value.args], arguments]
+        arguments = {key: _describe(v, name) for key, v in value.keywords.items()}
+        return [_describe(value.func, name), [_describe(v, name) for v in value.args], arguments]
     if isinstance(value, tuple | list):
-        return [_described(v, name) for v in value]
+        return [_describe(v, name) for v in value]
     if callable(value):
-        return _described_function(value, name)
+        return _describe_function(value, name)
     return value
 
 
-def _described_function(function: Callable[..., Any], name: str) -> list[str]:
-    """Its name and a digest of its code: a function that was edited is another one."""
+def _describe_function(function: Callable[..., Any], name: str) -> list[str]:
+    """The name of a function and a digest of its code: an edited function is another function."""
     qualified = getattr(function, "__qualname__", "<unnamed>")
     code = getattr(function, "__code__", None)
     if "<" in qualified or code is None:

@@ -1,4 +1,4 @@
-"""`fit`: check what was asked for, then let a `Run` do it."""
+"""`fit`: check the arguments, then train."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def fit(
     """Train a classifier in place with AdamW and a cosine learning rate.
 
     train, valid: a pair `(x, y)` of tensors or arrays, `dynamicgate.data.Arrays`, or a DataLoader of such pairs, which
-        is read once into memory; `fit` shuffles by itself, so that a run can be resumed.
-    budget: what the gates may use. sparsifier: which connections exist (RigL, SET, Static, Magnitude), made on `model`.
+        is read once into memory; `fit` does its own shuffling, so that a run can be resumed.
+    budget: how many MACs the gates may execute. sparsifier: RigL, SET, Static or Magnitude, made for this `model`.
     batch: rows per optimizer step over all processes, processed in `accumulate` micro-batches.
     lr: peak learning rate; gate_lr_scale: that of the gate networks relative to it. warmup: fraction of training.
-    clip: largest gradient norm. bf16: autocast. class_weights: one per class, or "balanced".
+    clip: largest gradient norm. bf16: bfloat16 autocast. class_weights: one weight per class, or "balanced".
     teacher: a trained model to distill from; distill_weight: its fraction of the loss, None is 0.5.
     patience: epochs without a better validation accuracy before stopping; the best weights are then restored. With a
         budget only epochs that meet it can be best.
@@ -70,7 +70,7 @@ def fit(
     if valid is not None:
         valid = as_arrays(valid, "validation data", least_classes=1)
     if teacher is None and distill_weight is not None:
-        raise ValueError(f"distill_weight={distill_weight} is the weight of a teacher's answers: pass teacher= as well")
+        raise ValueError(f"distill_weight={distill_weight} is a teacher's fraction of the loss: pass teacher= as well")
     if patience is not None and valid is None:
         raise ValueError("early stopping (patience) needs validation data: pass valid=")
     chosen = distributed.choose_device(device)
@@ -82,7 +82,9 @@ def fit(
         if valid is not None:
             check_labels(valid, classes, "validation data")
         if teacher is not None and (found := scored_classes(teacher.to(chosen), example)) != classes:
-            raise ValueError(f"the teacher scores {found} classes, the model {classes}: the model cannot learn from it")
+            raise ValueError(
+                f"the teacher scores {found} classes, the model {classes}: distillation needs the same classes"
+            )
         torch.manual_seed(seed + distributed.rank())
         run = Run(
             model=model,

@@ -1,4 +1,4 @@
-"""What happened during training: rows in memory and, line by line, in log.jsonl."""
+"""The training log: rows in memory and in log.jsonl."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dynamicgate.gating.recording import Usage, named_gates
 
 @dataclass
 class History:
-    """The rows of log.jsonl, validation results (of the best epoch; of the finished, calibrated model), time taken."""
+    """The result of `fit`: log rows, validation results of the best epoch and of the final model, time and steps."""
 
     log: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] | None = None
@@ -32,7 +32,7 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
 
 
 def rewrite_log(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Start over with `rows`: what was logged after the checkpoint will be logged again."""
+    """Replace the log by `rows`: what was logged after the checkpoint will be logged again."""
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
@@ -41,8 +41,8 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return read_json_lines(path) if path.exists() else []
 
 
-def site_rows(model: nn.Module, used: Usage) -> dict[str, dict[str, float]]:
-    """Mean p and g, tau, theta and the logit cut of every site (sec 4.1(1))."""
+def site_stats(model: nn.Module, used: Usage) -> dict[str, dict[str, float]]:
+    """Mean p and g, tau, theta and the logit threshold (`cut`) of every site (sec 4.1(1))."""
     return {
         name: {
             "p": float(used[name].p.detach().mean()),

@@ -29,7 +29,7 @@ from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.hyperparameters import FUSED, Settings, dense_macs, settings_hash
 from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.samples import Evidence
-from dynamicgate.presets import FEWEST_READ
+from dynamicgate.presets import MIN_GATE_INPUTS
 from dynamicgate.training import fit
 
 
@@ -89,7 +89,7 @@ def run_one(
         **{key: found[key] for key in ("quality", "macs", "proxies", "layers", "params")},
         "seconds": history.seconds + seconds,
         "budget": settings.budget if isinstance(budget, Budget) else None,
-        "rewiring": sparsifier.rows() if sparsifier else None,
+        "rewiring": sparsifier.stats() if sparsifier else None,
         "samples": found["samples"],
         "gates": found["gates"],
         "notes": [*_left_out(settings), *found["notes"]],
@@ -108,7 +108,7 @@ def run_one(
 def _left_out(settings: Settings) -> list[str]:
     if settings.model != FUSED or settings.gate_density:
         return []
-    return [f"no gates: a budget of {settings.budget:g} pays for fewer than {FEWEST_READ} inputs for each of them"]
+    return [f"no gates: a budget of {settings.budget:g} pays for fewer than {MIN_GATE_INPUTS} inputs for each of them"]
 
 
 def _taught(settings: Settings, splits: Splits, folder: Path, device: str) -> tuple[nn.Module, float]:

@@ -1,4 +1,4 @@
-"""Two processes that start from different masks: the first update must stop them."""
+"""Two processes that start from different masks: the first update must fail."""
 
 import torch
 from torch.nn import functional as F
