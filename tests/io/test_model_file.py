@@ -338,7 +338,7 @@ def test_nothing_in_the_package_unpickles() -> None:
         if pickles.search(line)
     ]
     # The official Python edition of CIFAR-10 consists of pickles: one module reads them, and refuses all others.
-    reader = str(Path("lab", "datasets", "images", "cifar10_python.py"))
+    reader = str(Path("lab", "datasets", "images", "cifar10_pickle.py"))
     ours = [line for line in found if not line.startswith(f"{reader}: ")]
     assert [line for line in ours if '"""One safetensors file' not in line] == []
     assert len(ours) == 1, "the pattern must find the docstring that says so"
