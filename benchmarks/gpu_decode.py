@@ -27,10 +27,10 @@ import triton
 from gpu_common import SHAPES, Call, Shape, against_dense, dense, dense_compiled, race
 from torch import Tensor
 
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.files import environment, write_results
 from dynamicgate.ops import GateNet
 from dynamicgate.ops.ffn import decode_ffn
-from dynamicgate.ops.ffn.reference import PHI
 
 RESULT = Path(__file__).parent / "results" / "gpu_decode.json"
 TOKENS, BLOCKS, SHARES = (1, 2, 4, 8, 16), (64, 128, 256, 512), (0.05, 0.1, 0.25, 0.5)
@@ -125,7 +125,7 @@ def check(shape: Shape, made: Weights, given: Case, block: int, replay: Call, re
         raise SystemExit("something was not written, no number")
     up_ND, down_ON, value_ND = made.of(0)
     x_TD = given.x_CTD[0].double()
-    h_TN = PHI[shape.activation](x_TD @ up_ND.double().T)
+    h_TN = ACTIVATIONS[shape.activation].function(x_TD @ up_ND.double().T)
     if value_ND is not None:
         h_TN = h_TN * (x_TD @ value_ND.double().T)
     right = (h_TN * given.open_CTG[0].repeat_interleave(block, dim=1)) @ down_ON.double().T

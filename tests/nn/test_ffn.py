@@ -352,7 +352,7 @@ def test_experts_that_are_left_out_are_experts_multiplied_by_zero(
     ("arguments", "sentence"),
     [
         ({"width": 0}, "features, width and outputs must be 1 or more, received 4, 0 and 4"),
-        ({"activation": "step"}, "activation must be one of relu, gelu, silu, tanh, received 'step'"),
+        ({"activation": "step"}, "activation must be one of relu, gelu, silu, tanh, gelu_tanh, received 'step'"),
         ({"gradient": "dense"}, "gradient must be exact or sparse, received 'dense'"),
         ({"kernels": "often"}, "kernels must be one of auto, always, never, received 'often'"),
     ],

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynamicgate import ops
-from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS
+from dynamicgate.activations import ACTIVATIONS
+from dynamicgate.ops.chain.layers import LAYOUTS
 from dynamicgate.ops.chain.pack import Span, gate_layout, whole
 from tests.ops.chains import Sketch, assert_close, build, inputs_for
 
@@ -179,7 +180,7 @@ sketches = st.builds(
     tau=st.sampled_from([None, 0.7]),
     soft_width=st.sampled_from([None, 0.8]),
     hidden=st.sampled_from(["identity", "relu"]),
-    activation=st.sampled_from(ACTIVATIONS),
+    activation=st.sampled_from(tuple(ACTIVATIONS)),
     skip_zeros=st.booleans(),
     gate_layout=st.sampled_from(["panels", "csr", "vectors"]),
 )

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from dynamicgate import ops
-from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS
+from dynamicgate.activations import ACTIVATIONS
+from dynamicgate.ops.chain.layers import LAYOUTS
 from tests.ops.chains import Sketch, build, expect, inputs_for
 from tests.places import ROOT
 
@@ -56,7 +57,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     outputs=pick.choice([1, 3, 17, 63, 64, 100]), layout=pick.choice(LAYOUTS),
                     block=pick.choice([0, 1, 7, 16, 32]), rank=pick.choice([0, 3]),
                     cut=pick.choice(["all", "none", "some", "each", "top"]), keep=pick.choice([0, 2]),
-                    tau=pick.choice([None, 0.7]), soft_width=pick.choice([None, 0.8]), activation=pick.choice(ACTIVATIONS),
+                    tau=pick.choice([None, 0.7]), soft_width=pick.choice([None, 0.8]), activation=pick.choice(tuple(ACTIVATIONS)),
                     skip_zeros=seed % 2 == 0, gate_layout=pick.choice(["panels", "csr", "vectors"]),
                 )
                 for _ in range(pick.randint(1, 3))

@@ -13,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.files import write_atomically
 from dynamicgate.gating.attach import gate_, ungate_
 from dynamicgate.gating.gate import GateConfig
@@ -140,10 +141,12 @@ def _save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str])
 
 # --- structure: how to rebuild a module from JSON; what cannot be described is named, and needs `into=` --------------
 
-_PLAIN = {cls.__name__: cls for cls in (nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Mish, nn.Identity)}
+_PLAIN = {a.module.__name__: a.module for a in ACTIVATIONS.values() if not a.options}
+_PLAIN |= {cls.__name__: cls for cls in (nn.Sigmoid, nn.Mish)}
+_WITH_OPTIONS = {a.module.__name__: a for a in ACTIVATIONS.values() if a.options}
 _DESCRIBED = (
     FFN, GatedMLP, Switch, SwitchMLP, Normalize, nn.Sequential, nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.Dropout,
-    nn.GELU, nn.ELU, nn.Softplus, nn.Flatten, *_PLAIN.values(),
+    nn.ELU, nn.Softplus, nn.Flatten, *_PLAIN.values(), *(a.module for a in _WITH_OPTIONS.values()),
 )  # fmt: skip
 _FFN_SETTINGS = ("activation", "gradient", "kernels")
 
@@ -186,8 +189,8 @@ def describe(module: nn.Module) -> dict[str, Any]:
             return {"kind": name, "features": module.num_features, **{key: getattr(module, key) for key in arguments}}
         case nn.Dropout():
             return {"kind": name, "p": module.p}
-        case nn.GELU():
-            return {"kind": name, "approximate": module.approximate}
+        case _ if name in _WITH_OPTIONS:
+            return {"kind": name, **{key: getattr(module, key) for key in _WITH_OPTIONS[name].options}}
         case nn.ELU():
             return {"kind": name, "alpha": module.alpha}
         case nn.Softplus():
@@ -231,8 +234,8 @@ def build(structure: dict[str, Any], path: Path) -> nn.Module:
             return nn.BatchNorm1d(s["features"], s["eps"], s["momentum"], s["affine"], s["track_running_stats"])
         case "Dropout":
             return nn.Dropout(s["p"])
-        case "GELU":
-            return nn.GELU(s["approximate"])
+        case kind if kind in _WITH_OPTIONS:
+            return _WITH_OPTIONS[kind].module(**{key: s[key] for key in _WITH_OPTIONS[kind].options})
         case "ELU":
             return nn.ELU(s["alpha"])
         case "Softplus":

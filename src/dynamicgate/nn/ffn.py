@@ -11,10 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor, fx, nn
 
+from dynamicgate.activations import ACTIVATIONS, IN_LAYERS, check_activation
 from dynamicgate.gating.gate import Gate
-from dynamicgate.nn.mlp import ACTIVATIONS
 from dynamicgate.ops.ffn import gated_ffn
-from dynamicgate.ops.ffn.reference import PHI
 
 SKIPPING = ("cuda",) if find_spec("triton") is not None else ()  # where closed blocks are left out, not multiplied by 0
 LEAST_BLOCK = 32  # units: with smaller blocks, finding out who needs which costs more than dense products
@@ -61,15 +60,14 @@ class FFN(nn.Module):
             raise ValueError(
                 f"features, width and outputs must be 1 or more, received {features}, {width} and {outputs}"
             )
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, received {activation!r}")
+        check_activation(activation, IN_LAYERS)
         if gradient not in ("exact", "sparse"):
             raise ValueError(f"gradient must be exact or sparse, received {gradient!r}")
         if kernels not in KERNELS:
             raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, received {kernels!r}")
         self.activation, self.gradient, self.kernels = activation, gradient, kernels
         self.up = nn.Linear(features, width, bias=bias)
-        self.act = ACTIVATIONS[activation]()
+        self.act = ACTIVATIONS[activation].build()
         self.value = nn.Linear(features, width, bias=bias) if value else None
         self.down = nn.Linear(width, outputs, bias=bias)
 
@@ -110,7 +108,7 @@ class FFN(nn.Module):
         if self.kernels == "never" or gate is None or isinstance(x_BD, fx.Proxy):  # tracing looks at the layers
             return None
         dtype = torch.get_autocast_dtype(x_BD.device.type) if _autocast(x_BD) else x_BD.dtype
-        served = x_BD.device.type in SKIPPING and dtype in DTYPES and self.activation in PHI
+        served = x_BD.device.type in SKIPPING and dtype in DTYPES and ACTIVATIONS[self.activation].in_triton
         served = served and (_autocast(x_BD) or dtype == self.up.weight.dtype)
         served = served and (self.kernels == "always" or x_BD.numel() * self.up.out_features >= LEAST_WORK)
         hard = gate.policy in ("hard", "bernoulli", "gumbel") and gate.config.block >= LEAST_BLOCK

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dynamicgate import ops
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.inference.cpu.choose import OWN, TORCH, UNGATED, Chosen, Forms, Option
 from dynamicgate.inference.cpu.find import Path
 from dynamicgate.inference.cpu.folding import Stage
 from dynamicgate.inference.cpu.timing import batches_of, race
 from dynamicgate.inference.plan import LayerPlan, Regime
-from dynamicgate.ops.chain.reference import PHI
 
 SPLIT_BY_CLOCK = 64 << 20  # bytes of weights
 
@@ -105,7 +105,7 @@ def ungated(path: Path, count: int | None = None) -> Callable[[Tensor], Tensor]:
             linear: Any = step.module
             calls.append(lambda x, m=linear: F.linear(x, m.weight, m.bias))  # type: ignore[misc]
         elif step.kind == "activation":
-            calls.append(PHI[step.activation])
+            calls.append(ACTIVATIONS[step.activation].function)
         elif step.kind != "nothing":
             assert step.module is not None
             calls.append(step.module)

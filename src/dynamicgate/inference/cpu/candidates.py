@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate import ops
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.gating.gate import close_units
 from dynamicgate.gating.routing import route, top_k_mask
-from dynamicgate.ops.chain.reference import PHI
 
 
 class GateInTorch(nn.Module):
@@ -35,7 +35,7 @@ class GateInTorch(nn.Module):
         """z, one for each block, in float32: a threshold in less would move gates."""
         z = F.linear(x_BD, self.weight_0, self.bias_0)  # type: ignore[arg-type]
         if self.stages == 2:
-            z = F.linear(PHI[self.hidden](z), self.weight_1, self.bias_1)  # type: ignore[arg-type]
+            z = F.linear(ACTIVATIONS[self.hidden].function(z), self.weight_1, self.bias_1)  # type: ignore[arg-type]
         return z.float()
 
     def forward(self, x_BD: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ class TorchStage(nn.Module):
         if self._decide is not None:
             factor_BG = self._decide(x_BD)
         if self.program is None:
-            h_BN = PHI[self.activation](F.linear(x_BD, self.weight, self.bias))
+            h_BN = ACTIVATIONS[self.activation].function(F.linear(x_BD, self.weight, self.bias))
         else:
             h_BN = ops.run(x_BD, ops.Packed(self.weight, self.program, self.outputs))
         return close_units(h_BN, factor_BG, self.block) if self.block and factor_BG is not None else h_BN

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate import ops
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.inference.cpu.candidates import GateInTorch, PackedForm, RouterInTorch, TorchForm, torch_stage
 from dynamicgate.inference.cpu.chain import Chain
 from dynamicgate.inference.cpu.find import ZEROS_WORTH_SKIPPING
@@ -140,7 +141,7 @@ def options(lowered: Lowered, zeros: float) -> list[list[Option]]:
                 sparse = [("columns", False), *sparse]
             sparse += [("csr", False)] if density < 0.5 else []
             of_layer = [*sparse, *of_layer]
-        after_relu = before is not None and before.activation == "relu" and not before.block
+        after_relu = before is not None and ACTIVATIONS[before.activation].makes_zeros and not before.block
         if (zeros >= ZEROS_WORTH_SKIPPING if before is None else after_relu) and layer.weight.shape[1] <= 1 << 16:
             of_layer += [(layout, True) for layout, _ in of_layer if layout in ("panels", "vectors")]
         found.append(of_layer)

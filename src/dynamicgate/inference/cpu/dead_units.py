@@ -11,8 +11,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.inference.cpu.folding import Affine, Stage, changed
-from dynamicgate.ops.chain.reference import PHI
 
 
 @torch.no_grad()
@@ -67,7 +67,7 @@ def _fold_constants(writer: Stage, reader: Stage) -> tuple[Stage, Stage]:
     if not bool(constant_N.any()):
         return writer, reader
     bias_N = torch.zeros(len(constant_N)) if layer.bias is None else layer.bias
-    value_N = PHI[layer.activation](bias_N.double()) * constant_N
+    value_N = ACTIVATIONS[layer.activation].function(bias_N.double()) * constant_N
     affine = Affine(None, value_N)
     _, bias = affine.fold(reader.layer.weight, reader.layer.bias)
     gate = reader.layer.gate

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.gating.gate import close_units
 from dynamicgate.inference.cpu.candidates import GateInTorch, RouterInTorch
 from dynamicgate.inference.cpu.lower import gate_net
@@ -23,7 +24,6 @@ from dynamicgate.nn.ffn import LEAST_BLOCK
 from dynamicgate.ops import GateNet
 from dynamicgate.ops.ffn import close_hidden, decode_ffn, gated_ffn
 from dynamicgate.ops.ffn.decode import MOST_TOKENS
-from dynamicgate.ops.ffn.reference import PHI
 
 COMPILED = ", compiled"
 FUSED = "dense, fused"
@@ -157,7 +157,7 @@ def dense(layer: Any, x_TD: Tensor) -> Tensor:
         N = len(layer.up_weight)
         both_TM = F.linear(x_TD, layer.both, layer.both_bias)
         h_TN, factor_TG = (
-            PHI[layer.activation](both_TM[:, :N]),
+            ACTIVATIONS[layer.activation].function(both_TM[:, :N]),
             layer.decide.factors(both_TM[:, N : N + layer.blocks].float()),
         )
         h_TN = h_TN if layer.value_weight is None else h_TN * F.linear(x_TD, layer.value_weight, layer.value_bias)
@@ -195,7 +195,7 @@ def way(name: str) -> Way:
 
 
 def _hidden(layer: Any, x_TD: Tensor) -> Tensor:
-    h_TN = PHI[layer.activation](F.linear(x_TD, layer.up_weight, layer.up_bias))
+    h_TN = ACTIVATIONS[layer.activation].function(F.linear(x_TD, layer.up_weight, layer.up_bias))
     return h_TN if layer.value_weight is None else h_TN * F.linear(x_TD, layer.value_weight, layer.value_bias)
 
 

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.gating.gate import close_units
 from dynamicgate.inference.gpu.find import Pair
 from dynamicgate.inference.shadow_copy import in_double
 from dynamicgate.inference.verify import MARGIN, TOLERANCE, unsure
-from dynamicgate.ops.ffn.reference import PHI
 
 MOST_ROWS = 256  # that are compared; they are looked for among more
 LIMITS = {
@@ -41,7 +41,7 @@ class Truth:
         self.ties = int(tied_R.sum())
         self.rows_RD = both_RD[~tied_R][:MOST_ROWS]
         x_RD = self.rows_RD.double()
-        h_RN = PHI[pair.activation](_wide(pair.up, x_RD))
+        h_RN = ACTIVATIONS[pair.activation].function(_wide(pair.up, x_RD))
         if pair.value is not None:
             h_RN = h_RN * _wide(pair.value, x_RD)
         self.y_RO = _wide(pair.down, close_units(h_RN, gate(x_RD).scale, pair.gate.config.block))

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-ACTIVATIONS = ("identity", "relu", "gelu", "gelu_tanh", "silu", "tanh")
+from dynamicgate.activations import ACTIVATIONS
+
 LAYOUTS = ("panels", "rows", "vectors", "csr", "columns")
 
 
@@ -85,7 +86,7 @@ def check(layers: list[Layer]) -> None:
             )
         if layer.bias is not None and layer.bias.shape != (outputs,):
             raise ValueError(f"{where}: expected a bias of {outputs}, received {tuple(layer.bias.shape)}")
-        _one_of(f"{where}: activation", layer.activation, ACTIVATIONS)
+        _one_of(f"{where}: activation", layer.activation, tuple(ACTIVATIONS))
         _one_of(f"{where}: layout", layer.layout, LAYOUTS)
         if layer.block < 0 or (layer.gate is not None and not layer.block):
             raise ValueError(f"{where}: a gate needs block >= 1, received {layer.block}")

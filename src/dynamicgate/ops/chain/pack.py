@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS, Layer, check
+from dynamicgate.activations import ACTIVATIONS
+from dynamicgate.ops.chain.layers import LAYOUTS, Layer, check
 
 PANEL = 16  # outputs side by side
 MAGIC = 0x44470001
@@ -194,7 +195,7 @@ def _linear(
     bias_W = torch.zeros(width, dtype=torch.float32)
     if bias_N is not None:
         bias_W[after.positions] = bias_N.detach().to(torch.float32)
-    kind, phi = LAYOUTS.index(layout), ACTIVATIONS.index(activation)
+    kind, phi = LAYOUTS.index(layout), ACTIVATIONS[activation].code
     return [kind, inputs, after.units, width, at, writer.add(width, _written(bias_W)), index, phi, int(skip_zeros)]
 
 

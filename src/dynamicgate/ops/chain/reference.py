@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.ops.chain.layers import GateNet, Layer
-
-PHI: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": lambda h: h,
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda h: F.gelu(h, approximate="tanh"),
-    "silu": F.silu,
-    "tanh": torch.tanh,
-}
 
 
 def logits(x_BD: Tensor, gate: GateNet) -> Tensor:
     """z, one for each block."""
     z = x_BD
     for i, (weight, bias) in enumerate(zip(gate.weights, gate.biases, strict=True)):
-        z = _linear(z if i == 0 else PHI[gate.hidden](z), weight, bias)
+        z = _linear(z if i == 0 else ACTIVATIONS[gate.hidden].function(z), weight, bias)
     return z
 
 
@@ -51,7 +43,7 @@ def reference(x: Tensor, layers: Sequence[Layer], factor_BG: Tensor | None = Non
             if factor_BG is None:
                 raise ValueError("a layer with a block and no gate needs factor_BG, received None")
             factor = factor_BG.to(h.dtype)
-        h = PHI[layer.activation](_linear(h, layer.weight, layer.bias))
+        h = ACTIVATIONS[layer.activation].function(_linear(h, layer.weight, layer.bias))
         if factor is not None:
             h = h * factor.repeat_interleave(layer.block, dim=-1)[..., : h.shape[-1]]
     return h

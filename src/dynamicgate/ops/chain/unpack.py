@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS, GateNet, Layer
+from dynamicgate.activations import BY_CODE
+from dynamicgate.ops.chain.layers import LAYOUTS, GateNet, Layer
 from dynamicgate.ops.chain.pack import (
     HEADER_WORDS,
     LAYER_WORDS,
@@ -59,7 +60,7 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
             gate = GateNet(
                 weights=tuple(w for w, _ in read),
                 biases=tuple(b for _, b in read),
-                hidden=ACTIVATIONS[gates[0].activation],
+                hidden=BY_CODE[gates[0].activation].name,
                 cut=weights[cut * PANEL :][:blocks],
                 keep=keep,
                 tau=1.0 / scale if scale > 0.0 else None,
@@ -67,7 +68,13 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
             )
         layers.append(
             Layer(
-                weight, bias, ACTIVATIONS[main.activation], block if blocks else 0, gate, layout, bool(main.skip_zeros)
+                weight,
+                bias,
+                BY_CODE[main.activation].name,
+                block if blocks else 0,
+                gate,
+                layout,
+                bool(main.skip_zeros),
             )
         )
         before = after

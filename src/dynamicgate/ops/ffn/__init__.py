@@ -10,9 +10,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dynamicgate.activations import IN_TRITON, check_activation
 from dynamicgate.ops.ffn.decode import decode_ffn
 from dynamicgate.ops.ffn.fused_gate import close_hidden
-from dynamicgate.ops.ffn.reference import PHI, reference
+from dynamicgate.ops.ffn.reference import reference
 from dynamicgate.ops.ffn.registration import run
 
 __all__ = ["close_hidden", "decode_ffn", "gated_ffn", "reference"]
@@ -65,8 +66,7 @@ def _check(tensors: list[Tensor | None], factor_TG: Tensor, block: int, activati
     N, O = up_ND.shape[0], down_ON.shape[0]
     if block < 1:
         raise ValueError(f"block must be 1 or more, received {block}")
-    if activation not in PHI:
-        raise ValueError(f"activation must be one of {', '.join(PHI)}, received {activation!r}")
+    check_activation(activation, IN_TRITON)
     if gradient not in ("sparse", "exact"):
         raise ValueError(f"gradient must be sparse or exact, received {gradient!r}")
     if value_bias_N is not None and value_ND is None:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynamicgate.activations import IN_TRITON, check_activation
 from dynamicgate.ops.chain.layers import GateNet, Layer, check
 from dynamicgate.ops.chain.reference import decide, logits
-from dynamicgate.ops.ffn.reference import PHI, reference
+from dynamicgate.ops.ffn.reference import reference
 from dynamicgate.ops.ffn.registration import register_for_inference, serves
 
 MOST_TOKENS = 16
@@ -73,8 +74,7 @@ def _check(
     """Raise ValueError for what does not fit together."""
     if not 1 <= x_TD.shape[0] <= MOST_TOKENS:
         raise ValueError(f"expected 1 to {MOST_TOKENS} tokens, received {x_TD.shape[0]}: gated_ffn takes more")
-    if activation not in PHI:
-        raise ValueError(f"activation must be one of {', '.join(PHI)}, received {activation!r}")
+    check_activation(activation, IN_TRITON)
     if x_TD.shape[1] != up_ND.shape[1]:
         raise ValueError(f"expected x with {up_ND.shape[1]} features, received {x_TD.shape[1]}")
     if value_bias_N is not None and value_ND is None:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynamicgate.activations import ACTIVATIONS, IN_TRITON, check_activation
 from dynamicgate.ops.chain.layers import GateNet
 from dynamicgate.ops.chain.reference import decide
 from dynamicgate.ops.ffn.decode import DTYPES
-from dynamicgate.ops.ffn.reference import PHI
 from dynamicgate.ops.ffn.registration import register_for_inference, serves
 
 _library = torch.library.Library("dynamicgate", "FRAGMENT")
@@ -43,8 +43,7 @@ def close_hidden(
     blocks = -(-units // block)
     if both_TM.dim() != 2 or both_TM.shape[1] < units + blocks:
         raise ValueError(f"expected [tokens, {units + blocks} or more], received {tuple(both_TM.shape)}")
-    if activation not in PHI:
-        raise ValueError(f"activation must be one of {', '.join(PHI)}, received {activation!r}")
+    check_activation(activation, IN_TRITON)
     if value_TN is not None and (value_TN.shape != (len(both_TM), units) or value_TN.dtype is not both_TM.dtype):
         raise ValueError(
             f"expected value_TN of shape {(len(both_TM), units)} in {both_TM.dtype}, received {tuple(value_TN.shape)} "
@@ -65,7 +64,7 @@ def _close(both: Tensor, value: Tensor | None, units: int, block: int, activatio
     z_TG = wide[:, units : units - (-units // block)]
     factor_TG = decide(z_TG, GateNet((), (), cut=cut, tau=tau, soft_width=soft_width))
     factor_TN = factor_TG.repeat_interleave(block, dim=1)[:, :units]
-    h_TN = PHI[activation](wide[:, :units])
+    h_TN = ACTIVATIONS[activation].function(wide[:, :units])
     h_TN = h_TN if value is None else h_TN * value
     return torch.where(factor_TN != 0, h_TN * factor_TN, 0.0).to(both.dtype)
 

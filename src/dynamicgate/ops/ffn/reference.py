@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-PHI: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": lambda h: h,
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "silu": F.silu,
-}
+from dynamicgate.activations import ACTIVATIONS
 
 
 def reference(
@@ -40,7 +33,9 @@ def reference(
         opened = factor_TG[:, g].detach() != 0
         rows_R = (torch.ones_like(opened) if gradient == "exact" else opened).nonzero().squeeze(1)
         x_RD = x_TD[rows_R]
-        h_RB = PHI[activation](F.linear(x_RD, up_ND[units], None if up_bias_N is None else up_bias_N[units]))
+        h_RB = ACTIVATIONS[activation].function(
+            F.linear(x_RD, up_ND[units], None if up_bias_N is None else up_bias_N[units])
+        )
         if value_ND is not None:
             h_RB = h_RB * F.linear(x_RD, value_ND[units], None if value_bias_N is None else value_bias_N[units])
         h_RB = h_RB * factor_TG[rows_R, g].to(h_RB.dtype)[:, None]

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.ops.ffn.reference import reference
 from dynamicgate.ops.ffn.saved import Kept
 
@@ -86,7 +87,7 @@ def _empty_kept(
         return Kept(nothing, nothing.clone(), nothing.clone(), x.new_empty(0, dtype=torch.int32))
     rows, length = kernels.kept_sizes(*factor.shape, x.device)
     each = (rows, block) if keep == "sparse" else (x.shape[0], up.shape[0])
-    derivable = keep == "sparse" and value is None and activation in ("relu", "identity")  # from the hidden values
+    derivable = keep == "sparse" and value is None and ACTIVATIONS[activation].slope_from_output
     return Kept(
         x.new_empty(rows, block),
         nothing if derivable else x.new_empty(each),
