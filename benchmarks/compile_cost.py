@@ -25,11 +25,11 @@ import torch
 from cpu import gated_model
 
 import dynamicgate as dg
-from dynamicgate import ops
 from dynamicgate.files import environment, write_text
 from dynamicgate.inference.cpu.find import find_paths, look, trace
 from dynamicgate.inference.cpu.lower import lower
 from dynamicgate.io.model_file import load
+from dynamicgate.ops import backend, chain
 
 SIZE, OPEN, ROWS = "S4", 0.1, 256
 
@@ -62,7 +62,7 @@ def pack(model: torch.nn.Module, x: torch.Tensor) -> object:
     gates, graph = dg.named_gates(model), trace(model)
     look(model, graph, x[:8])
     (path,), _ = find_paths(model, graph, gates)
-    return ops.pack(lower(path, gates).layers)
+    return chain.pack(lower(path, gates).layers)
 
 
 def measured(path: Path, what: str) -> tuple[object, dict[str, float]]:
@@ -87,7 +87,7 @@ def child(path: Path, what: str) -> None:
 
 def main() -> None:
     """Save the model, measure in fresh processes, write it down."""
-    found: dict[str, Any] = {"meta": environment("python benchmarks/compile_cost.py") | {"backend": ops.backend()}}
+    found: dict[str, Any] = {"meta": environment("python benchmarks/compile_cost.py") | {"backend": backend()}}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         dg.save(gated_model(SIZE, OPEN)[0], path)

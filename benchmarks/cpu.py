@@ -32,13 +32,13 @@ import torch
 from torch import Tensor, nn
 
 import dynamicgate as dg
-from dynamicgate import ops
 from dynamicgate.files import environment, write_text
 from dynamicgate.inference.cpu.breakdown import ungated
 from dynamicgate.inference.cpu.choose import OWN, TORCH, Forms
 from dynamicgate.inference.cpu.find import find_paths, look, trace
 from dynamicgate.inference.cpu.lower import lower
 from dynamicgate.inference.cpu.timing import batches_of, race
+from dynamicgate.ops import backend, chain
 
 HERE = Path(__file__).resolve().parent
 SIZES = {"S1": (784, 256, 10), "S2": (2000, 1000, 500, 10), "S3": (1024, 4096, 1024), "S4": (4096, 16384, 4096)}
@@ -81,11 +81,11 @@ def rivals(model: nn.Module, fast: dg.inference.CompiledModel, x: Tensor, frozen
     look(model, graph, x[:8])
     (path,), _ = find_paths(model, graph, gates)
     forms = Forms(lower(path, gates))
-    dense = [ops.Layer(s.module.weight.detach(), s.module.bias.detach(), "relu") for s in path.linears]  # type: ignore[union-attr,operator]
-    dense[-1] = ops.Layer(dense[-1].weight, dense[-1].bias)
-    packed = ops.pack(dense)
+    dense = [chain.Layer(s.module.weight.detach(), s.module.bias.detach(), "relu") for s in path.linears]  # type: ignore[union-attr,operator]
+    dense[-1] = chain.Layer(dense[-1].weight, dense[-1].bias)
+    packed = chain.pack(dense)
     plain = as_modules(dense)
-    calls: Calls = {"eager": ungated(path), "own": lambda x: ops.run(x, packed), "int8": int8(plain)}
+    calls: Calls = {"eager": ungated(path), "own": lambda x: chain.run(x, packed), "int8": int8(plain)}
     if frozen:
         torch.compiler.reset()  # or the limit on recompilations would count those of earlier cases
         calls["frozen"] = torch.compile(plain, dynamic=False)
@@ -93,7 +93,7 @@ def rivals(model: nn.Module, fast: dg.inference.CompiledModel, x: Tensor, frozen
     return calls | {"ours": fast}
 
 
-def as_modules(layers: list[ops.Layer]) -> nn.Sequential:
+def as_modules(layers: list[chain.Layer]) -> nn.Sequential:
     """The dense network as modules on the same weights."""
     parts: list[nn.Module] = []
     for layer in layers:
@@ -259,7 +259,7 @@ def child(args: argparse.Namespace) -> None:
     torch.set_grad_enabled(False)
     machine = Machine()
     head = "".join(f"{name:>8}" for name in SPEEDUPS)
-    print(f"{ops.backend()}, threads: {torch.get_num_threads()}; speed-up over eager, limit, reached, over best dense")
+    print(f"{backend()}, threads: {torch.get_num_threads()}; speed-up over eager, limit, reached, over best dense")
     print(
         f"{'size':<4}{'kind':<13}{'share':>5}{'batch':>6}{'eager us':>12}{head}{'limit':>8}{'reached':>9}{'dense':>8}"
     )
@@ -299,7 +299,7 @@ def main() -> None:
     if args.child:
         return child(args)
     folder = args.out or (Path(tempfile.mkdtemp(prefix="cpu-")) if args.quick else HERE / "results")
-    found: dict[str, Any] = {"meta": environment("python benchmarks/cpu.py") | {"backend": ops.backend()}}
+    found: dict[str, Any] = {"meta": environment("python benchmarks/cpu.py") | {"backend": backend()}}
     found |= {"limits": {}, "rows": []}
     if args.threads and (folder / "cpu.json").exists():  # only these anew, beside what is there
         earlier = json.loads((folder / "cpu.json").read_text(encoding="utf-8"))

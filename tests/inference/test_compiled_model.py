@@ -233,7 +233,7 @@ def test_torch_compile_and_export_see_one_op(model: nn.Module) -> None:
     assert torch.equal(torch.compile(fast, backend="eager", fullgraph=True)(x[:1]), fast(x[:1]))
     exported = torch.export.export(fast, (x[:1],))
     calls = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
-    assert calls.count("dynamicgate.run.default") == 1
+    assert calls.count("dynamicgate.run_chain.default") == 1
     assert torch.equal(exported.module()(x[:1]), fast(x[:1]))
 
 
@@ -343,7 +343,7 @@ def test_without_kernels_the_outputs_are_the_same(model: nn.Module, monkeypatch:
     from dynamicgate import ops
 
     x = torch.randn(64, 20)
-    monkeypatch.setattr(ops, "run", partial(ops.run, backend="torch"))
+    monkeypatch.setattr(ops.chain, "run", partial(ops.chain.run, backend="torch"))
     fast = quick(model, x)
     assert_same(fast, model, x, undecided(model, x))
     assert_same(mixed(model, x), model, x, undecided(model, x))

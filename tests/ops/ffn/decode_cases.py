@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dynamicgate.ops import GateNet
-from dynamicgate.ops.chain.reference import decide, logits
 from dynamicgate.ops.ffn import decode_ffn, reference
+from dynamicgate.ops.gate_net import decide, logits
 
 Given = dict[str, Any]  # the arguments of `decode_ffn`
 

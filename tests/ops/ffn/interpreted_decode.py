@@ -71,18 +71,18 @@ def test_a_ramp_starts_at_the_cut_of_each_block() -> None:
 @pytest.mark.parametrize("block", [1, 20])
 def test_the_largest_logits_open_whatever_the_cut_says(tokens: int, block: int) -> None:
     given = made(tokens, block=block, rank=3)
-    assert error(with_gate(given, cut=torch.inf, keep=2)) < 1e-6
-    assert error(with_gate(given, keep=3, tau=1.5)) < 1e-6
+    assert error(with_gate(given, cut=torch.inf, top_k=2)) < 1e-6
+    assert error(with_gate(given, top_k=3, tau=1.5)) < 1e-6
 
 
 def test_of_equal_logits_the_first_are_kept() -> None:
     given = made(2, bias=False)
     (weight,) = given["gate"].weights
-    given = with_gate(given, weights=(torch.ones_like(weight),), biases=(None,), cut=torch.inf, keep=2)
+    given = with_gate(given, weights=(torch.ones_like(weight),), biases=(None,), cut=torch.inf, top_k=2)
     units = torch.zeros_like(given["up_ND"])
     units[:40] = given["up_ND"][:40]
     torch.testing.assert_close(
-        decode_ffn(**given), decode_ffn(**{**with_gate(given, cut=-torch.inf, keep=0), "up_ND": units})
+        decode_ffn(**given), decode_ffn(**{**with_gate(given, cut=-torch.inf, top_k=0), "up_ND": units})
     )
 
 

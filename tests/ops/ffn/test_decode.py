@@ -31,7 +31,7 @@ def test_the_kernels_compile_for_a_hopper_gpu(tokens: int, monkeypatch: pytest.M
         monkeypatch.setattr(decode_launch, name, Compiled(getattr(decode_launch, name)))
     given = made(tokens, sizes=(256, 512, 64), block=32, rank=16, tau=1.0, bias=True, dtype=torch.bfloat16)
     cut_G = torch.zeros(given["gate"].blocks)
-    others = ({"keep": 2}, {"tau": None, "soft_width": 0.5}, {"tau": None, "soft_width": 0.5, "cut": cut_G})
+    others = ({"top_k": 2}, {"tau": None, "soft_width": 0.5}, {"tau": None, "soft_width": 0.5, "cut": cut_G})
     for gate in (given["gate"], *(with_gate(given, **other)["gate"] for other in others)):
         decode_launch.launch(given["x_TD"], gate, given["up_ND"], given["down_ON"], 32, "gelu", given["up_bias_N"],
                           given["down_bias_O"], None, None)  # fmt: skip
@@ -41,7 +41,7 @@ def test_the_kernels_compile_for_a_hopper_gpu(tokens: int, monkeypatch: pytest.M
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_without_a_gpu_the_reference_answers(tokens: int) -> None:
     assert error(made(tokens, bias=True, value=True, activation="silu", tau=0.5)) < 1e-6
-    assert error(with_gate(made(tokens, rank=3, hidden="relu"), keep=2)) < 1e-6
+    assert error(with_gate(made(tokens, rank=3, hidden="relu"), top_k=2)) < 1e-6
     assert error(made(tokens, rank=3, soft_width=0.8)) < 1e-6
 
 
@@ -54,7 +54,7 @@ def test_the_op_is_registered_in_full() -> None:
 def arguments(given: Given) -> tuple[object, ...]:
     """As the op takes them."""
     gate: GateNet = given["gate"]
-    cut = (gate.cut, None, gate.keep, gate.tau, gate.soft_width)
+    cut = (gate.cut, None, gate.top_k, gate.tau, gate.soft_width)
     biases = (given[name] for name in ("up_bias_N", "down_bias_O", "value_ND", "value_bias_N"))
     layer = (given["up_ND"], given["down_ON"], given["block"], given["activation"], *biases)
     return (given["x_TD"], list(gate.weights), list(gate.biases), gate.hidden, *cut, *layer)

@@ -56,7 +56,7 @@ def test_gates_with_a_ramp(tokens: int, block: int, rank: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_the_largest_logits_open(tokens: int) -> None:
     given = made(tokens, sizes=(512, 2048, 256), block=128, **BF16)
-    assert error(with_gate(given, cut=torch.inf, keep=2)) < 1e-2
+    assert error(with_gate(given, cut=torch.inf, top_k=2)) < 1e-2
 
 
 @pytest.mark.parametrize("tokens", [1, 4])

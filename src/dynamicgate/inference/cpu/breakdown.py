@@ -8,13 +8,13 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynamicgate import ops
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.inference.cpu.choose import OWN, TORCH, UNGATED, Chosen, Forms, Option
 from dynamicgate.inference.cpu.find import Path
 from dynamicgate.inference.cpu.folding import Stage
 from dynamicgate.inference.cpu.timing import batches_of, race
 from dynamicgate.inference.plan import LayerPlan, Regime
+from dynamicgate.ops import chain
 
 SPLIT_BY_CLOCK = 64 << 20  # bytes of weights
 
@@ -82,7 +82,7 @@ def choices_of(stages: Sequence[Stage], form: str, options: Sequence[Option]) ->
     return found
 
 
-def _words(layer: ops.Layer, layout: str, skips: bool) -> list[str]:
+def _words(layer: chain.Layer, layout: str, skips: bool) -> list[str]:
     words = {"vectors": "16x1 vectors", "columns": "16x1 vectors"}
     if layout == "csr":
         fan_in = layer.weight.count_nonzero(1)

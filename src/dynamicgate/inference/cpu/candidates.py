@@ -12,19 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dynamicgate import ops
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.gating.gate import close_units
 from dynamicgate.gating.routing import route, top_k_mask
+from dynamicgate.ops import GateNet, chain
 
 
 class GateInTorch(nn.Module):
     """A gate network: from features to the factor of each block, 0 where it is closed."""
 
-    def __init__(self, net: ops.GateNet) -> None:
+    def __init__(self, net: GateNet) -> None:
         """The same decisions as `ops` makes of `net`."""
         super().__init__()
-        self.hidden, self.keep, self.cut = net.hidden, net.keep, float(net.cut)
+        self.hidden, self.keep, self.cut = net.hidden, net.top_k, float(net.cut)
         self.tau, self.soft_width = net.tau, net.soft_width
         self.stages = len(net.weights)
         for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
@@ -62,7 +62,7 @@ class GateInTorch(nn.Module):
         numbers = range(about["stages"])
         weights, biases = (tuple(tensors.get(f"{word}_{i}") for i in numbers) for word in ("weight", "bias"))
         rule = (about["hidden"], float(about["cut"]), about["keep"], about["tau"])
-        net = ops.GateNet(weights, biases, *rule, about.get("soft_width"))  # type: ignore[arg-type]  # older plans have no soft_width
+        net = GateNet(weights, biases, *rule, about.get("soft_width"))  # type: ignore[arg-type]  # older plans have no soft_width
         return GateInTorch(net)
 
 
@@ -98,8 +98,8 @@ class PackedForm(nn.Module):
     weights: Tensor
     program: Tensor
 
-    def __init__(self, packed: ops.Packed) -> None:
-        """What `ops.pack` gave."""
+    def __init__(self, packed: chain.Packed) -> None:
+        """What `chain.pack` gave."""
         super().__init__()
         self.register_buffer("weights", packed.weights)
         self.register_buffer("program", packed.program)
@@ -108,12 +108,12 @@ class PackedForm(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> PackedForm:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.packed = ops.Packed(self.weights, self.program, self.packed.outputs)
+        self.packed = chain.Packed(self.weights, self.program, self.packed.outputs)
         return self
 
     def forward(self, x_BD: Tensor, factor_BG: Tensor | None = None) -> Tensor:
         """Run it."""
-        return ops.run(x_BD, self.packed, factor_BG)
+        return chain.run(x_BD, self.packed, factor_BG)
 
     def describe(self) -> dict[str, Any]:
         """What is not a tensor."""
@@ -154,7 +154,7 @@ class TorchStage(nn.Module):
         if self.program is None:
             h_BN = ACTIVATIONS[self.activation].function(F.linear(x_BD, self.weight, self.bias))
         else:
-            h_BN = ops.run(x_BD, ops.Packed(self.weight, self.program, self.outputs))
+            h_BN = chain.run(x_BD, chain.Packed(self.weight, self.program, self.outputs))
         return close_units(h_BN, factor_BG, self.block) if self.block and factor_BG is not None else h_BN
 
     def describe(self) -> dict[str, Any]:
@@ -170,12 +170,12 @@ class TorchStage(nn.Module):
         return TorchStage(*held, gate, **{key: about[key] for key in ("activation", "block", "outputs")})
 
 
-def torch_stage(layer: ops.Layer, *, own: bool) -> TorchStage:
+def torch_stage(layer: chain.Layer, *, own: bool) -> TorchStage:
     """`layer` for torch, or (`own`) for our dense panels with the gate in torch."""
     gate = None if layer.gate is None else GateInTorch(layer.gate)
     weight, bias, program = layer.weight, layer.bias, None
     if own:
-        packed = ops.pack([ops.Layer(layer.weight, layer.bias, layer.activation)])
+        packed = chain.pack([chain.Layer(layer.weight, layer.bias, layer.activation)])
         weight, bias, program = packed.weights, None, packed.program
     outputs = layer.weight.shape[0]
     return TorchStage(weight, bias, program, gate, activation=layer.activation, block=layer.block, outputs=outputs)
@@ -205,7 +205,7 @@ class TorchForm(nn.Module):
 def build_form(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
     """The form that `describe` described."""
     if about["kind"] == "packed":
-        return PackedForm(ops.Packed(tensors["weights"], tensors["program"], about["outputs"]))
+        return PackedForm(chain.Packed(tensors["weights"], tensors["program"], about["outputs"]))
     described = about["stages"]
     return TorchForm([TorchStage.built(s, below(tensors, f"stages.{i}")) for i, s in enumerate(described)])
 

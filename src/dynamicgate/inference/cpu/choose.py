@@ -14,7 +14,6 @@ from math import log
 import torch
 from torch import Tensor, nn
 
-from dynamicgate import ops
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.inference.cpu.candidates import GateInTorch, PackedForm, RouterInTorch, TorchForm, torch_stage
 from dynamicgate.inference.cpu.chain import Chain
@@ -22,7 +21,8 @@ from dynamicgate.inference.cpu.find import ZEROS_WORTH_SKIPPING
 from dynamicgate.inference.cpu.lower import Lowered
 from dynamicgate.inference.cpu.timing import batches_of, race
 from dynamicgate.inference.shadow_copy import held_bytes
-from dynamicgate.ops.chain.pack import PANEL, columns_of_16
+from dynamicgate.ops import chain
+from dynamicgate.ops.chain.packing import PANEL, columns_of_16
 
 TORCH, OWN, UNGATED = "dense", "own dense", "ungated dense"
 PREFER_TORCH = 0.97  # a lead of less than 3 % over dense torch is noise
@@ -71,7 +71,7 @@ class Forms:
         if name in (TORCH, OWN):
             return TorchForm([torch_stage(layer, own=name == OWN) for layer in layers])
         chosen = zip(layers, self.options[name], strict=False)
-        packed = ops.pack([replace(layer, layout=layout, skip_zeros=skip) for layer, (layout, skip) in chosen])
+        packed = chain.pack([replace(layer, layout=layout, skip_zeros=skip) for layer, (layout, skip) in chosen])
         for form in self.made.values():  # forms that differ in how they skip only have the same weights
             if isinstance(form, PackedForm) and torch.equal(form.weights, packed.weights):
                 packed = packed._replace(weights=form.weights)
@@ -126,7 +126,7 @@ def choose(
 def options(lowered: Lowered, zeros: float) -> list[list[Option]]:
     """The layouts worth trying for each layer, the most likely first. zeros: share of exact zeros in the input."""
     found: list[list[Option]] = []
-    before: ops.Layer | None = None
+    before: chain.Layer | None = None
     for layer in lowered.layers:
         dense = ("panels", False)
         rows = ("rows", False)

@@ -28,7 +28,7 @@ def sliced(stages: list[Stage], drop: Mapping[str, Tensor]) -> list[Stage]:
 
 def droppable(stage: Stage) -> bool:
     """Whether blocks behind its gate can go. Not where they compete: without one of them others would open."""
-    return stage.layer.gate is not None and not stage.layer.gate.keep
+    return stage.layer.gate is not None and not stage.layer.gate.top_k
 
 
 def _slice_between(writer: Stage, reader: Stage, drop: Mapping[str, Tensor]) -> tuple[Stage, Stage]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dynamicgate import ops
+from dynamicgate.ops import chain
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Stage:
     """A layer of a chain and what it was made from."""
 
     name: str
-    layer: ops.Layer
+    layer: chain.Layer
     shape: tuple[int, int]
     """Outputs and inputs of the module it was, before slicing."""
     site: str | None = None

@@ -1,4 +1,4 @@
-"""A path of modules as a chain of `ops.Layer`: normalisation folded, static gates and unread units sliced away.
+"""A path of modules as a chain of `chain.Layer`: normalisation folded, static gates and unread units sliced away.
 
 Shapes in names: D features read, N units, G blocks, R inner width of a gate network.
 """
@@ -12,19 +12,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from dynamicgate import ops
 from dynamicgate.gating.gate import Gate, count_of
 from dynamicgate.inference.cpu.dead_units import droppable, sliced
 from dynamicgate.inference.cpu.find import Path
 from dynamicgate.inference.cpu.folding import Affine, Stage, changed
 from dynamicgate.nn import Normalize
+from dynamicgate.ops import GateNet, chain
 
 
 @dataclass(frozen=True)
 class Router:
     """Experts that compete for the first layer of a chain: logits in torch, softmax, the k most probable."""
 
-    net: ops.GateNet
+    net: GateNet
     k: int
     tau: float
 
@@ -43,7 +43,7 @@ class Lowered:
     """The sites that lost blocks which an input might open."""
 
     @property
-    def layers(self) -> list[ops.Layer]:
+    def layers(self) -> list[chain.Layer]:
         """The layers alone."""
         return [stage.layer for stage in self.stages]
 
@@ -84,12 +84,12 @@ def lower(path: Path, gates: Mapping[str, Gate], drop: Mapping[str, Tensor] | No
             linear = step.module
             assert isinstance(linear, nn.Linear)
             affine = affine.then(_static_factor(gates.get(step.name)), None)
-            layer = ops.Layer(*affine.fold(linear.weight, linear.bias))
+            layer = chain.Layer(*affine.fold(linear.weight, linear.bias))
             gate = made_by.get(step.name)
             if gate is not None:
                 net = gate_net(gate, affine)
                 if gate.config.kind == "router":
-                    router = Router(net, net.keep, float(gate.tau))
+                    router = Router(net, net.top_k, float(gate.tau))
                 layer = replace(layer, block=gate.config.block, gate=None if router and not stages else net)
             shape = (linear.out_features, linear.in_features)
             stages.append(Stage(step.name, layer, shape, gate.site.name if gate else None))
@@ -130,7 +130,7 @@ def _static_factor(gate: Gate | None) -> Tensor | None:
 
 
 @torch.no_grad()
-def gate_net(gate: Gate, affine: Affine | None = None) -> ops.GateNet:
+def gate_net(gate: Gate, affine: Affine | None = None) -> GateNet:
     """The gate network on the features of its source; a sigmoid above theta is a logit above tau * logit(theta)."""
     config = gate.config
     linears = [m for m in gate.net.modules() if isinstance(m, nn.Linear)]
@@ -145,12 +145,12 @@ def gate_net(gate: Gate, affine: Affine | None = None) -> ops.GateNet:
     elif config.top_k is not None:
         cut, keep = math.inf, count_of(config.top_k, gate.blocks)
     scaled = config.evaluate == "soft" or config.scale
-    return ops.GateNet(
+    return GateNet(
         tuple(w for w, _ in pairs),
         tuple(b for _, b in pairs),
         hidden="relu" if config.net == "two-layer" else "identity",
         cut=cut,
-        keep=keep,
+        top_k=keep,
         tau=tau if scaled else None,
         soft_width=config.soft_width * tau or None,
     )

@@ -53,7 +53,7 @@ class FeedForward(nn.Module):
                 tensors, net = _joined(tensors, net)
             self.decide, self.blocks = GateInTorch(net), net.blocks
             if gate.config.kind == "router":
-                self.decide = RouterInTorch(self.decide, net.keep, float(gate.tau))
+                self.decide = RouterInTorch(self.decide, net.top_k, float(gate.tau))
         for name in (
             "up_weight",
             "up_bias",

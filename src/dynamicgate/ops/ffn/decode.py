@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from dynamicgate.activations import IN_TRITON, check_activation
-from dynamicgate.ops.chain.layers import GateNet, Layer, check
-from dynamicgate.ops.chain.reference import decide, logits
+from dynamicgate.ops.chain.layers import Layer, check_layers
 from dynamicgate.ops.ffn.reference import reference
 from dynamicgate.ops.ffn.registration import register_for_inference, serves
+from dynamicgate.ops.gate_net import GateNet, decide, logits
 
 MOST_TOKENS = 16
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of the kernels; the reference takes any
 
 _library = torch.library.Library("dynamicgate", "FRAGMENT")
 _library.define(
-    "decode_ffn(Tensor x, Tensor[] gate_weights, Tensor?[] gate_biases, str hidden, float cut, Tensor? cuts, int keep, "
+    "decode_ffn(Tensor x, Tensor[] gate_weights, Tensor?[] gate_biases, str hidden, float cut, Tensor? cuts, int top_k, "
     "float? tau, float? soft_width, Tensor up, Tensor down, int block, str activation, Tensor? up_bias, Tensor? down_bias, "
     "Tensor? value, Tensor? value_bias) -> Tensor",
     tags=[torch.Tag.pt2_compliant_tag],
@@ -53,7 +53,7 @@ def decode_ffn(
     _check(rows, gate, up_ND, down_ON, block, activation, *tensors)
     cut, cuts = (0.0, gate.cut) if isinstance(gate.cut, Tensor) else (gate.cut, None)
     y: Tensor = torch.ops.dynamicgate.decode_ffn(
-        rows, gate.weights, gate.biases, gate.hidden, cut, cuts, gate.keep, gate.tau, gate.soft_width, up_ND, down_ON, block,
+        rows, gate.weights, gate.biases, gate.hidden, cut, cuts, gate.top_k, gate.tau, gate.soft_width, up_ND, down_ON, block,
         activation, *tensors,
     )  # fmt: skip
     return y.reshape(*x_TD.shape[:-1], down_ON.shape[0])
@@ -79,11 +79,11 @@ def _check(
         raise ValueError(f"expected x with {up_ND.shape[1]} features, received {x_TD.shape[1]}")
     if value_bias_N is not None and value_ND is None:
         raise ValueError("value_bias_N needs value_ND, received None")
-    check([Layer(up_ND, up_bias_N, activation, block, gate), Layer(down_ON, down_bias_O)])
+    check_layers([Layer(up_ND, up_bias_N, activation, block, gate), Layer(down_ON, down_bias_O)])
     if value_ND is not None:
         if value_ND.shape != up_ND.shape:
             raise ValueError(f"expected value_ND of shape {tuple(up_ND.shape)}, received {tuple(value_ND.shape)}")
-        check([Layer(value_ND, value_bias_N)])
+        check_layers([Layer(value_ND, value_bias_N)])
     used = (up_ND, down_ON, up_bias_N, down_bias_O, value_ND, value_bias_N, *gate.weights, *gate.biases)
     strange = {str(t.dtype) for t in used if t is not None} - {str(x_TD.dtype)}
     if strange:
@@ -97,7 +97,7 @@ def _decode(
     hidden: str,
     cut: float,
     cuts: Tensor | None,
-    keep: int,
+    top_k: int,
     tau: float | None,
     soft_width: float | None,
     up: Tensor,
@@ -110,7 +110,7 @@ def _decode(
     value_bias: Tensor | None,
 ) -> Tensor:
     gate = GateNet(
-        tuple(gate_weights), tuple(gate_biases), hidden, cut if cuts is None else cuts, keep, tau, soft_width
+        tuple(gate_weights), tuple(gate_biases), hidden, cut if cuts is None else cuts, top_k, tau, soft_width
     )
     if x.dtype in DTYPES and serves(x):
         from dynamicgate.ops.ffn.decode_launch import launch
@@ -123,7 +123,7 @@ def _decode(
     )  # fmt: skip
 
 
-def _shape(x: Tensor, weights: Any, biases: Any, hidden: Any, cut: Any, cuts: Any, keep: Any, tau: Any, soft_width: Any,
+def _shape(x: Tensor, weights: Any, biases: Any, hidden: Any, cut: Any, cuts: Any, top_k: Any, tau: Any, soft_width: Any,
            up: Tensor, down: Tensor, *rest: Any) -> Tensor:  # fmt: skip
     return x.new_empty(x.shape[0], down.shape[0])
 

@@ -105,11 +105,11 @@ def gate_kernel(
 
 @triton.jit
 def rank_kernel(
-    logits, cuts, factor, opened, arrived, tokens, blocks, cut, stride, width, keep,
+    logits, cuts, factor, opened, arrived, tokens, blocks, cut, stride, width, top_k,
     CUTS: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, OTHERS: tl.constexpr,
     AFTER: tl.constexpr, CHAINED: tl.constexpr,
 ):  # fmt: skip
-    """Threshold, or among the `keep` largest of the token: a block counts those ahead of it, equals by their index."""
+    """Threshold, or among the `top_k` largest of the token: a block counts those ahead of it, equals by their index."""
     if CHAINED:
         cuda.gdc_launch_dependents()
     block = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -127,5 +127,5 @@ def rank_kernel(
         first = (other[None, :] < block[:, None])[:, None, :]
         ahead += tl.sum(((theirs > z[:, :, None]) | ((theirs == z[:, :, None]) & first)).to(tl.int32), 2)
     least = cut_of(cut, cuts, stride, block, here, CUTS)
-    is_open = (z > least) | (ahead < keep)
+    is_open = (z > least) | (ahead < top_k)
     settle(z, least, is_open, block, here, factor, opened, arrived, tokens, blocks, width, TOKENS, SCALE)

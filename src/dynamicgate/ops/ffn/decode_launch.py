@@ -15,9 +15,9 @@ import torch
 import triton
 from torch import Tensor
 
-from dynamicgate.ops.chain.layers import GateNet
 from dynamicgate.ops.ffn.decode_gate import gate_kernel, linear_kernel, rank_kernel
 from dynamicgate.ops.ffn.decode_kernels import ffn_kernel
+from dynamicgate.ops.gate_net import GateNet
 
 _LEAST_LISTED = 16  # units: smaller blocks are masked, unit by unit
 _MOST_LISTED = 1024  # blocks: more than that are masked, too
@@ -100,7 +100,7 @@ def _decide(x: Tensor, gate: GateNet, early: bool) -> Decided:
     maps = [(weight.contiguous(), _contiguous(bias)) for weight, bias in zip(gate.weights, gate.biases, strict=True)]
     last_weight, last_bias = maps[-1]
     a, after = x, False
-    for weight, bias in maps if gate.keep else maps[:-1]:
+    for weight, bias in maps if gate.top_k else maps[:-1]:
         R, K = weight.shape
         z = torch.empty(T, R, dtype=torch.float32, device=x.device)
         linear_kernel[_gate_programs(T, R)](
@@ -108,9 +108,9 @@ def _decide(x: Tensor, gate: GateNet, early: bool) -> Decided:
             RELU=gate.hidden == "relu" and weight is not last_weight, **_gate_sizes(T, R, K), **_launched(after),
         )  # fmt: skip
         a, after = z, early
-    if gate.keep:
+    if gate.top_k:
         rank_kernel[(triton.cdiv(G, 16),)](
-            a, cuts, *decided, T, G, keep=gate.keep, **rule, **kinds, AFTER=after, ROWS=16, TOKENS=_power_of_2(T),
+            a, cuts, *decided, T, G, top_k=gate.top_k, **rule, **kinds, AFTER=after, ROWS=16, TOKENS=_power_of_2(T),
             OTHERS=max(16, 256 // _power_of_2(T)), **_launched(after),
         )  # fmt: skip
     else:

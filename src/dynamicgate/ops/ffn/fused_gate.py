@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from dynamicgate.activations import ACTIVATIONS, IN_TRITON, check_activation
-from dynamicgate.ops.chain.layers import GateNet
-from dynamicgate.ops.chain.reference import decide
 from dynamicgate.ops.ffn.decode import DTYPES
 from dynamicgate.ops.ffn.registration import register_for_inference, serves
+from dynamicgate.ops.gate_net import GateNet, decide
 
 _library = torch.library.Library("dynamicgate", "FRAGMENT")
 _library.define(
