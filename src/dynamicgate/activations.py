@@ -29,6 +29,8 @@ class Activation(NamedTuple):
     calls: tuple[Callable[..., Tensor] | str, ...] = ()
     """The functions, and names of tensor methods, that compute it too (with `options` as keyword arguments)."""
     options: Mapping[str, Any] = MappingProxyType({})
+    in_layers: bool = True
+    """Whether the layers of `dynamicgate.nn` offer it."""
     in_triton: bool = False
     """Whether the Triton kernels compute it."""
     makes_zeros: bool = False
@@ -48,7 +50,9 @@ def _identity(h: Tensor) -> Tensor:
 ACTIVATIONS: Mapping[str, Activation] = {
     activation.name: activation
     for activation in (
-        Activation("identity", _identity, nn.Identity, 0, in_triton=True, slope_from_output=True),
+        Activation(
+            "identity", _identity, nn.Identity, 0, in_layers=False, in_triton=True, slope_from_output=True
+        ),
         Activation(
             "relu", torch.relu, nn.ReLU, 1, (F.relu, torch.relu, "relu"), in_triton=True, makes_zeros=True,
             slope_from_output=True,
@@ -56,12 +60,15 @@ ACTIVATIONS: Mapping[str, Activation] = {
         Activation("gelu", F.gelu, nn.GELU, 2, (F.gelu,), {"approximate": "none"}, in_triton=True),
         Activation("silu", F.silu, nn.SiLU, 4, (F.silu,), in_triton=True),
         Activation("tanh", torch.tanh, nn.Tanh, 5, (F.tanh, torch.tanh, "tanh")),
-        Activation("gelu_tanh", partial(F.gelu, approximate="tanh"), nn.GELU, 3, (F.gelu,), {"approximate": "tanh"}),
+        Activation(
+            "gelu_tanh", partial(F.gelu, approximate="tanh"), nn.GELU, 3, (F.gelu,), {"approximate": "tanh"},
+            in_layers=False,
+        ),
     )
 }  # fmt: skip
 BY_CODE: Mapping[int, Activation] = {activation.code: activation for activation in ACTIVATIONS.values()}
 IN_TRITON: tuple[str, ...] = tuple(name for name, activation in ACTIVATIONS.items() if activation.in_triton)
-IN_LAYERS: tuple[str, ...] = tuple(name for name in ACTIVATIONS if name != "identity")
+IN_LAYERS: tuple[str, ...] = tuple(name for name, activation in ACTIVATIONS.items() if activation.in_layers)
 
 
 def of_module(module: nn.Module) -> str | None:

@@ -148,7 +148,7 @@ _DESCRIBED = (
     FFN, GatedMLP, Switch, SwitchMLP, Normalize, nn.Sequential, nn.Linear, nn.LayerNorm, nn.BatchNorm1d, nn.Dropout,
     nn.ELU, nn.Softplus, nn.Flatten, *_PLAIN.values(), *(a.module for a in _WITH_OPTIONS.values()),
 )  # fmt: skip
-_FFN_SETTINGS = ("activation", "gradient", "kernels")
+_FFN_SETTINGS = ("activation", "gate_gradient", "kernels")
 
 
 def describe(module: nn.Module) -> dict[str, Any]:

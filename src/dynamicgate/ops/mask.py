@@ -1,4 +1,4 @@
-"""Zeroes the entries a mask leaves out, in place: every training step does this to the gradient of each sparse layer."""
+"""Zeroes the entries off a mask, in place: every training step does this to the gradient of each sparse layer."""
 
 from __future__ import annotations
 

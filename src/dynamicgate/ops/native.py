@@ -48,8 +48,8 @@ def missing() -> str:
 
 @cache
 def dispatcher_bypass() -> Callable[[Tensor, Tensor, Tensor], Tensor | None] | None:
-    """(x, weights, program) -> result, without torch's dispatcher. None where this torch does not allow it; the function
-    itself returns None for a call that only the op can handle."""
+    """(x, weights, program) -> result, without torch's dispatcher. None where this torch does not allow it. The
+    function returns None for a call that only the op can handle."""
     table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if missing() or table is None:
         return None

@@ -20,10 +20,10 @@ from dynamicgate.inference.cpu.candidates import GateInTorch, RouterInTorch
 from dynamicgate.inference.cpu.lower import gate_net
 from dynamicgate.inference.gpu.cuda_graph import Recorded
 from dynamicgate.inference.gpu.find import Pair
-from dynamicgate.nn.ffn import LEAST_BLOCK
 from dynamicgate.ops import GateNet
-from dynamicgate.ops.ffn import close_hidden, decode_ffn, gated_ffn
+from dynamicgate.ops.ffn import FFNWeights, decode_ffn, fused_gate_activation, gated_ffn
 from dynamicgate.ops.ffn.decode import MOST_TOKENS
+from dynamicgate.ops.ffn.tune import LEAST_BLOCK
 
 COMPILED = ", compiled"
 FUSED = "dense, fused"
@@ -167,7 +167,7 @@ def dense(layer: Any, x_TD: Tensor) -> Tensor:
 def fused(layer: Any, x_TD: Tensor) -> Tensor:
     """Everything, by the products of eager torch, which add their biases, and one pass of ours between them."""
     value_TN = None if layer.value_weight is None else F.linear(x_TD, layer.value_weight, layer.value_bias)
-    h_TN = close_hidden(
+    h_TN = fused_gate_activation(
         F.linear(x_TD, layer.both, layer.both_bias), len(layer.up_weight), block=layer.block, cut=layer.decide.cut,
         tau=layer.decide.tau, soft_width=layer.decide.soft_width, activation=layer.activation, value_TN=value_TN,
     )  # fmt: skip
@@ -176,12 +176,13 @@ def fused(layer: Any, x_TD: Tensor) -> Tensor:
 
 def gated(layer: Any, x_TD: Tensor) -> Tensor:
     """Open blocks alone; the gate decides in torch. In order: a plan gives the same bits every time."""
-    return gated_ffn(x_TD, layer.up_weight, layer.down_weight, layer.decide(x_TD), in_order=True, **_rest(layer))
+    options = {"block": layer.block, "activation": layer.activation}
+    return gated_ffn(x_TD, _weights(layer), layer.decide(x_TD), deterministic=True, **options)
 
 
 def decode(layer: Any, x_TD: Tensor) -> Tensor:
     """Open blocks alone, for a few tokens; the gate is part of it."""
-    return decode_ffn(x_TD, _net(layer.decide), layer.up_weight, layer.down_weight, **_rest(layer))
+    return decode_ffn(x_TD, _net(layer.decide), _weights(layer), block=layer.block, activation=layer.activation)
 
 
 WAYS: dict[str, Way] = {"ungated": ungated, "dense": dense, FUSED: fused, "gated": gated, "decode": decode}
@@ -199,15 +200,9 @@ def _hidden(layer: Any, x_TD: Tensor) -> Tensor:
     return h_TN if layer.value_weight is None else h_TN * F.linear(x_TD, layer.value_weight, layer.value_bias)
 
 
-def _rest(layer: Any) -> dict[str, Any]:
-    return {
-        "block": layer.block,
-        "activation": layer.activation,
-        "up_bias_N": layer.up_bias,
-        "down_bias_O": layer.down_bias,
-        "value_ND": layer.value_weight,
-        "value_bias_N": layer.value_bias,
-    }
+def _weights(layer: Any) -> FFNWeights:
+    biases = (layer.up_bias, layer.down_bias, layer.value_bias)
+    return FFNWeights(layer.up_weight, layer.down_weight, layer.value_weight, *biases)
 
 
 def _net(decide: Any) -> GateNet:

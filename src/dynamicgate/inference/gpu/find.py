@@ -16,7 +16,8 @@ from torch import fx, nn
 from dynamicgate.activations import IN_TRITON
 from dynamicgate.gating.gate import Gate
 from dynamicgate.inference.cpu.find import Step, steps_of, trace
-from dynamicgate.nn.ffn import DTYPES, unwatched
+from dynamicgate.nn.ffn import unwatched
+from dynamicgate.ops.ffn.tune import DTYPES
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A chain of gated and sparse layers on the CPU, h <- factor * phi(W h + b) for open blocks only. See README.md here."""
+"""A chain of gated and sparse layers on the CPU: h <- factor * phi(W h + b), open blocks only. See README.md here."""
 
 from dynamicgate.ops.chain.layers import Layer
 from dynamicgate.ops.chain.packing import Packed, pack

@@ -1,4 +1,4 @@
-"""Packs layers into two flat tensors, weights and program. The program's words are those of csrc/program.h: change both.
+"""Packs layers into two flat tensors, weights and program. Its words are those of csrc/program.h: change both together.
 
 Packing is plain torch and happens once. `unpack` turns the tensors back into layers, which the torch backend runs.
 """
@@ -35,7 +35,7 @@ class Packed(NamedTuple):
 
 
 class Span(NamedTuple):
-    """How the features between two layers lie in memory: `block` units in every `stride` positions, `units` in total."""
+    """How the features between two layers lie in memory: `block` units in every `stride` positions, `units` in all."""
 
     units: int
     block: int
