@@ -65,7 +65,7 @@ WITH_TARGET = [
 def grid() -> Iterator[Case]:
     """All cases."""
     yield from WITH_TARGET
-    for shape, tokens, blocks, shares in (
+    for shape, tokens, blocks, fractions in (
         (BIG, (16384,), (64, 128, 256, 512, 1024), (0.05, 0.1, 0.25, 0.5, 0.8)),
         (BIG, (4096, 1024), (128, 512), (0.1, 0.25, 0.5)),
         (BIG, (256, 64), (512,), (0.1, 0.25)),
@@ -73,7 +73,7 @@ def grid() -> Iterator[Case]:
         (SWIGLU, (16384,), (512, 1024), (0.1, 0.25, 0.5)),
         (SWIGLU, (2048,), (512,), (0.1, 0.25)),
     ):
-        yield from (Case("forward", shape, t, b, s) for t in tokens for b in blocks for s in shares)
+        yield from (Case("forward", shape, t, b, s) for t in tokens for b in blocks for s in fractions)
     yield from (Case("forward", BIG, 16384, b, s, patterns=8) for b in (64, 512) for s in (0.1, 0.25))
     yield from (Case("backward", BIG, 16384, b, s) for b in (128, 512, 1024) for s in (0.1, 0.25, 0.5))
     yield from (Case("backward", shape, 16384, 512, s) for shape in (SMALL, SWIGLU) for s in (0.1, 0.25))

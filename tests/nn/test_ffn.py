@@ -183,11 +183,11 @@ def test_everything_is_computed_without_a_gate_and_where_a_layer_has_other_hooks
     dg.gate_(layer, GATES["hard"], where="down")
     seen: list[tuple[int, ...]] = []
     handle = layer.value.register_forward_hook(lambda _m, _a, out: seen.append(tuple(out.shape)))
-    watched = layer(x)
+    hooked = layer(x)
     assert seen == [(9, 96)]
     assert calls == []
     handle.remove()
-    torch.testing.assert_close(layer(x), watched)
+    torch.testing.assert_close(layer(x), hooked)
     assert calls == [1]
     dg.gate_(layer, dg.GateConfig(kind="static"), where="up")
     layer(x)
@@ -291,11 +291,11 @@ def test_torch_compile_sees_one_op_and_no_break(shape: str, skipping: Callable[[
     y, gradients = outputs_and_gradients(layer, x)
     graphs: list[torch.fx.GraphModule] = []
 
-    def keep(module: torch.fx.GraphModule, _inputs: Any) -> Any:
+    def capture(module: torch.fx.GraphModule, _inputs: Any) -> Any:
         graphs.append(module)
         return module.forward
 
-    compiled = torch.compile(layer, fullgraph=True, backend=keep)
+    compiled = torch.compile(layer, fullgraph=True, backend=capture)
     out, mine = outputs_and_gradients(compiled, x)  # type: ignore[arg-type]
     torch.testing.assert_close(out, y)
     mine = {name.removeprefix("_orig_mod."): gradient for name, gradient in mine.items()}

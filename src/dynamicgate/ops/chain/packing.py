@@ -230,15 +230,15 @@ def panels(weight_WD: Tensor, before: Span, out: Tensor) -> None:
 
 def vectors(weight_WD: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
     """Panels without their all-zero columns: values [vectors][16], starts, and each one's input within its block."""
-    kept, starts, columns = [], [0], []
+    values, starts, columns = [], [0], []
     panels_PSD = weight_WD.unflatten(0, (-1, PANEL))
     for piece in panels_PSD.split(block, dim=2):
         for panel_SK in piece:
             column = panel_SK.any(dim=0).nonzero().flatten()
-            kept.append(panel_SK[:, column].T.reshape(-1))
+            values.append(panel_SK[:, column].T.reshape(-1))
             columns.append(column)
             starts.append(starts[-1] + column.numel())
-    return torch.cat(kept), torch.tensor(starts), torch.cat(columns)
+    return torch.cat(values), torch.tensor(starts), torch.cat(columns)
 
 
 def vectors_by_input(weight_WD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
