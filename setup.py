@@ -1,7 +1,7 @@
-"""Only the C++ kernels. Everything else is in pyproject.toml.
+"""Builds the C++ kernels. Everything else is in pyproject.toml.
 
-The library needs no header of torch, so it builds in a bare environment in seconds; without a compiler the package
-installs all the same and runs on torch (`dynamicgate.ops.backend()` says which).
+They need no header of torch, so they build in a bare environment in seconds. Without a compiler the package still
+installs and its ops run on torch (`dynamicgate.ops.backend()` says which).
 """
 
 import platform
@@ -10,14 +10,15 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-KERNEL = "csrc/chain.cpp"  # compiled once for each instruction set; csrc/dispatch.cpp chooses when it is loaded
+KERNEL = "csrc/chain.cpp"  # compiled once for each instruction set; csrc/cpu_level.cpp chooses among the copies
 LEVELS = {
     "x86_64": {"sse2": [], "avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mavx2", "-mfma"]},
     "aarch64": {"neon": []},
     "arm64": {"neon": []},
 }.get(platform.machine(), {"plain": []})
-# Nobody reads the flags of floating-point exceptions; to keep them, gcc would compute activations one by one (GELU:
-# 15 -> 5 ns).
+# Nothing reads the flags of floating-point exceptions; preserving them would keep gcc from vectorising activations
+# (GELU: 15 -> 5 ns).
+SOURCES = ("cpu_level.cpp", "dispatcher_bypass.cpp", "mask.cpp", "pool.cpp", "register.cpp")
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
@@ -42,13 +43,13 @@ setup(
     ext_modules=[
         Extension(
             "dynamicgate.ops._kernels",
-            sources=["csrc/" + name for name in ("dispatch.cpp", "mask.cpp", "pool.cpp", "quick.cpp", "register.cpp")],
+            sources=["csrc/" + name for name in SOURCES],
             depends=[str(p) for p in Path("csrc").glob("*.h")],
             extra_compile_args=FLAGS,
             libraries=[] if platform.system() == "Darwin" else ["dl"],
             language="c++",
             optional=True,  # no compiler: a warning, not a failure
-            py_limited_api=True,  # it looks up what it needs of Python, so one build serves every Python
+            py_limited_api=True,  # it looks up the Python functions it needs, so one build works with every Python
         )
     ],
     options={"bdist_wheel": {"py_limited_api": "cp310"}},

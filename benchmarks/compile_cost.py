@@ -62,7 +62,7 @@ def pack(model: torch.nn.Module, x: torch.Tensor) -> object:
     """Lower and pack the model's one chain, nothing else."""
     gates = dg.named_gates(model)
     (chain,), _ = find_chains(model, trace(model), gates, x[:8])
-    return ops.pack(lower_chain(chain, gates).layers)
+    return ops.chain.pack(lower_chain(chain, gates).layers)
 
 
 def measured(path: Path, what: str) -> tuple[object, dict[str, float]]:

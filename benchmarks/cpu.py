@@ -80,11 +80,11 @@ def calls_to_time(model: nn.Module, compiled: dg.inference.CompiledModel, x: Ten
     gates = dg.named_gates(model)
     (chain,), _ = find_chains(model, trace(model), gates, x[:8])
     candidates = Candidates(lower_chain(chain, gates))
-    dense = [ops.Layer(s.module.weight.detach(), s.module.bias.detach(), "relu") for s in chain.linears]  # type: ignore[union-attr,operator]
-    dense[-1] = ops.Layer(dense[-1].weight, dense[-1].bias)
-    packed = ops.pack(dense)
+    dense = [ops.chain.Layer(s.module.weight.detach(), s.module.bias.detach(), "relu") for s in chain.linears]  # type: ignore[union-attr,operator]
+    dense[-1] = ops.chain.Layer(dense[-1].weight, dense[-1].bias)
+    packed = ops.chain.pack(dense)
     plain = as_modules(dense)
-    calls: Calls = {"eager": ungated(chain), "own": lambda x: ops.run(x, packed), "int8": int8(plain)}
+    calls: Calls = {"eager": ungated(chain), "own": lambda x: ops.chain.run(x, packed), "int8": int8(plain)}
     if frozen:
         torch.compiler.reset()  # or the limit on recompilations would count those of earlier cases
         calls["frozen"] = torch.compile(plain, dynamic=False)
@@ -93,7 +93,7 @@ def calls_to_time(model: nn.Module, compiled: dg.inference.CompiledModel, x: Ten
     return calls | {"ours": compiled}
 
 
-def as_modules(layers: list[ops.Layer]) -> nn.Sequential:
+def as_modules(layers: list[ops.chain.Layer]) -> nn.Sequential:
     """The dense network as modules on the same weights."""
     parts: list[nn.Module] = []
     for layer in layers:

@@ -1,11 +1,11 @@
-"""Gated feed-forward layers against dense ones on a CUDA GPU: is the saving on the clock?
+"""Latency of gated feed-forward layers and of dense ones on a CUDA GPU.
 
     python benchmarks/gpu.py                            # everything, some minutes on an H200
-    python benchmarks/gpu.py --part forward --quick     # the cells that are promised
+    python benchmarks/gpu.py --part forward --quick     # only the cases with a target
 
-Every cell first checks 256 of its tokens against the float64 reference. Then dense torch, eager and compiled, ours, and
-gather + `torch._grouped_mm` take turns. Gate network, threshold and index building are inside the time. A speed-up is
-the median, over rounds, of the time of the faster dense layer over ours.
+Every case first compares 256 of its tokens with the float64 reference. Then dense torch, eager and compiled, the gated
+layer, and gather + `torch._grouped_mm` take turns. The gate network, its threshold and the index are inside the time. A
+speed-up is the median, over rounds, of the time of the faster dense layer divided by that of the gated one.
 """
 
 from __future__ import annotations
@@ -23,21 +23,23 @@ from typing import Any, Literal, NamedTuple
 import gpu_common
 import torch
 import triton
-from gpu_common import SHAPES, Call, Layer, Shape, against_dense, dense, dense_compiled, graphed, layer, race
+from gpu_common import SHAPES, Call, Layer, Shape, against_dense, dense, dense_compiled, graphed, layer, time_in_turns
 from torch import Tensor
 from torch.nn import functional as F
 
 from dynamicgate.files import environment, write_results
-from dynamicgate.ops.ffn import gated_ffn, reference
+from dynamicgate.ops.ffn import FFNWeights, gated_ffn, reference_ffn
+from dynamicgate.ops.ffn.weights import map_weights
 
 RESULT = Path(__file__).parent / "results" / "gpu.json"
 BIG, SMALL, SWIGLU = SHAPES
 GATHERED = "gather + grouped_mm"
+DENSE_GATE_GRADIENT = "ours exact"  # the name in the results
 Row = dict[str, Any]
 
 
-class Cell(NamedTuple):
-    """One line of the results."""
+class Case(NamedTuple):
+    """One layer that is timed. The field names are those of the results."""
 
     part: str
     shape: Shape
@@ -47,23 +49,23 @@ class Cell(NamedTuple):
     patterns: int = 0
 
 
-PROMISED = [
-    Cell("forward", BIG, 16384, 512, 0.25),
-    Cell("forward", BIG, 16384, 512, 0.1),
-    Cell("forward", BIG, 16384, 1024, 0.25),
-    Cell("forward", BIG, 16384, 128, 0.1),
-    Cell("forward", BIG, 4096, 512, 0.25),
-    Cell("forward", BIG, 1024, 512, 0.1),
-    Cell("forward", BIG, 16384, 128, 0.25, patterns=8),
-    Cell("forward", BIG, 16384, 128, 0.1, patterns=8),
-    Cell("backward", BIG, 16384, 512, 0.25),
+WITH_TARGET = [
+    Case("forward", BIG, 16384, 512, 0.25),
+    Case("forward", BIG, 16384, 512, 0.1),
+    Case("forward", BIG, 16384, 1024, 0.25),
+    Case("forward", BIG, 16384, 128, 0.1),
+    Case("forward", BIG, 4096, 512, 0.25),
+    Case("forward", BIG, 1024, 512, 0.1),
+    Case("forward", BIG, 16384, 128, 0.25, patterns=8),
+    Case("forward", BIG, 16384, 128, 0.1, patterns=8),
+    Case("backward", BIG, 16384, 512, 0.25),
 ]
 
 
-def grid() -> Iterator[Cell]:
-    """Everything that is timed."""
-    yield from PROMISED
-    for shape, tokens, blocks, shares in (
+def grid() -> Iterator[Case]:
+    """All cases."""
+    yield from WITH_TARGET
+    for shape, tokens, blocks, fractions in (
         (BIG, (16384,), (64, 128, 256, 512, 1024), (0.05, 0.1, 0.25, 0.5, 0.8)),
         (BIG, (4096, 1024), (128, 512), (0.1, 0.25, 0.5)),
         (BIG, (256, 64), (512,), (0.1, 0.25)),
@@ -71,35 +73,33 @@ def grid() -> Iterator[Cell]:
         (SWIGLU, (16384,), (512, 1024), (0.1, 0.25, 0.5)),
         (SWIGLU, (2048,), (512,), (0.1, 0.25)),
     ):
-        yield from (Cell("forward", shape, t, b, s) for t in tokens for b in blocks for s in shares)
-    yield from (Cell("forward", BIG, 16384, b, s, patterns=8) for b in (64, 512) for s in (0.1, 0.25))
-    yield from (Cell("backward", BIG, 16384, b, s) for b in (128, 512, 1024) for s in (0.1, 0.25, 0.5))
-    yield from (Cell("backward", shape, 16384, 512, s) for shape in (SMALL, SWIGLU) for s in (0.1, 0.25))
+        yield from (Case("forward", shape, t, b, s) for t in tokens for b in blocks for s in fractions)
+    yield from (Case("forward", BIG, 16384, b, s, patterns=8) for b in (64, 512) for s in (0.1, 0.25))
+    yield from (Case("backward", BIG, 16384, b, s) for b in (128, 512, 1024) for s in (0.1, 0.25, 0.5))
+    yield from (Case("backward", shape, 16384, 512, s) for shape in (SMALL, SWIGLU) for s in (0.1, 0.25))
 
 
-def forward(cell: Cell) -> tuple[Layer, dict[str, Call]]:
+def forward(case: Case) -> tuple[Layer, dict[str, Call]]:
     """Inference, from tokens to outputs."""
-    made = layer(cell.shape, cell.tokens, cell.block, cell.share, cell.patterns)
+    made = layer(case.shape, case.tokens, case.block, case.share, case.patterns)
     x_TD, up_ND, down_DN, value_ND = made[:4]
 
     def ours() -> Tensor:
-        return gated_ffn(
-            x_TD, up_ND, down_DN, made.opened(), block=cell.block, activation=made.activation, value_ND=value_ND
-        )
+        return gated_ffn(x_TD, made.weights, made.opened(), block=case.block, activation=made.activation)
 
     calls: dict[str, Call] = {
         "dense": lambda: dense(x_TD, up_ND, down_DN, value_ND),
         "dense compiled": lambda: dense_compiled(x_TD, up_ND, down_DN, value_ND),
         "ours": ours,
     }
-    if cell in PROMISED:
+    if case in WITH_TARGET:
         calls[GATHERED] = _gathered(made)
     return made, calls
 
 
-def backward(cell: Cell) -> tuple[Layer, dict[str, Call]]:
+def backward(case: Case) -> tuple[Layer, dict[str, Call]]:
     """Forward and backward, with gradients of tokens, all weights and the gate."""
-    made = layer(cell.shape, cell.tokens, cell.block, cell.share)
+    made = layer(case.shape, case.tokens, case.block, case.share)
     x_TD, up_ND, down_DN, gate_GD = (t.requires_grad_() for t in (made.x_TD, made.up_ND, made.down_DN, made.gate_GD))
     value_ND = None if made.value_ND is None else made.value_ND.requires_grad_()
     dy_TD = torch.randn_like(x_TD)
@@ -110,32 +110,36 @@ def backward(cell: Cell) -> tuple[Layer, dict[str, Call]]:
                 t.grad = None
         forward().backward(dy_TD)
 
-    def ours(gradient: Literal["sparse", "exact"]) -> Tensor:
+    def ours(gate_gradient: Literal["sparse", "dense"]) -> Tensor:
         z_TG = F.linear(x_TD, gate_GD)
         p_TG, open_TG = torch.sigmoid(z_TG.float()), (z_TG > made.cut_G).float()
-        factor_TG = p_TG * open_TG if gradient == "sparse" else open_TG + p_TG - p_TG.detach()  # scaled, or hard
+        factor_TG = p_TG * open_TG if gate_gradient == "sparse" else open_TG + p_TG - p_TG.detach()  # scaled, or hard
         return gated_ffn(
-            x_TD, up_ND, down_DN, factor_TG, block=cell.block, activation=made.activation, value_ND=value_ND,
-            gradient=gradient,
-        )  # fmt: skip
+            x_TD,
+            FFNWeights(up_ND, down_DN, value_ND),
+            factor_TG,
+            block=case.block,
+            activation=made.activation,
+            gate_gradient=gate_gradient,
+        )
 
     return made, {
         "dense": lambda: step(lambda: dense(x_TD, up_ND, down_DN, value_ND)),
         "dense compiled": lambda: step(lambda: dense_compiled(x_TD, up_ND, down_DN, value_ND)),
         "ours sparse": lambda: step(lambda: ours("sparse")),
-        "ours exact": lambda: step(lambda: ours("exact")),
+        DENSE_GATE_GRADIENT: lambda: step(lambda: ours("dense")),
     }
 
 
-def rows_of(cell: Cell) -> Iterator[Row]:
-    """Check and time one cell."""
-    told = {**cell._asdict(), "shape": cell.shape.name}
-    if cell.part == "forward":
+def rows_of(case: Case) -> Iterator[Row]:
+    """Check and time one case."""
+    about = {**case._asdict(), "shape": case.shape.name}
+    if case.part == "forward":
         with torch.no_grad():
-            made, calls = forward(cell)
-            told["error"] = _error(made, calls["ours"]())
-            several = min(16, max(1, 16384 // cell.tokens))
-            times = race(
+            made, calls = forward(case)
+            about["error"] = _error(made, calls["ours"]())
+            several = min(16, max(1, 16384 // case.tokens))
+            times = time_in_turns(
                 {
                     name: partial(_repeated, call, several) if name == GATHERED else graphed(call, several)
                     for name, call in calls.items()
@@ -143,16 +147,16 @@ def rows_of(cell: Cell) -> Iterator[Row]:
             )
             times = {name: [ms / several for ms in found] for name, found in times.items()}
     else:
-        made, calls = backward(cell)
+        made, calls = backward(case)
         for call in calls.values():
             call()
-        times = race(calls, rounds=5)
-    told["open"] = round(made.opened().float().mean().item(), 4)
+        times = time_in_turns(calls, rounds=5)
+    about["open"] = round(made.opened().float().mean().item(), 4)
     for name in times:
-        row = {**told, "as": name, **against_dense(times, name)}
-        if name == "ours exact":  # of all products the up projections and their gradient with respect to h stay dense
-            products, kept = (9, 3) if cell.shape.value else (6, 2)
-            row["bound"] = round(products / (kept + (products - kept) * told["open"]), 3)
+        row = {**about, "as": name, **against_dense(times, name)}
+        if name == DENSE_GATE_GRADIENT:  # of all products, the up projections and the gradient of h stay dense
+            products, stay_dense = (9, 3) if case.shape.value else (6, 2)
+            row["bound"] = round(products / (stay_dense + (products - stay_dense) * about["open"]), 3)
         yield row
 
 
@@ -162,13 +166,10 @@ def _repeated(call: Call, times: int) -> None:
 
 
 def _error(made: Layer, y_TD: Tensor) -> float:
-    """Relative error of some tokens against the float64 reference; no number without it."""
+    """Relative error of some tokens against the float64 reference; without it there is no number."""
     some = torch.randperm(len(y_TD), device=y_TD.device)[:256]
-    value_ND = None if made.value_ND is None else made.value_ND.double()
-    right = reference(
-        made.x_TD[some].double(), made.up_ND.double(), made.down_DN.double(), made.opened()[some], block=made.block,
-        activation=made.activation, value_ND=value_ND,
-    )  # fmt: skip
+    x_TD, weights = made.x_TD[some].double(), map_weights(made.weights, Tensor.double)
+    right = reference_ffn(x_TD, weights, made.opened()[some], block=made.block, activation=made.activation)
     error = ((y_TD[some] - right).norm() / right.norm()).item()
     if not error < 1e-2:
         raise SystemExit(f"wrong result, no number: relative error {error:.3g}")
@@ -176,7 +177,7 @@ def _error(made: Layer, y_TD: Tensor) -> float:
 
 
 def _gathered(made: Layer) -> Callable[[], Tensor]:
-    """What torch offers: rows gathered by block, two grouped products, rows added up. The host waits for the counts."""
+    """With torch alone: rows gathered by block, two grouped products, rows added up. The host waits for the counts."""
     G, block = len(made.cut_G), made.block
     up_GDB = made.up_ND.view(G, block, -1).transpose(1, 2)
     down_GBD = made.down_DN.view(-1, G, block).permute(1, 2, 0).contiguous()
@@ -190,39 +191,39 @@ def _gathered(made: Layer) -> Callable[[], Tensor]:
     return call
 
 
-def warm(cells: list[Cell]) -> None:
-    """Compile what the cells need: Triton and torch keep it on disk."""
-    for cell in cells:
-        _, calls = forward(cell) if cell.part == "forward" else backward(cell)
-        with torch.set_grad_enabled(cell.part == "backward"):
+def warm(cases: list[Case]) -> None:
+    """Compile what the cases need: Triton and torch cache it on disk."""
+    for case in cases:
+        _, calls = forward(case) if case.part == "forward" else backward(case)
+        with torch.set_grad_enabled(case.part == "backward"):
             for call in calls.values():
                 call()
         torch.cuda.empty_cache()
 
 
-def compile_first(cells: list[Cell], processes: int) -> None:
-    """Compile in several processes: one cell for each kernel, and one for each dense layer, that there will be."""
-    kernels = {(c.part, c.block, c.shape.value, c.tokens >= 8192, c.tokens < 2048): c for c in cells}
-    layers = {(c.part, c.shape, c.tokens): c for c in cells}
+def compile_first(cases: list[Case], processes: int) -> None:
+    """Compile in several processes, with one case for each kernel and one for each dense layer that will run."""
+    kernels = {(c.part, c.block, c.shape.value, c.tokens >= 8192, c.tokens < 2048): c for c in cases}
+    layers = {(c.part, c.shape, c.tokens): c for c in cases}
     different = [c._replace(share=0.05) for c in dict.fromkeys((*kernels.values(), *layers.values()))]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        pool.map(warm, [[cell] for cell in different], chunksize=1)
+        pool.map(warm, [[case] for case in different], chunksize=1)
 
 
 def main() -> None:
-    """Time what was asked for, print it, and write it down."""
+    """Time the requested cases, print the results and write them to a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", default="forward,backward", help="some of forward, backward, decode, plan")
-    parser.add_argument("--quick", action="store_true", help="only the cells that are promised")
+    parser.add_argument("--quick", action="store_true", help="only the cases with a target")
     parser.add_argument("--compile-first", type=int, default=0, help="processes that compile all kernels beforehand")
-    parser.add_argument("--most-seconds", type=float, default=1e9, help="stop with the cells that are there then")
+    parser.add_argument("--most-seconds", type=float, default=1e9, help="stop after this time")
     parser.add_argument("--commit", help="commit of this source tree, where it has no history of its own")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     parts = args.part.split(",")
-    cells = [c for c in dict.fromkeys(PROMISED if args.quick else grid()) if c.part in parts]
+    cases = [c for c in dict.fromkeys(WITH_TARGET if args.quick else grid()) if c.part in parts]
     if args.compile_first:
-        compile_first(cells, args.compile_first)
+        compile_first(cases, args.compile_first)
     meta = environment("python benchmarks/gpu.py --part " + args.part)
     meta["commit"] = args.commit or meta["commit"]
     meta["versions"]["triton"] = triton.__version__
@@ -230,16 +231,17 @@ def main() -> None:
     print(meta["gpu"], meta["ceilings"], flush=True)
     rows: list[Row] = []
     started = time.perf_counter()
-    for cell in cells:
+    for case in cases:
         if time.perf_counter() - started > args.most_seconds:
-            write_results(args.out, meta | {"left_out": len(cells) - cells.index(cell)}, rows)
+            write_results(args.out, meta | {"left_out": len(cases) - cases.index(case)}, rows)
             break
-        found = list(rows_of(cell))
+        found = list(rows_of(case))
         torch.cuda.empty_cache()
-        said = " ".join(f"| {row['as']} {row['speedup']:.2f}x" for row in found)
-        print(cell.part, cell.shape.name, *cell[2:], said, flush=True)
+        line = " ".join(f"| {row['as']} {row['speedup']:.2f}x" for row in found)
+        print(case.part, case.shape.name, *case[2:], line, flush=True)
         rows += found
-        write_results(args.out, meta | {"gpu after": gpu_common.gpu()}, rows)  # what is there survives what comes
+        # After every case, so that an interruption loses nothing.
+        write_results(args.out, meta | {"gpu after": gpu_common.gpu()}, rows)
     for part in parts:
         if part in ("decode", "plan"):  # each writes its own file
             more = ["--quick"] * args.quick + (["--commit", args.commit] if args.commit else [])

@@ -1,6 +1,6 @@
-"""What the GPU benchmarks share: gated layers to run, a clock that takes turns, and what the GPU says of itself.
+"""Shared by the GPU benchmarks: gated layers to run, timing in alternating turns, and a description of the GPU.
 
-Calls run from CUDA graphs where they can, dense torch too: what the GPU does is timed, not how fast Python asks for it.
+Calls run from CUDA graphs where they can, dense torch included: this times the GPU, not how fast Python launches work.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dynamicgate.ops.ffn import FFNWeights
+
 Call = Callable[[], Any]
 
 
@@ -24,11 +26,12 @@ class Shape(NamedTuple):
     D: int
     N: int
     activation: str = "relu"
-    value: bool = False  # a second up projection that multiplies: SwiGLU
+    value: bool = False
+    """A second up projection multiplies the hidden units: SwiGLU."""
 
     @property
     def name(self) -> str:
-        """As in the tables."""
+        """As it is written in the tables."""
         return f"{self.D}/{self.N}" + (" SwiGLU" if self.value else "")
 
 
@@ -36,7 +39,7 @@ SHAPES = (Shape(4096, 16384), Shape(1024, 4096), Shape(4096, 14336, "silu", True
 
 
 class Layer(NamedTuple):
-    """Weights as in nn.Linear, and a linear gate that opens the block whose logit is above its cut."""
+    """Tokens, weights as in nn.Linear, and a linear gate that opens the blocks whose logits are above their cuts."""
 
     x_TD: Tensor
     up_ND: Tensor
@@ -47,8 +50,13 @@ class Layer(NamedTuple):
     block: int
     activation: str
 
+    @property
+    def weights(self) -> FFNWeights:
+        """The weights as the ops take them."""
+        return FFNWeights(self.up_ND, self.down_DN, self.value_ND)
+
     def logits(self) -> Tensor:
-        """Of the gate."""
+        """The logits of the gate."""
         return F.linear(self.x_TD, self.gate_GD)
 
     def opened(self) -> Tensor:
@@ -63,13 +71,13 @@ def dense(x_TD: Tensor, up_ND: Tensor, down_DN: Tensor, value_ND: Tensor | None)
     return F.linear(F.silu(F.linear(x_TD, up_ND)) * F.linear(x_TD, value_ND), down_DN)
 
 
-torch._dynamo.config.recompile_limit = 1000  # one for each shape: none may fall back to eager
+torch._dynamo.config.recompile_limit = 1000  # one for each shape, so that none falls back to eager
 dense_compiled = torch.compile(dense, dynamic=False)
 
 
-def layer(shape: Shape, tokens: int, block: int, share: float, patterns: int = 0, seed: int = 0) -> Layer:
-    """Random bfloat16 weights and tokens, of whose blocks `share` are open: independently, or in `patterns` that tokens
-    fall into in no order."""
+def layer(shape: Shape, tokens: int, block: int, fraction: float, patterns: int = 0, seed: int = 0) -> Layer:
+    """Random bfloat16 weights and tokens. A `fraction` of the blocks is open, for each token independently, or in
+    one of `patterns` gate patterns, which tokens have in random order."""
     torch.manual_seed(seed)
     blocks = shape.N // block
     x_TD = torch.randn(tokens, shape.D, device="cuda")
@@ -77,13 +85,13 @@ def layer(shape: Shape, tokens: int, block: int, share: float, patterns: int = 0
     if patterns:
         open_PG = torch.zeros(patterns, blocks, device="cuda")
         for row in open_PG:
-            row[torch.randperm(blocks)[: max(1, round(share * blocks))]] = 1
+            row[torch.randperm(blocks)[: max(1, round(fraction * blocks))]] = 1
         which_T = torch.randint(patterns, (tokens,), device="cuda")
-        x_TD[:, :patterns] = 16 * F.one_hot(which_T, patterns)  # one input tells the pattern, the others are noise
+        x_TD[:, :patterns] = 16 * F.one_hot(which_T, patterns)  # they say which pattern, the other inputs are noise
         gate_GD[:, :patterns] = open_PG.T - 0.5
         cut_G = torch.zeros(blocks, device="cuda")
     else:
-        cut_G = F.linear(x_TD[:4096].bfloat16(), gate_GD.bfloat16()).float().quantile(1 - share, dim=0)
+        cut_G = F.linear(x_TD[:4096].bfloat16(), gate_GD.bfloat16()).float().quantile(1 - fraction, dim=0)
     weights = [torch.randn(shape.N, shape.D, device="cuda") / shape.D**0.5 for _ in range(3 if shape.value else 2)]
     return Layer(
         x_TD.bfloat16(),
@@ -98,7 +106,7 @@ def layer(shape: Shape, tokens: int, block: int, share: float, patterns: int = 0
 
 
 def graphed(call: Call, times: int) -> Call:
-    """So many calls as one CUDA graph: between graphs the GPU idles for as long as a small layer takes."""
+    """`times` calls as one CUDA graph: between graphs the GPU idles for as long as a small layer takes."""
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -108,9 +116,9 @@ def graphed(call: Call, times: int) -> Call:
     return graph.replay
 
 
-def race(calls: dict[str, Call], rounds: int = 7, least_ms: float = 10.0) -> dict[str, list[float]]:
-    """Milliseconds of each call in each round. They take turns, each for `least_ms` or one call, and the order rotates:
-    the GPU's clock depends on what ran before."""
+def time_in_turns(calls: dict[str, Call], rounds: int = 7, least_ms: float = 10.0) -> dict[str, list[float]]:
+    """Milliseconds of each call in each round. The calls take turns, each for `least_ms` or one call, and their order
+    rotates, because the GPU's clock frequency depends on what ran before."""
     repeats = {name: max(1, math.ceil(least_ms / max(_time(call, 2), 1e-3))) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
@@ -132,7 +140,7 @@ def _time(call: Call, repeats: int) -> float:
 
 
 def against_dense(times: dict[str, list[float]], name: str) -> dict[str, float]:
-    """Of one contender: milliseconds, and the ratio to the faster of the dense ones, round by round."""
+    """Of one candidate: milliseconds, and the speed-up over the faster dense one, round by round."""
     dense = min((times[d] for d in times if d.startswith("dense")), key=statistics.median)
     ratios = [d / t for d, t in zip(dense, times[name], strict=True)]
     low, _, high = statistics.quantiles(ratios, n=4)
@@ -146,23 +154,23 @@ def against_dense(times: dict[str, list[float]], name: str) -> dict[str, float]:
 
 
 def ceilings() -> dict[str, float]:
-    """What this GPU can do: a large bfloat16 product in TFLOP/s, a large copy in TB/s (read and written)."""
+    """The limits of this GPU: a large bfloat16 product in TFLOP/s, a large copy in TB/s (read plus written)."""
     a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     source = torch.empty(2**32, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     product, copy = (
-        statistics.median(t) for t in race({"p": lambda: a @ a, "c": lambda: target.copy_(source)}).values()
+        statistics.median(t) for t in time_in_turns({"p": lambda: a @ a, "c": lambda: target.copy_(source)}).values()
     )
     return {"gemm_tflops": round(2 * 8192**3 / product / 1e9, 1), "copy_tbs": round(2 * 2**32 / copy / 1e9, 2)}
 
 
 def gpu() -> dict[str, Any]:
-    """Name, driver and present clocks."""
+    """Name, driver and current clock frequencies."""
     fields = "name,driver_version,clocks.sm,clocks.mem,power.draw,temperature.gpu"
-    told = subprocess.run(
+    answer = subprocess.run(
         ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"],
         capture_output=True,
         text=True,
         check=True,
     )
-    return dict(zip(fields.split(","), told.stdout.splitlines()[0].split(", "), strict=True))
+    return dict(zip(fields.split(","), answer.stdout.splitlines()[0].split(", "), strict=True))

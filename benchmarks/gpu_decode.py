@@ -1,13 +1,14 @@
-"""One to 16 tokens through a gated feed-forward layer and its gate on a CUDA GPU, against dense layers.
+"""Latency of one to 16 tokens through a gated feed-forward layer and its gate on a CUDA GPU, and through dense layers.
 
     python benchmarks/gpu_decode.py                       # a minute on an H200; writes results/gpu_decode.json
-    python benchmarks/gpu_decode.py --quick               # the cells that are promised
+    python benchmarks/gpu_decode.py --quick               # only the cases with a target
 
-Tokens decide independently of each other, which is the worst case: a block is read if any of them opens it. Every call
-has weights, gate and tokens of its own, together far more than the L2 cache holds, and all calls of a cell are one CUDA
-graph; so for the dense layers, eager and compiled. The gate network is inside the time. Every cell is first checked
-against float64, on memory that was NaN. "union" is the share of blocks that are read; "of_union" is the speed-up over
-1 / union; "of_ideal" compares with reading these weights and the gate at the bandwidth of a large reading kernel.
+The tokens' gates are independent of each other, which is the worst case: a block is read if any token opens it. Every
+call has its own weights, gate and tokens, together far more than the L2 cache holds, and all calls of a case are one
+CUDA graph. The same holds for the dense layers, eager and compiled. The gate network is inside the time. Every case is
+first compared with float64, on memory filled with NaN. "union" is the fraction of blocks that are read; "of_union" is
+the speed-up divided by 1 / union; "of_ideal" compares with reading these weights and the gate at the bandwidth of a
+large kernel that only reads.
 """
 
 from __future__ import annotations
@@ -24,35 +25,35 @@ from typing import Any, NamedTuple
 import gpu_common
 import torch
 import triton
-from gpu_common import SHAPES, Call, Shape, against_dense, dense, dense_compiled, race
+from gpu_common import SHAPES, Call, Shape, against_dense, dense, dense_compiled, time_in_turns
 from torch import Tensor
 
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.files import environment, write_results
 from dynamicgate.ops import GateNet
-from dynamicgate.ops.ffn import decode_ffn
-from dynamicgate.ops.ffn.reference import PHI
+from dynamicgate.ops.ffn import FFNWeights, decode_ffn
 
 RESULT = Path(__file__).parent / "results" / "gpu_decode.json"
-TOKENS, BLOCKS, SHARES = (1, 2, 4, 8, 16), (64, 128, 256, 512), (0.05, 0.1, 0.25, 0.5)
-PROMISED = {(1, 0.1): 5.5, (1, 0.25): 3.0, (8, 0.1): 1.4}  # at 4096/16384
-BYTES = 2**31  # of weights that calls take turns with
+TOKENS, BLOCKS, FRACTIONS = (1, 2, 4, 8, 16), (64, 128, 256, 512), (0.05, 0.1, 0.25, 0.5)
+TARGETS = {(1, 0.1): 5.5, (1, 0.25): 3.0, (8, 0.1): 1.4}  # speed-ups by (tokens, fraction open), for 4096/16384
+BYTES = 2**31  # of weights in all calls of a case
 Row = dict[str, Any]
 
 
 class Weights(NamedTuple):
-    """Of C calls."""
+    """The weights of C calls."""
 
     up_CND: Tensor
     down_CON: Tensor
     value_CND: Tensor | None
 
     def of(self, call: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """One call's."""
+        """Those of one call."""
         return self.up_CND[call], self.down_CON[call], None if self.value_CND is None else self.value_CND[call]
 
 
 def weights(shape: Shape, calls: int | None = None) -> Weights:
-    """Random ones, in bfloat16."""
+    """Random weights in bfloat16."""
     C = calls or -(-BYTES // (2 * shape.D * shape.N * (3 if shape.value else 2)))
     random = torch.Generator("cuda").manual_seed(0)
 
@@ -66,29 +67,29 @@ def weights(shape: Shape, calls: int | None = None) -> Weights:
 
 
 class Case(NamedTuple):
-    """One cell: tokens and gates for every call, and what is open."""
+    """Tokens and gates for every call, and which blocks are open."""
 
     x_CTD: Tensor
     gates: list[GateNet]
     open_CTG: Tensor
 
 
-def case(shape: Shape, calls: int, tokens: int, block: int, share: float) -> Case:
-    """Random tokens and linear gates whose one cut leaves `share` of (token, block) open, far from any logit."""
+def case(shape: Shape, calls: int, tokens: int, block: int, fraction: float) -> Case:
+    """Random tokens, and linear gates whose cut, between two logits, leaves a `fraction` of (token, block) open."""
     random = torch.Generator("cuda").manual_seed(tokens)
     x_CTD = torch.randn(calls, tokens, shape.D, generator=random, device="cuda").bfloat16()
     gate_CGD = torch.randn(calls, shape.N // block, shape.D, generator=random, device="cuda") / shape.D**0.5
     gate_CGD = gate_CGD.bfloat16()
     z_CTG = torch.einsum("ctd,cgd->ctg", x_CTD.double(), gate_CGD.double())
     sorted_CZ = z_CTG.flatten(1).sort(dim=1).values
-    place = min(round(sorted_CZ.shape[1] * (1 - share)), sorted_CZ.shape[1] - 1)
+    place = min(round(sorted_CZ.shape[1] * (1 - fraction)), sorted_CZ.shape[1] - 1)
     cut_C = (sorted_CZ[:, place - 1] + sorted_CZ[:, place]) / 2
     gates = [GateNet((w_GD,), (None,), cut=cut) for w_GD, cut in zip(gate_CGD, cut_C.tolist(), strict=True)]
     return Case(x_CTD, gates, z_CTG > cut_C[:, None, None])
 
 
 def graphed(calls: list[Call]) -> tuple[Call, list[Tensor]]:
-    """All calls as one CUDA graph, and where it leaves its results."""
+    """All calls as one CUDA graph, and the tensors it writes its results to."""
     for call in calls:
         call()
     torch.cuda.synchronize()
@@ -99,7 +100,7 @@ def graphed(calls: list[Call]) -> tuple[Call, list[Tensor]]:
 
 
 def dense_graphs(made: Weights, x_CTD: Tensor) -> dict[str, Call]:
-    """The layer without a gate. A graph reads `x_CTD` where it lies: keep it for as long."""
+    """The layer without a gate. The graphs read `x_CTD` in place: it must live as long as they do."""
     return {
         name: graphed([partial(layer, x_TD, *made.of(c)) for c, x_TD in enumerate(x_CTD)])[0]
         for name, layer in (("dense", dense), ("dense compiled", dense_compiled))
@@ -110,9 +111,8 @@ def gated(shape: Shape, made: Weights, given: Case, block: int) -> list[Call]:
     """The gated layer with its gate."""
     calls: list[Call] = []
     for c, gate in enumerate(given.gates):
-        up_ND, down_ON, value_ND = made.of(c)
-        options: dict[str, Any] = {"block": block, "activation": shape.activation, "value_ND": value_ND}
-        calls.append(partial(decode_ffn, given.x_CTD[c], gate, up_ND, down_ON, **options))
+        layer = FFNWeights(*made.of(c))
+        calls.append(partial(decode_ffn, given.x_CTD[c], gate, layer, block=block, activation=shape.activation))
     return calls
 
 
@@ -122,10 +122,10 @@ def check(shape: Shape, made: Weights, given: Case, block: int, replay: Call, re
         y.fill_(torch.nan)
     replay()
     if any(y.isnan().any() for y in results):
-        raise SystemExit("something was not written, no number")
+        raise SystemExit("some outputs were not written, no number")
     up_ND, down_ON, value_ND = made.of(0)
     x_TD = given.x_CTD[0].double()
-    h_TN = PHI[shape.activation](x_TD @ up_ND.double().T)
+    h_TN = ACTIVATIONS[shape.activation].function(x_TD @ up_ND.double().T)
     if value_ND is not None:
         h_TN = h_TN * (x_TD @ value_ND.double().T)
     right = (h_TN * given.open_CTG[0].repeat_interleave(block, dim=1)) @ down_ON.double().T
@@ -135,36 +135,36 @@ def check(shape: Shape, made: Weights, given: Case, block: int, replay: Call, re
     return error
 
 
-def cells(quick: bool) -> Iterator[tuple[Shape, list[tuple[int, int, float]]]]:
-    """(tokens, block, share) of every shape; those that share dense layers lie together."""
+def cases(quick: bool) -> Iterator[tuple[Shape, list[tuple[int, int, float]]]]:
+    """(tokens, block, fraction open) for every shape; those with the same dense layer are next to each other."""
     if quick:
-        yield SHAPES[0], [(t, b, s) for t, s in PROMISED for b in (64, 256)]
+        yield SHAPES[0], [(t, b, f) for t, f in TARGETS for b in (64, 256)]
         return
-    yield SHAPES[0], [*product((1,), (32,), SHARES), *product(TOKENS, BLOCKS, SHARES)]
+    yield SHAPES[0], [*product((1,), (32,), FRACTIONS), *product(TOKENS, BLOCKS, FRACTIONS)]
     for shape in SHAPES[1:]:
         yield shape, list(product((1, 8), (64, 256), (0.1, 0.25)))
 
 
 def rows(quick: bool = False) -> list[Row]:
-    """Check and time everything."""
+    """Check and time all cases."""
     return list(timed(quick, bandwidth()))
 
 
 @torch.inference_mode()
 def timed(quick: bool, read_tbs: float) -> Iterator[Row]:
-    """Cell by cell."""
-    torch._dynamo.config.recompile_limit = 64  # the dense rival is compiled once for each size
-    for shape, wanted in cells(quick):
+    """Case by case."""
+    torch._dynamo.config.recompile_limit = 64  # the dense layer is compiled once for each size
+    for shape, wanted in cases(quick):
         made = weights(shape)
-        calls, x_CTD, rivals = len(made.up_CND), torch.empty(0, 0, 0), dict[str, Call]()
-        for tokens, block, share in wanted:
-            given = case(shape, calls, tokens, block, share)
+        calls, x_CTD, dense_calls = len(made.up_CND), torch.empty(0, 0, 0), dict[str, Call]()
+        for tokens, block, fraction in wanted:
+            given = case(shape, calls, tokens, block, fraction)
             if tokens != x_CTD.shape[1]:
                 x_CTD = given.x_CTD
-                rivals = dense_graphs(made, x_CTD)
+                dense_calls = dense_graphs(made, x_CTD)
             replay, results = graphed(gated(shape, made, given, block))
             error = check(shape, made, given, block, replay, results)
-            times = race({**rivals, "ours": replay}, rounds=5, least_ms=1.5)
+            times = time_in_turns({**dense_calls, "ours": replay}, rounds=5, least_ms=1.5)
             us = {f"{name} us": round(statistics.median(t) * 1e3 / calls, 2) for name, t in times.items()}
             union = given.open_CTG.any(1).double().mean().item()
             read = sum(w[0].nbytes for w in made if w is not None) * union + given.gates[0].weights[0].nbytes
@@ -174,7 +174,7 @@ def timed(quick: bool, read_tbs: float) -> Iterator[Row]:
                 "shape": shape.name,
                 "tokens": tokens,
                 "block": block,
-                "share": share,
+                "share": fraction,
                 "union": round(union, 4),
                 **us,
                 **{name: against[name] for name in ("speedup", "q1", "q3")},
@@ -185,13 +185,13 @@ def timed(quick: bool, read_tbs: float) -> Iterator[Row]:
 
 
 def bandwidth() -> float:
-    """TB/s of a large reading kernel: weights are read, nothing much is written."""
+    """TB/s of a large kernel that reads and writes next to nothing, as with weights."""
     numbers = torch.zeros(2**30, dtype=torch.int32, device="cuda")
-    return numbers.nbytes / statistics.median(race({"read": numbers.max})["read"]) / 1e9
+    return numbers.nbytes / statistics.median(time_in_turns({"read": numbers.max})["read"]) / 1e9
 
 
 def compile_first(shape: Shape, tokens: int) -> None:
-    """Fill the caches of Triton and of torch.compile, so that many processes can do it at once."""
+    """Fill the caches of Triton and of torch.compile; several processes can do it at once."""
     with torch.inference_mode():
         made = weights(shape, calls=1)
         dense_compiled(torch.zeros(tokens, shape.D, dtype=torch.bfloat16, device="cuda"), *made.of(0))
@@ -200,16 +200,16 @@ def compile_first(shape: Shape, tokens: int) -> None:
 
 
 def main() -> None:
-    """Everything, into one file."""
+    """Time all cases and write them to one file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="only the cells that are promised")
+    parser.add_argument("--quick", action="store_true", help="only the cases with a target")
     parser.add_argument("--compile-first", type=int, default=0, help="processes that compile all kernels beforehand")
     parser.add_argument("--commit", help="commit of this source tree, where it has no history of its own")
     parser.add_argument("--out", type=Path, default=RESULT)
     args = parser.parse_args()
     if args.compile_first:
         with multiprocessing.get_context("spawn").Pool(args.compile_first) as pool:
-            sizes = {(shape, tokens): None for shape, wanted in cells(args.quick) for tokens, _, _ in wanted}
+            sizes = {(shape, tokens): None for shape, wanted in cases(args.quick) for tokens, _, _ in wanted}
             pool.starmap(compile_first, sizes, chunksize=1)
     meta = environment("python benchmarks/gpu_decode.py" + (" --quick" if args.quick else ""))
     meta["commit"] = args.commit or meta["commit"]
@@ -219,12 +219,12 @@ def main() -> None:
     for row in timed(args.quick, meta["ceilings"]["read_tbs"]):
         found.append(row)
         print(*row.values(), flush=True)
-        write_results(args.out, meta, found)  # what is there survives what comes
+        write_results(args.out, meta, found)  # after every case, so that an interruption loses nothing
     write_results(args.out, meta | {"gpu after": gpu_common.gpu()}, found)
-    for (tokens, share), least in PROMISED.items():
+    for (tokens, fraction), target in TARGETS.items():
         for row in found:
-            if (row["shape"], row["tokens"], row["share"]) == (SHAPES[0].name, tokens, share):
-                print(f"{tokens} tokens, {share} open, block {row['block']}: {row['speedup']} x, promised {least} x")
+            if (row["shape"], row["tokens"], row["share"]) == (SHAPES[0].name, tokens, fraction):
+                print(f"{tokens} tokens, {fraction} open, block {row['block']}: {row['speedup']} x, target {target} x")
 
 
 if __name__ == "__main__":

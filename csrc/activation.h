@@ -32,7 +32,7 @@ DG_INLINE float error_function(float x) {
   return x < 0 ? -value : value;
 }
 
-DG_INLINE float relu(float x) { return x < 0 ? 0.0f : x; }  // keeps NaN
+DG_INLINE float relu(float x) { return x < 0 ? 0.0f : x; }  // NaN stays NaN
 DG_INLINE float silu(float x) { return x * sigmoid(x); }
 DG_INLINE float tanh_(float x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
 DG_INLINE float gelu(float x) { return 0.5f * x * (1.0f + error_function(x * 0.707106781f)); }

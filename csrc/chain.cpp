@@ -1,4 +1,4 @@
-// A chain of layers over a batch. Compiled once for each instruction set; DG_LEVEL names the copy.
+// Runs a chain of layers over a batch. Compiled once for each instruction set; DG_LEVEL names the copy.
 #include "gate.h"
 #include "rows.h"
 #include "workspace.h"
@@ -10,7 +10,7 @@ namespace {
 
 using dynamicgate::Pool;
 
-// Below this many multiply-adds for each thread, waking it costs more than it does (measured: 1.6 MB of weights).
+// With fewer multiply-adds for a thread, waking it costs more than the work it does (measured: 1.6 MB of weights).
 constexpr int64_t kWorkWorthATask = 200000;
 
 void run_part(const Step& s, int begin, int end) {
@@ -30,7 +30,7 @@ void run_task(int index, void* context) {
   run_part(*parts.step, static_cast<int>(n * index / parts.tasks), static_cast<int>(n * (index + 1) / parts.tasks));
 }
 
-// Multiply-adds of the step, as if everything that is listed were dense: only to decide about threads.
+// Multiply-adds of the step if everything listed were dense: used only to choose the number of threads.
 int64_t work(const Step& s) {
   int64_t inputs = s.linear->inputs;
   if (s.in_open.is_open && s.linear->layout != dynamicgate::kRows) {
@@ -41,9 +41,9 @@ int64_t work(const Step& s) {
   return inputs * s.panel_count * kPanel * (s.out_open.is_open ? (s.rows + 3) / 4 : s.rows);
 }
 
-// Zeros are left out where the plan says so, and of a single row wherever there are many: after a ReLU it is every other
-// input, and with one row nothing but reading weights takes time.
-bool leaves_out_zeros(const Layer& layer, const float* in, const Openness& open, int rows) {
+// Zero inputs are skipped where the layer asks for it, and in a single row whenever there are many: after a ReLU every
+// other input is zero, and with one row all the time goes into reading weights.
+bool should_skip_zeros(const Layer& layer, const float* in, const Openness& open, int rows) {
   if (layer.main.skip_zeros) return true;
   if (rows > 1 || open.block > UINT16_MAX || (open.is_open && open.block == 1)) return false;
   int zeros = 0, inputs = 0;
@@ -57,7 +57,7 @@ bool leaves_out_zeros(const Layer& layer, const float* in, const Openness& open,
   return zeros > inputs / 3;
 }
 
-void take_out_zeros(const Step& s) {
+void list_nonzeros(const Step& s) {
   for (int row = 0; row < s.rows; ++row)
     for (int b = 0; b < s.in_open.blocks; ++b) {
       if (!s.in_open.has(row, b)) continue;
@@ -116,18 +116,18 @@ Openness everything(int inputs) {
   return all;
 }
 
-// Columns know nothing of blocks: they walk through all of their inputs at once.
+// The columns layout ignores blocks: it walks through all of its inputs at once.
 Openness read_by(const Linear& linear, const Openness& in_open) {
   return linear.layout == dynamicgate::kColumns ? everything(linear.inputs) : in_open;
 }
 
-// Whether a step leaves out zeros: vectors and columns look for them themselves, and only in a single row.
+// Whether a step skips zero inputs: vectors and columns look for them themselves, and only in a single row.
 bool skips(const Linear& linear, bool found, int rows) {
   if (linear.layout == dynamicgate::kColumns) return rows == 1;
   return found && (rows == 1 || linear.skip_zeros || linear.layout == dynamicgate::kPanels);
 }
 
-void close_the_rest(const Openness& open, float* h, int64_t stride, int64_t width, int rows) {
+void zero_closed_blocks(const Openness& open, float* h, int64_t stride, int64_t width, int rows) {
   for (int row = 0; row < rows; ++row)
     for (int b = 0; b < open.blocks; ++b)
       if (!open.is_open[row * open.blocks + b]) {
@@ -136,7 +136,7 @@ void close_the_rest(const Openness& open, float* h, int64_t stride, int64_t widt
       }
 }
 
-// The result without the padding between blocks.
+// Copies the result without the padding between blocks.
 void unpad(const Layer& layer, const float* h, int64_t stride, float* y, int rows) {
   const int block = layer.blocks ? layer.block : layer.main.units, width = layer.blocks ? layer.block_width : layer.main.units;
   for (int row = 0; row < rows; ++row)
@@ -145,7 +145,7 @@ void unpad(const Layer& layer, const float* h, int64_t stride, float* y, int row
              sizeof(float) * least(block, layer.main.units - b * block));
 }
 
-// Closed blocks of the input are then read like open ones, and must hold zeros.
+// Whether closed blocks of the input are read like open ones, so that they must hold zeros.
 bool reads_densely(const Linear& linear) {
   return linear.layout == dynamicgate::kRows || linear.layout == dynamicgate::kCsr ||
          linear.layout == dynamicgate::kColumns;
@@ -178,20 +178,21 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
   for (int l = 0; l < program.layers; ++l) {
     const Layer& layer = program.layer()[l];
     const bool last = l + 1 == program.layers;
-    const bool skip = !reads_densely(layer.main) && leaves_out_zeros(layer, in, in_open, rows);
-    bool is_packed = false;  // the rows, by the gate: the layer may read the same copy
+    const bool skip = !reads_densely(layer.main) && should_skip_zeros(layer, in, in_open, rows);
+    bool is_packed = false;  // whether the gate has already packed the rows: the layer can read the same copy
     const bool listed = layer.main.layout == dynamicgate::kPanels || layer.main.skip_zeros ||
                         (layer.gate_stages && layer.gate[0].layout == dynamicgate::kPanels);
-    if (skip && listed) {  // once, for the gate and the layer; vectors look for zeros themselves
+    if (skip && listed) {  // once for both the gate and the layer; vectors look for zeros themselves
       Step s = make_step(call, layer.main, in, in_stride, in_open, nullptr, 0, in_open, rows);
       s.nonzero = buffers.nonzero;
-      take_out_zeros(s);
+      list_nonzeros(s);
     }
     Openness open = everything(layer.main.width);
     if (layer.blocks) {
       open = buffers.open[l % 2];
       open.blocks = layer.blocks, open.block = layer.block, open.block_width = layer.block_width;
-      if (layer.gate_stages && layer.inverse_tau == 0.0f) open.factor = nullptr;
+      const bool scales = layer.inverse_tau != 0.0f || layer.inverse_soft_width != 0.0f;
+      if (layer.gate_stages && !scales) open.factor = nullptr;
       const float* z = in;
       int64_t z_stride = in_stride;
       Openness z_open = in_open;
@@ -217,15 +218,15 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
     s.packed = buffers.packed, s.is_packed = is_packed;
     run_step(s, buffers.panels, pool);
     if (layer.blocks && (last || reads_densely(program.layer()[l + 1])))
-      close_the_rest(open, out, layer.main.width, layer.main.width, rows);
+      zero_closed_blocks(open, out, layer.main.width, layer.main.width, rows);
     if (last && !in_place) unpad(layer, out, layer.main.width, y, rows);
     in = out, in_stride = layer.main.width;
     in_open = layer.blocks ? open : everything(layer.main.units);
   }
 }
 
-// Sparse columns read their inputs here and there, once for each panel: those of all rows at once must stay in the L2,
-// and to read few weights more often costs less.
+// Sparse columns read their inputs in no order, once for each panel. The inputs of all rows in a chunk must stay in the
+// L2 cache; reading the few weights more often costs less.
 int64_t rows_at_once(const Program& program) {
   constexpr int64_t kCachedInputs = 1 << 15, kFewWeights = 1 << 16, kFewestRows = 10;
   int64_t inputs = 0, dense = 0;
@@ -255,8 +256,8 @@ void run_chunk(int index, void* context) {
 
 namespace dynamicgate {
 
-// Many rows are shared out among the threads, a chunk each; few rows are run by all threads together, panel by panel.
-// Every chunk passes over the weights, which is cheap only while they stay in the cache of a core.
+// Many rows are divided among the threads in chunks; few rows are run by all threads together, panel by panel.
+// Every chunk reads all weights, which is cheap only while they stay in a core's cache.
 void DG_NAME(chain_, DG_LEVEL)(const Call& call) {
   constexpr int32_t kCachedLines = 1 << 14;  // 1 MB
   const int threads = call.pool ? call.pool->threads : 1;

@@ -1,10 +1,10 @@
-// From logits to openness.
+// From logits to open blocks.
 #pragma once
 #include "step.h"
 
 namespace {
 
-// A key that orders like the float: the usual trick of flipping the bits of negative numbers. NaN comes last.
+// A key that sorts like the float, by the usual trick of flipping the bits of negative numbers. NaN comes last.
 DG_INLINE uint32_t order_key(float z) {
   if (z != z) return 0;
   z += 0.0f;  // -0 and 0 are equal and must have one key
@@ -13,15 +13,15 @@ DG_INLINE uint32_t order_key(float z) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// Opens the `keep` largest logits; among equals the lowest index. Bisection on the key: 32 passes, whatever `keep` is.
-void open_largest(const float* z, int blocks, int keep, uint8_t* is_open) {
-  uint32_t smallest = 0;  // the largest key that at least `keep` logits reach
+// Opens the blocks of the k largest logits; ties go to the lowest index. Bisection on the key: 32 passes for any k.
+void open_top_k(const float* z, int blocks, int k, uint8_t* is_open) {
+  uint32_t smallest = 0;  // the largest key that at least k logits reach
   for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
     int reach = 0;
     for (int b = 0; b < blocks; ++b) reach += order_key(z[b]) >= (smallest | bit);
-    if (reach >= keep) smallest |= bit;
+    if (reach >= k) smallest |= bit;
   }
-  int left = keep;
+  int left = k;
   for (int b = 0; b < blocks; ++b) left -= order_key(z[b]) > smallest;
   for (int b = 0; b < blocks; ++b) {
     const uint32_t key = order_key(z[b]);
@@ -36,15 +36,14 @@ void list_rows(const Openness& open, int rows) {
       if (open.is_open[row * open.blocks + b]) open.rows_of[b * kChunkRows + open.count[b]++] = row;
 }
 
-// What the units of each block are multiplied by where it is open; anything where it is closed.
+// What the units of each open block are multiplied by; for closed blocks the result does not matter.
 void scale_blocks(const dynamicgate::Layer& layer, const float* z, const float* cut, float* factor) {
   if (layer.inverse_tau > 0.0f) {
     for (int b = 0; b < layer.blocks; ++b) factor[b] = sigmoid(z[b] * layer.inverse_tau);
     return;
   }
-  const float slope = -layer.inverse_tau;  // of a ramp, which starts at the cut
   for (int b = 0; b < layer.blocks; ++b) {
-    const float height = (z[b] - cut[b]) * slope;
+    const float height = (z[b] - cut[b]) * layer.inverse_soft_width;
     factor[b] = height < 1.0f ? height : 1.0f;
   }
 }
@@ -56,7 +55,7 @@ void decide(const dynamicgate::Layer& layer, const float* weights, const float* 
     const float* z = logits + row * stride;
     uint8_t* is_open = open.is_open + row * open.blocks;
     for (int b = 0; b < open.blocks; ++b) is_open[b] = z[b] > cut[b];
-    if (layer.keep) open_largest(z, open.blocks, layer.keep, is_open);
+    if (layer.top_k) open_top_k(z, open.blocks, layer.top_k, is_open);
     if (open.factor) scale_blocks(layer, z, cut, open.factor + row * open.blocks);
   }
   list_rows(open, rows);

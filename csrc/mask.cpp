@@ -1,10 +1,10 @@
-// Gradients of connections that do not exist, set to zero: once per training step, so it must cost next to nothing.
+// Zeroes the gradients of pruned connections: this runs in every training step, so it must cost next to nothing.
 #include "pool.h"
 
 namespace dynamicgate {
 namespace {
 
-constexpr int64_t kPart = 65536;  // entries that are worth a thread: about 20 us
+constexpr int64_t kPart = 65536;  // entries that are worth a thread of their own: about 20 us
 
 struct Job {
   float* values;
@@ -17,7 +17,7 @@ void mask_part(int part, void* context) {
   const Job& job = *static_cast<const Job*>(context);
   const int64_t end = job.count * (part + 1) / job.parts;
   for (int64_t i = job.count * part / job.parts; i < end; ++i)
-    job.values[i] = job.mask[i] ? job.values[i] : 0.0f;  // a select, so that infinities go too
+    job.values[i] = job.mask[i] ? job.values[i] : 0.0f;  // a select, not a product, so that infinities become 0 too
 }
 
 }  // namespace

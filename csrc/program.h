@@ -1,39 +1,41 @@
-// What the packing functions in Python write and the kernels read: a chain of layers as a list of 32-bit words.
-// The same words in the same order are written by src/dynamicgate/ops/chain/pack.py; change both or neither.
+// The packed program: a chain of layers as a list of 32-bit words, written by Python and read by the kernels.
+// src/dynamicgate/ops/chain/packing.py writes the same words in the same order: change both together.
 #pragma once
 #include <stdint.h>
 
 namespace dynamicgate {
 
-constexpr int32_t kMagic = 0x44470001;  // "DG", format 1
+constexpr int32_t kMagic = 0x44470002;  // "DG", format 2
 constexpr int kPanel = 16;              // outputs side by side in memory: one cache line of floats
 
 enum Layout : int32_t { kPanels = 0, kRows = 1, kVectors = 2, kCsr = 3, kColumns = 4 };
+// The codes of src/dynamicgate/activations.py.
 enum Activation : int32_t { kIdentity = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3, kSilu = 4, kTanh = 5 };
 
 struct Linear {
   int32_t layout;
-  int32_t inputs;      // features read; rows, csr and columns count the padding between blocks as well
+  int32_t inputs;      // features read; rows, csr and columns also count the padding between blocks
   int32_t units;       // outputs, without padding
   int32_t width;       // positions written for each row: outputs, each gated block padded to whole panels
   int32_t weight;      // where the weights start, in units of 16 floats
-  int32_t bias;        // likewise; always present, zero where the layer has none
+  int32_t bias;        // likewise; always present, zeros where the layer has none
   int32_t index;       // where the index lists start, in words of the program
   int32_t activation;
-  int32_t skip_zeros;  // vectors are then kept by input: starts for each input, and the panel of each vector
+  int32_t skip_zeros;  // vectors are then grouped by input: starts for each input, and the panel of each vector
 };
 
 struct Layer {
   Linear main;
   Linear gate[2];
-  int32_t gate_stages;  // linear maps of the gate network; 0 with blocks > 0: openness is given by the caller
+  int32_t gate_stages;  // linear maps of the gate network; 0 with blocks > 0: the caller says which blocks are open
   int32_t blocks;       // 0: not gated
   int32_t block;        // units in a block (the last may have fewer)
-  int32_t block_width;  // positions of a block
+  int32_t block_width;  // positions of a block, padding included
   int32_t cut;          // one float for each block: open iff logit > cut
-  int32_t keep;         // the largest logits that open whatever the cut says
-  float inverse_tau;    // open units are multiplied by sigmoid(logit * inverse_tau); 0: by 1; negative: it is -1 / ramp,
-                        // and they are multiplied by min(1, (logit - cut) / ramp)
+  int32_t top_k;        // this many of the largest logits open their block whatever the cut is
+  // What open units are multiplied by; at most one of the two is not 0, and if both are 0 it is 1.
+  float inverse_tau;         // sigmoid(logit * inverse_tau)
+  float inverse_soft_width;  // min(1, (logit - cut) * inverse_soft_width)
 };
 
 struct Program {
@@ -41,9 +43,9 @@ struct Program {
   const Layer* layer() const { return reinterpret_cast<const Layer*>(this + 1); }
 };
 
-static_assert(sizeof(Linear) == 36 && sizeof(Layer) == 136 && sizeof(Program) == 32, "must match pack.py");
+static_assert(sizeof(Linear) == 36 && sizeof(Layer) == 140 && sizeof(Program) == 32, "must match packing.py");
 
-// Runs `task` for 0..tasks-1, in any order, perhaps on several threads.
+// Runs `task` for 0..tasks-1, in any order and possibly on several threads.
 struct Pool {
   void (*run)(const Pool&, int tasks, void (*task)(int index, void* context), void* context);
   int threads;
@@ -61,16 +63,16 @@ struct Call {
 
 using ChainFn = void (*)(const Call&);
 
-// One copy of the kernels for each instruction set, chosen by dispatch.cpp when the library is loaded.
+// One copy of the kernels for each instruction set; cpu_level.cpp chooses among them when the library is loaded.
 struct Level {
   const char* name;
   ChainFn chain;
 };
 const Level& best_level();
-// Null where this processor or this build does not have it.
+// Null where this processor or this build does not have that level.
 const Level* level_named(const char* name);
 
-// Fills every workspace and output with NaN before use: for tests.
+// For tests: fills every workspace and output with NaN before use.
 extern bool poison;
 
 }  // namespace dynamicgate

@@ -1,5 +1,5 @@
-// The torch op, registered through torch's stable C interface (torch >= 2.10). Its few functions are declared here and
-// looked up in the torch that is already loaded: the build needs no torch, and one build serves every torch.
+// Registers the torch op through torch's stable C interface (torch >= 2.10). The few functions it needs are declared here
+// and looked up in the torch that is already loaded: the build needs no torch, and one build works with every torch.
 #include <dlfcn.h>
 #include <string.h>
 
@@ -75,7 +75,7 @@ Value take_optional(Value value) {
   return taken;
 }
 
-void run(Value* stack, uint64_t, uint64_t) {
+void run_chain(Value* stack, uint64_t, uint64_t) {
   const Tensor x(stack[0]), weights(stack[1]), program_words(stack[2]), factor(take_optional(stack[3]));
   const int64_t outputs = static_cast<int64_t>(stack[4]);
   x.expect("x", kFloat32, false);
@@ -140,7 +140,7 @@ void run_call(Call call) {
 
 #define DG_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Null, or what is missing. The schema must have been defined before.
+// Null on success, else what is missing. The schema must have been defined before.
 DG_EXPORT const char* dynamicgate_register() {
   using dynamicgate::torch;
 #ifdef __APPLE__
@@ -176,12 +176,12 @@ DG_EXPORT const char* dynamicgate_register() {
   dynamicgate::chain = dynamicgate::best_level().chain;
   dynamicgate::Handle registered = nullptr;  // kept for the life of the process: deleting it would unregister the op
   if (torch.init_library("dynamicgate", "CPU", __FILE__, __LINE__, &registered) ||
-      torch.implement(registered, "run", dynamicgate::run, dynamicgate::kAbiVersion))
+      torch.implement(registered, "run_chain", dynamicgate::run_chain, dynamicgate::kAbiVersion))
     return "torch refused the kernel";
   return nullptr;
 }
 
 DG_EXPORT const char* dynamicgate_level() { return dynamicgate::best_level().name; }
 
-// For tests: what was not written must not go unnoticed.
+// For tests: memory that a kernel does not write is NaN.
 DG_EXPORT void dynamicgate_poison(int on) { dynamicgate::poison = on; }

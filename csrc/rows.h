@@ -1,5 +1,5 @@
-// The layouts that read one output at a time: native rows (unit gates, small gates) and compressed sparse rows.
-// They read their input as if it were dense: closed blocks of it hold zeros.
+// The layouts that compute one output at a time: rows (unit gates, small gates) and compressed sparse rows (csr).
+// They read their input as if it were dense: its closed blocks must hold zeros.
 #pragma once
 #include "step.h"
 
@@ -9,7 +9,7 @@ constexpr int kDotRows = 4, kDotOutputs = 4;
 
 DG_INLINE int unit_block(const Step& s, int unit) { return s.out_open.is_open ? unit / s.out_open.block : 0; }
 
-// Units that are open together, in runs of up to four, against the rows that open them, four at a time.
+// Units that are open together, in runs of up to four, times the rows that open them, four at a time.
 void run_dots(const Step& s, const int* unit, int units, int block) {
   const float *a[kDotRows], *w[kDotOutputs];
   float result[kDotRows][kDotOutputs] = {}, bias[kDotOutputs] = {};
@@ -26,7 +26,7 @@ void run_dots(const Step& s, const int* unit, int units, int block) {
     for (int m = 0; m < height; ++m) {
       const int row = s.out_open.row(block, first + m);
       float* out = s.out + row * s.out_stride;
-      for (int n = 0; n < kDotOutputs; ++n) result[m][n] += bias[n];  // all of them: a loop of known length is free
+      for (int n = 0; n < kDotOutputs; ++n) result[m][n] += bias[n];  // also those not in use: a loop of constant length is free
       if (s.linear->activation != dynamicgate::kIdentity) activate(s.linear->activation, result[m], kDotOutputs, 1.0f);
       if (s.out_open.factor)
         for (int n = 0; n < units; ++n)
@@ -46,7 +46,7 @@ void run_rows(const Step& s, int begin, int end) {
     for (int n = s.panels[p] * kPanel; n < least(s.linear->units, (s.panels[p] + 1) * kPanel); ++n) {
       const int of = unit_block(s, n);
       if (!s.out_open.rows_in(of, s.rows)) continue;
-      // With one row everything that is open is open for the same rows, so units of different blocks share a visit.
+      // With a single row, units of different blocks are open for the same rows, so one run may cross blocks.
       if (waiting == kDotOutputs || (waiting && of != block && s.rows > 1)) flush();
       block = of;
       unit[waiting++] = n;
@@ -65,7 +65,7 @@ DG_INLINE float sparse_dot(const float* x, const float* value, const uint16_t* i
   return sums[0];
 }
 
-// Sixteen rows at once, read from the transposed copy: each weight meets one vector of sixteen inputs.
+// Sixteen rows at once, from the transposed copy: each weight multiplies one vector of sixteen inputs.
 void sparse_tile(const float* packed, const float* value, const uint16_t* index, int count, float* out) {
   Vec acc[2][kVectors16] = {};
   int k = 0;
@@ -78,12 +78,12 @@ void sparse_tile(const float* packed, const float* value, const uint16_t* index,
   for (int v = 0; v < kVectors16; ++v) store(out + v * kLanes, acc[0][v] + acc[1][v]);
 }
 
-constexpr int kSparseTileRows = 6;  // from so many rows on a tile of 16, however empty, beats one row at a time
+constexpr int kSparseTileRows = 6;  // from this many rows on, a tile of 16, even if not full, is faster than single rows
 
 // One panel of sixteen outputs, for up to sixteen rows: result[n][m] -> out[m][n].
 DG_INLINE void write_panel(const Step& s, int panel, int first, int height, const float (*result)[kPanel]) {
   const int unit = panel * kPanel;
-  const bool one_block = s.out_open.is_open && s.out_open.block % kPanel == 0;  // and so no border within the panel
+  const bool one_block = s.out_open.is_open && s.out_open.block % kPanel == 0;  // so no boundary falls within a panel
   for (int m = 0; m < height; ++m) {
     const int row = first + m;
     if (one_block && !s.out_open.has(row, unit_block(s, unit))) continue;
@@ -131,7 +131,7 @@ void run_csr(const Step& s, int begin, int end) {
   }
 }
 
-// [rows][inputs] -> [rows / 16][inputs][16]; rows that are missing from the last tile are zero.
+// [rows][inputs] -> [rows / 16][inputs][16]; missing rows of the last tile are zero.
 void pack_rows(const Step& s) {
   for (int first = 0; first < s.rows; first += kPanel) {
     const int height = least(kPanel, s.rows - first);

@@ -1,4 +1,4 @@
-// One linear map over the rows of a chunk, restricted to what is open on both of its sides.
+// One linear map over the rows of a chunk, restricted to the open blocks of its inputs and outputs.
 #pragma once
 #include "activation.h"
 #include "tile.h"
@@ -8,12 +8,12 @@ namespace {
 using dynamicgate::kPanel;
 using dynamicgate::Linear;
 
-constexpr int kChunkRows = 256;  // rows handled together: enough to reuse weights, few enough to stay in the L2
-// Inputs between two visits of an accumulator: 17 KB of a panel stay in the L1, and so do the inputs of 26 rows
-// (784-256-10, 256 rows: 430 -> 425 us against 512, which is near the noise).
+constexpr int kChunkRows = 256;  // rows run together: enough to reuse weights, few enough to stay in the L2 cache
+// Inputs that are summed before an accumulator is stored: 17 KB of a panel then stay in the L1 cache, as do the inputs of
+// 26 rows (784-256-10, 256 rows: 430 us with 512 inputs, 425 us with these, a difference near the noise).
 constexpr int kDepth = 272;
 
-// Which blocks of a vector are open, for each row. Not gated: one block that holds everything, `is_open` null.
+// Which blocks of a vector are open, for each row. A vector that is not gated is one block, with `is_open` null.
 struct Openness {
   int blocks, block, block_width;
   uint8_t* is_open;      // [rows][blocks]
@@ -25,7 +25,7 @@ struct Openness {
   bool has(int row, int b) const { return !is_open || is_open[row * blocks + b]; }
 };
 
-// Inputs of each row without their exact zeros, block by block.
+// The inputs of each row that are not exactly zero, block by block.
 struct Nonzero {
   float* value;      // [rows][inputs]
   uint16_t* index;   // [rows][inputs]: within the block
@@ -45,10 +45,10 @@ struct Step {
   Openness out_open;
   int rows;
   Nonzero nonzero;
-  bool skip;             // zeros are left out: `nonzero` has been filled
+  bool skip;             // zero inputs are skipped: `nonzero` has been filled
   float* packed;         // [rows / 16][inputs][16] for csr
   bool is_packed;        // it has been filled with these rows
-  const int* panels;     // panels with anything to do
+  const int* panels;     // panels with at least one open output
   int panel_count;
   int panel_block(int panel) const { return out_open.is_open ? panel * kPanel / out_open.block_width : 0; }
   int units(int in_block) const {
@@ -58,10 +58,10 @@ struct Step {
 
 struct Panels {
   const int* panel;
-  int count, block;  // all in one block of outputs
+  int count, block;  // all panels are in one block of outputs
 };
 
-// Rows that need the product of one block of inputs with one block of outputs, as pointers for the micro-kernels.
+// The rows that need the product of one block of inputs with one block of outputs, as pointers for the micro-kernels.
 DG_INLINE int gather(const Step& s, int in_block, int out_block, const float** a, float** c) {
   const Openness& list = s.in_open.is_open ? s.in_open : s.out_open;
   const int block = s.in_open.is_open ? in_block : out_block;
@@ -76,10 +76,10 @@ DG_INLINE int gather(const Step& s, int in_block, int out_block, const float** a
   return found;
 }
 
-// Single open inputs (unit gates): their weights are whole rows of the transposed matrix. Eight share a visit of c.
+// Single open inputs (unit gates): their weights are whole rows of the transposed matrix. Eight are added to c at once.
 void accumulate_units(const Step& s, const Panels& group) {
   const int64_t begin = static_cast<int64_t>(group.panel[0]) * kPanel;
-  const int64_t end = static_cast<int64_t>(group.panel[group.count - 1] + 1) * kPanel;  // panels of a block adjoin
+  const int64_t end = static_cast<int64_t>(group.panel[group.count - 1] + 1) * kPanel;  // the panels of a block are adjacent
   for (int row = 0; row < s.rows; ++row) {
     if (!s.out_open.has(row, group.block)) continue;
     float value[8];
@@ -96,7 +96,7 @@ void accumulate_units(const Step& s, const Panels& group) {
   }
 }
 
-// One row against one panel of vectors: those whose input is zero are left out.
+// One row times one panel of vectors, skipping the vectors whose input is zero.
 void skip_vectors(const float* a, const float* w, const uint16_t* index, int count, float* const* c, int64_t column) {
   constexpr int kAtOnce = 256;
   float value[kAtOnce];
@@ -109,7 +109,7 @@ void skip_vectors(const float* a, const float* w, const uint16_t* index, int cou
       at[found] = static_cast<uint16_t>(k);
       found += value[found] != 0.0f;
     }
-    for (int k = 0; k < found; ++k) __builtin_prefetch(w + at[k] * kPanel);  // no hardware guesses them
+    for (int k = 0; k < found; ++k) __builtin_prefetch(w + at[k] * kPanel);  // the hardware cannot predict these addresses
     tile<1, kIndexedWeight>(&values, w, at, found, c, column, w, 0);
   }
 }
@@ -165,7 +165,7 @@ void accumulate(const Step& s, int in_block, const Panels& group) {
   }
 }
 
-// Vectors kept by input: an input that is not zero adds its vectors to the open panels of its row, and nothing else is read.
+// Vectors grouped by input: an input that is not zero adds its vectors to the open panels of its row. Nothing else is read.
 void accumulate_inputs(const Step& s, int first, int last) {
   const int32_t* start = s.words + s.linear->index;
   const uint16_t* panel_of = reinterpret_cast<const uint16_t*>(start + s.linear->inputs + 1);
@@ -208,7 +208,7 @@ void finish(const Step& s, const Panels& group) {
   for (int i = 0, n = s.out_open.rows_in(group.block, s.rows); i < n; ++i) {
     const int row = s.out_open.row(group.block, i);
     const float factor = s.out_open.factor ? s.out_open.factor[row * s.out_open.blocks + group.block] : 1.0f;
-    const int first = group.panel[0], last = group.panel[group.count - 1];  // panels of a block adjoin
+    const int first = group.panel[0], last = group.panel[group.count - 1];  // the panels of a block are adjacent
     activate(s.linear->activation, s.out + row * s.out_stride + first * kPanel, (last + 1 - first) * kPanel, factor);
   }
 }

@@ -1,4 +1,4 @@
-// The micro-kernels: everything else decides what to hand them.
+// The micro-kernels. All other files decide what these work on.
 #pragma once
 #include "vector.h"
 
@@ -7,21 +7,22 @@ namespace {
 enum Walk {
   kStraight,       // a[k]        * w[k]
   kIndexedInput,   // a[index[k]] * w[k]:        16x1 vectors
-  kIndexedWeight,  // a[k]        * w[index[k]]: inputs with their zeros taken out
+  kIndexedWeight,  // a[k]        * w[index[k]]: inputs without their zeros
 };
 
 // c[m][0:16] += sum over k of a[m][k] * w[k][0:16], rows given by pointers (indirect GEMM: no gather, no scatter).
-// Weights that are needed next are fetched from `soon` on, `stride` floats a step; where weights are taken by index,
-// those of the same indices at `soon`.
-// Few rows have too few accumulators to hide the latency of a multiply-add: then `kPhases` partial sums over k.
+// Prefetches the weights that are needed next: from `soon` on, `stride` floats for each step, or, where weights are taken
+// by index, those with the same indices at `soon`.
+// With few rows there are too few accumulators to hide the latency of a multiply-add; then there are `kPhases` partial
+// sums over k.
 template <int kRows, Walk kWalk>
-DG_APART void tile(const float* const* a, const float* w, const uint16_t* index, int64_t depth, float* const* c,
+DG_NOINLINE void tile(const float* const* a, const float* w, const uint16_t* index, int64_t depth, float* const* c,
                    int64_t column, const float* soon, int64_t stride) {
   constexpr int kPhases = kRows * kVectors16 >= 8 ? 1 : 8 / (kRows * kVectors16);
   constexpr bool kByLane = kRows <= kLaneRows && kWalk != kIndexedInput;
   constexpr int kSteps = kByLane ? kLanes : kPhases;
   Vec acc[kPhases][kRows][kVectors16];
-  // The same rows are visited again for the next panel, and no hardware follows so many (S3, 1024 rows: 66 -> 61 ms).
+  // The next panel uses the same rows, and hardware cannot prefetch so many streams (S3, 1024 rows: 66 -> 61 ms).
   DG_UNROLL for (int m = 0; m < kRows; ++m) __builtin_prefetch(c[m] + column + dynamicgate::kPanel, 1);
   DG_UNROLL for (int m = 0; m < kRows; ++m)
     DG_UNROLL for (int v = 0; v < kVectors16; ++v) {
@@ -74,7 +75,7 @@ DG_INLINE void tile_of(int rows, const float* const* a, const float* w, const ui
 }
 
 // The same for any number of rows, in tiles of nearly equal height: 13 rows are 5 + 4 + 4, not 5 + 5 + 3. Each tile
-// fetches its share of the weights that are needed `next` floats further on: all at once, misses would queue.
+// prefetches its part of the weights that are needed `next` floats later; all at once, the cache misses would queue.
 template <Walk kWalk>
 void tiles(int rows, const float* const* a, const float* w, const uint16_t* index, int64_t depth, float* const* c,
            int64_t column, int64_t next) {
@@ -91,11 +92,11 @@ void tiles(int rows, const float* const* a, const float* w, const uint16_t* inde
   }
 }
 
-constexpr int kDotAhead = 128;  // floats: a gate is the first to read x, often from far away
+constexpr int kDotAhead = 128;  // floats: a gate is the first to read x, which is often not in the cache
 
 // c[m][n] = a[m] . w[n] for a few rows and a few outputs, both given by pointers to contiguous rows.
 template <int kRows, int kOutputs>
-DG_APART void dots(const float* const* a, const float* const* w, int64_t depth, float* const* c) {
+DG_NOINLINE void dots(const float* const* a, const float* const* w, int64_t depth, float* const* c) {
   constexpr int kPhases = kRows * kOutputs >= 8 ? 1 : 8 / (kRows * kOutputs);
   constexpr int kSteps = most(4, kPhases);
   Vec acc[kPhases][kRows][kOutputs];

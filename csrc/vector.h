@@ -1,4 +1,4 @@
-// Vectors of the width of the target, through the compiler's vector extensions (gcc and clang): no intrinsics.
+// Vectors as wide as the target's registers, by the vector extensions of gcc and clang: no intrinsics.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -15,10 +15,10 @@
 #define DG_INLINE inline __attribute__((always_inline))
 #define DG_UNROLL _Pragma("GCC unroll 16")
 #define DG_ROLLED _Pragma("GCC unroll 1")
-#define DG_APART __attribute__((noinline))  // micro-kernels: the compiler keeps their accumulators in registers
+#define DG_NOINLINE __attribute__((noinline))  // for micro-kernels: keeps their accumulators in registers
 
-// Everything here and in the files that include it lives in an anonymous namespace and uses no template of the standard
-// library: an inline function shared between translation units could be linked in its AVX-512 form for everyone.
+// Everything here and in the files that include this one is in an anonymous namespace and uses no template of the standard
+// library: the linker could pick the AVX-512 version of a shared inline function for every instruction set.
 namespace {
 
 constexpr int kLanes = DG_VECTOR_BYTES / 4;
@@ -26,8 +26,8 @@ constexpr int kVectors16 = dynamicgate::kPanel / kLanes;  // vectors in one row 
 #if defined(__aarch64__)
 // 20 accumulators, 4 weights, 5 inputs in 32 registers; with 6 rows gcc spills (39 -> 33 GF/s).
 constexpr int kTileRows = 5;
-// A multiply-add can take one lane of a vector as its factor, so inputs can be loaded four at a time: for tiles up to so
-// many rows. clang must, it makes a slow broadcast of a single input (23 -> 39 GF/s); gcc spills from 4 rows on.
+// A multiply-add can take one lane of a vector as its factor, so inputs can be loaded four at a time, in tiles of up to
+// this many rows. clang needs it because its broadcast of a single input is slow (23 -> 39 GF/s); gcc spills from 4 rows.
 #if defined(__clang__)
 constexpr int kLaneRows = 5;
 #else
@@ -44,7 +44,7 @@ typedef float VecInMemory __attribute__((vector_size(DG_VECTOR_BYTES), aligned(4
 DG_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecInMemory*>(p); }
 DG_INLINE void store(float* p, Vec v) { *reinterpret_cast<VecInMemory*>(p) = v; }
 DG_INLINE float sum(Vec v) {
-  float part[kLanes];  // in pairs: a chain of additions would wait for each of them
+  float part[kLanes];  // added pairwise: in a chain, each addition would wait for the one before
   DG_UNROLL for (int i = 0; i < kLanes; ++i) part[i] = v[i];
   DG_UNROLL for (int half = kLanes / 2; half > 0; half /= 2)
     DG_UNROLL for (int i = 0; i < half; ++i) part[i] += part[i + half];

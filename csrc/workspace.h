@@ -10,7 +10,7 @@ using dynamicgate::Call;
 using dynamicgate::Layer;
 using dynamicgate::Program;
 
-// Memory that a thread keeps between calls: fresh pages cost more than a small network (measured: 0.25 us for each 4 KB).
+// Memory that a thread reuses from call to call: fresh pages cost more than a small network (0.25 us for each 4 KB).
 struct Workspace {
   char* base = nullptr;
   size_t size = 0, used = 0;
@@ -23,7 +23,7 @@ struct Workspace {
       base = static_cast<char*>(aligned_alloc(64, (size + 63) / 64 * 64));
       if (!base) abort();
     }
-    if (dynamicgate::poison) memset(base, 0xff, bytes);  // a NaN as float, absurd as a count
+    if (dynamicgate::poison) memset(base, 0xff, bytes);  // NaN as a float, nonsense as a count
   }
 };
 
@@ -74,7 +74,7 @@ Buffers allot(const Call& call, int rows, Allotter& memory) {
   }
   if (call.x_column_stride != 1) b.x = memory.take<float>(static_cast<int64_t>(rows) * program.inputs);
   if (packed) b.packed = memory.take<float>((rows + kPanel - 1) / kPanel * kPanel * packed);
-  b.nonzero.value = memory.take<float>(nonzero + 1);  // one more: a zero at the end is written before it is dropped
+  b.nonzero.value = memory.take<float>(nonzero + 1);  // one more: a zero at the end is written before it is discarded
   b.nonzero.index = memory.take<uint16_t>(nonzero + 1);
   b.nonzero.count = memory.take<int>(most<int64_t>(rows, blocks));
   b.panels = memory.take<int>(panels);

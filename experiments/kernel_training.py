@@ -31,8 +31,8 @@ from dynamicgate.files import environment, write_results
 HERE = Path(__file__).resolve().parent
 WAYS = {
     "never": {"kernels": "never"},
-    "exact": {"kernels": "always", "gradient": "exact"},
-    "sparse": {"kernels": "always", "gradient": "sparse"},
+    "exact": {"kernels": "always", "gate_gradient": "dense"},
+    "sparse": {"kernels": "always", "gate_gradient": "sparse"},
 }
 CHARACTERS, BLOCK, OPEN = 128, 64, 0.25
 SIZES = {"features": 1024, "layers": 4, "heads": 16, "context": 512, "batch": 32, "steps": 160}

@@ -162,5 +162,5 @@ def test_torch_compile_and_export_see_one_op(model: nn.Module) -> None:
     assert torch.equal(torch.compile(compiled, backend="eager", fullgraph=True)(x[:1]), compiled(x[:1]))
     exported = torch.export.export(compiled, (x[:1],))
     calls = [str(node.target) for node in exported.graph.nodes if node.op == "call_function"]
-    assert calls.count("dynamicgate.run.default") == 1
+    assert calls.count("dynamicgate.run_chain.default") == 1
     assert torch.equal(exported.module()(x[:1]), compiled(x[:1]))

@@ -18,7 +18,7 @@ from dynamicgate.nn import FFN, GatedMLP, Normalize, Switch, SwitchMLP
 PATH = Path("model.safetensors")
 EXAMPLES: dict[str, Callable[[], nn.Module]] = {
     "GatedMLP": lambda: GatedMLP((6, 5, 3), activation="tanh", dropout=0.2, normalize=Normalize(torch.ones(6), 2.0)),
-    "FFN": lambda: FFN(6, 5, 4, activation="silu", value=True, bias=False, gradient="sparse", kernels="never"),
+    "FFN": lambda: FFN(6, 5, 4, activation="silu", value=True, bias=False, gate_gradient="sparse", kernels="never"),
     "Switch": lambda: dg.ungate_(Switch(6, 3, 2, activation="gelu", fallback="bias", kernels="always")),
     "SwitchMLP": lambda: dg.ungate_(SwitchMLP(6, 5, 4, 3, 2, fallback="bias", normalize=Normalize(0.1, 0.3))),
     "Normalize": lambda: Normalize(torch.ones(6), torch.full((6,), 2.0)),

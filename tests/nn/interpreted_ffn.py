@@ -1,4 +1,4 @@
-"""The layer on the kernels themselves, in Triton's interpreter. Run by test_ffn.py in a process of its own."""
+"""The layer on the kernels, in Triton's interpreter. Run by test_ffn.py in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ from dynamicgate.inference.gpu.candidates import STRATEGIES
 from dynamicgate.inference.gpu.ffn import FeedForward
 from dynamicgate.inference.gpu.find import find_ffns
 from dynamicgate.inference.gpu.lower import lower_ffn
-from dynamicgate.nn import ffn as room
-from tests.nn.test_ffn import assert_alike, gated, outputs_and_gradients
+from dynamicgate.nn import ffn as layers
+from dynamicgate.ops.ffn import tune
+from tests.nn.test_ffn import assert_gradients_close, gated, outputs_and_gradients
 
 SWIGLU = {"activation": "silu", "value": True}
 
 
-@pytest.mark.parametrize("gradient", ["exact", "sparse"])
+@pytest.mark.parametrize("gate_gradient", ["dense", "sparse"])
 @pytest.mark.parametrize("options", [{}, SWIGLU], ids=["relu", "swiglu"])
-def test_the_kernels_are_the_dense_layer(
-    options: dict[str, Any], gradient: Any, monkeypatch: pytest.MonkeyPatch
+def test_the_kernels_match_the_dense_layer(
+    options: dict[str, Any], gate_gradient: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer = gated(dg.GateConfig(block=32, net="linear", open=0.5), gradient=gradient, **options)
+    layer = gated(dg.GateConfig(block=32, net="linear", open=0.5), gate_gradient=gate_gradient, **options)
     x = torch.randn(20, 12)
     y, theirs = outputs_and_gradients(layer, x)
-    monkeypatch.setattr(room, "SKIPPING", ("cpu",))
-    monkeypatch.setattr(room, "LEAST_WORK", 0)
+    monkeypatch.setattr(layers, "KERNEL_DEVICES", ("cpu",))
+    monkeypatch.setattr(tune, "LEAST_WORK", 0)
     mine, found = outputs_and_gradients(layer, x)
     torch.testing.assert_close(mine, y, rtol=1e-5, atol=1e-5)
-    if gradient == "sparse":  # what flows through the gate is another gradient, and its test in test_ffn.py
+    if gate_gradient == "sparse":  # what flows through the gate differs: test_ffn.py tests it
         theirs = {name: g for name, g in theirs.items() if ".gate." not in name and name != "x"}
-    assert_alike(found, theirs, 2e-5)
+    assert_gradients_close(found, theirs, 2e-5)
 
 
-def test_experts_on_the_kernels_are_the_dense_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_on_the_kernels_match_the_dense_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     switch = dg.nn.Switch(8, 4, 32, 2, 0.8)
     nn.init.normal_(switch.down.gate.net.weight)
     x = torch.randn(18, 8)
     y, theirs = outputs_and_gradients(switch, x)
-    monkeypatch.setattr(room, "SKIPPING", ("cpu",))
-    monkeypatch.setattr(room, "LEAST_WORK", 0)
+    monkeypatch.setattr(layers, "KERNEL_DEVICES", ("cpu",))
+    monkeypatch.setattr(tune, "LEAST_WORK", 0)
     mine, found = outputs_and_gradients(switch, x)
     torch.testing.assert_close(mine, y, rtol=1e-5, atol=1e-5)
-    assert_alike(found, theirs, 2e-5)
+    assert_gradients_close(found, theirs, 2e-5)
 
 
 @pytest.mark.parametrize("options", [{}, SWIGLU], ids=["relu", "swiglu"])
-def test_the_ways_of_a_plan_agree(options: dict[str, Any]) -> None:
+def test_the_implementations_of_a_plan_agree(options: dict[str, Any]) -> None:
     layer = gated(dg.GateConfig(block=32, net="linear", open=0.5), **options).eval()
     (found,), _ = find_ffns(layer, dg.named_gates(layer))
     planned = FeedForward(lower_ffn(found.ffns[0]))

@@ -1,6 +1,6 @@
-"""The feed-forward layer: with closed blocks left out it is what it is with them multiplied by zero.
+"""The feed-forward layer: skipping closed blocks gives the same as multiplying them by zero.
 
-On the CPU the op behind it runs the naive reference, so that everything but the kernels is tested here in float64.
+On the CPU its op runs the reference implementation, so everything but the kernels is tested here in float64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dynamicgate as dg
-from dynamicgate.nn import ffn as room
+from dynamicgate.nn import ffn as layers
+from dynamicgate.ops.ffn import tune
 from tests.places import ROOT
 from tests.training.easy import blobs
 
@@ -55,7 +56,7 @@ def gated(config: dg.GateConfig, **options: Any) -> dg.nn.FFN:
 
 @pytest.fixture
 def skipping(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
-    """Let the CPU leave out what is closed, through the reference; afterwards the list has an entry for each call."""
+    """Let the CPU skip closed blocks, through the reference; the returned list gets an entry for each call."""
 
     def start() -> list[int]:
         calls: list[int] = []
@@ -64,18 +65,18 @@ def skipping(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
             calls.append(1)
             return original(*args, **options)
 
-        original = room.gated_ffn
-        monkeypatch.setattr(room, "SKIPPING", ("cpu",))
-        monkeypatch.setattr(room, "LEAST_WORK", 0)
-        monkeypatch.setattr(room, "DTYPES", (torch.float64, torch.float32))
-        monkeypatch.setattr(room, "gated_ffn", counted)
+        original = layers.gated_ffn
+        monkeypatch.setattr(layers, "KERNEL_DEVICES", ("cpu",))
+        monkeypatch.setattr(tune, "LEAST_WORK", 0)
+        monkeypatch.setattr(tune, "DTYPES", (torch.float64, torch.float32))
+        monkeypatch.setattr(layers, "gated_ffn", counted)
         return calls
 
     return start
 
 
 class Detached(nn.Module):
-    """A gate network that nothing learns through."""
+    """A gate network through which no gradient reaches its input."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -95,14 +96,14 @@ def outputs_and_gradients(model: nn.Module, x: Tensor) -> tuple[Tensor, dict[str
     return y.detach(), found | {"x": x.grad}
 
 
-def assert_alike(mine: dict[str, Tensor], theirs: dict[str, Tensor], rtol: float = 1e-6) -> None:
+def assert_gradients_close(mine: dict[str, Tensor], theirs: dict[str, Tensor], rtol: float = 1e-6) -> None:
     for name, gradient in theirs.items():
         torch.testing.assert_close(mine[name], gradient, rtol=rtol, atol=rtol, msg=lambda text, n=name: f"{n}: {text}")
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("gate", GATES)
-def test_leaving_out_is_multiplying_by_zero_in_outputs_and_gradients(
+def test_skipping_is_multiplying_by_zero_in_outputs_and_gradients(
     gate: str, shape: str, skipping: Callable[[], list[int]]
 ) -> None:
     layer = gated(GATES[gate], **SHAPES[shape]).double()
@@ -112,40 +113,40 @@ def test_leaving_out_is_multiplying_by_zero_in_outputs_and_gradients(
     skipped, mine = outputs_and_gradients(layer, x)
     assert calls == [1]
     torch.testing.assert_close(skipped, y, rtol=1e-12, atol=1e-12)
-    assert_alike(mine, gradients)  # the gate itself computes in float32
+    assert_gradients_close(mine, gradients)  # the gate itself computes in float32
     assert any(bool(mine[name].any()) for name in mine if ".gate." in name)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_sparse_gradient_differs_in_what_flows_through_the_gate_alone(
+def test_the_sparse_gate_gradient_differs_only_in_what_flows_through_the_gate(
     shape: str, skipping: Callable[[], list[int]]
 ) -> None:
-    exact, sparse = (gated(GATES["hard"], **SHAPES[shape], gradient=g).double() for g in ("exact", "sparse"))
+    dense, sparse = (gated(GATES["hard"], **SHAPES[shape], gate_gradient=g).double() for g in ("dense", "sparse"))
     x = torch.randn(20, 12, dtype=torch.float64)
     skipping()
-    (y, theirs), (same, mine) = (outputs_and_gradients(layer, x) for layer in (exact, sparse))
+    (y, theirs), (same, mine) = (outputs_and_gradients(layer, x) for layer in (dense, sparse))
     assert torch.equal(y, same)
     other = {name for name in theirs if not torch.allclose(mine[name], theirs[name], rtol=1e-9, atol=1e-12)}
     assert other == {"down.gate.net.weight", "down.gate.net.bias", "x"}, "the gate reads x"
-    for layer in (exact, sparse):
+    for layer in (dense, sparse):
         layer.down.gate.requires_grad_(False)
         layer.down.gate.net = Detached(layer.down.gate.net)
-    (_, theirs), (_, mine) = (outputs_and_gradients(layer, x) for layer in (exact, sparse))
-    assert_alike(mine, theirs, 1e-12)
+    (_, theirs), (_, mine) = (outputs_and_gradients(layer, x) for layer in (dense, sparse))
+    assert_gradients_close(mine, theirs, 1e-12)
 
 
-def test_with_the_sparse_gradient_a_block_that_is_always_closed_hears_nothing(
+def test_with_the_sparse_gate_gradient_a_block_that_is_always_closed_gets_none(
     skipping: Callable[[], list[int]],
 ) -> None:
-    for gradient, hears in (("exact", True), ("sparse", False)):
-        layer = gated(GATES["hard"], gradient=gradient)
+    for gate_gradient, expected in (("dense", True), ("sparse", False)):
+        layer = gated(GATES["hard"], gate_gradient=gate_gradient)
         with torch.no_grad():
             layer.down.gate.net.bias[1] = -50.0
         skipping()
         _, found = outputs_and_gradients(layer, torch.randn(20, 12))
         assert bool(found["down.gate.net.bias"][0])
-        # at p = sigmoid(-50) a gradient is there but tiny; the loss does not even ask for it in the sparse case
-        assert bool(found["down.gate.net.bias"][1]) is hears
+        # at p = sigmoid(-50) the dense gradient is tiny but not 0; the sparse one is exactly 0
+        assert bool(found["down.gate.net.bias"][1]) is expected
 
 
 CANNOT: dict[str, tuple[dg.GateConfig, dict[str, Any]]] = {
@@ -171,7 +172,7 @@ def test_everything_is_computed_with(why: str, skipping: Callable[[], list[int]]
     assert calls == []
 
 
-def test_everything_is_computed_without_a_gate_and_for_whoever_watches_a_layer(
+def test_everything_is_computed_without_a_gate_and_where_a_layer_has_other_hooks(
     skipping: Callable[[], list[int]],
 ) -> None:
     x = torch.randn(9, 12)
@@ -182,23 +183,23 @@ def test_everything_is_computed_without_a_gate_and_for_whoever_watches_a_layer(
     dg.gate_(layer, GATES["hard"], where="down")
     seen: list[tuple[int, ...]] = []
     handle = layer.value.register_forward_hook(lambda _m, _a, out: seen.append(tuple(out.shape)))
-    watched = layer(x)
+    hooked = layer(x)
     assert seen == [(9, 96)]
     assert calls == []
     handle.remove()
-    torch.testing.assert_close(layer(x), watched)
+    torch.testing.assert_close(layer(x), hooked)
     assert calls == [1]
     dg.gate_(layer, dg.GateConfig(kind="static"), where="up")
     layer(x)
-    assert calls == [1], "a gate on the features that it reads has hooks of its own"
+    assert calls == [1], "a gate on the features it reads has hooks of its own"
 
 
-def test_what_is_too_small_for_launches_to_pay_is_computed_in_full_unless_told_otherwise(
+def test_a_layer_too_small_for_the_kernels_to_pay_is_computed_in_full_unless_told_otherwise(
     skipping: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer, x = gated(GATES["hard"]), torch.randn(7, 12)
     calls = skipping()
-    monkeypatch.setattr(room, "LEAST_WORK", 7 * 12 * 96 + 1)
+    monkeypatch.setattr(tune, "LEAST_WORK", 7 * 12 * 96 + 1)
     layer(x)
     assert calls == []
     layer.kernels = "always"
@@ -209,7 +210,7 @@ def test_what_is_too_small_for_launches_to_pay_is_computed_in_full_unless_told_o
     assert calls == [1, 1]
 
 
-def test_a_gate_that_was_told_to_read_elsewhere_is_left_to_its_hooks(skipping: Callable[[], list[int]]) -> None:
+def test_a_gate_that_reads_another_layer_is_left_to_its_hooks(skipping: Callable[[], list[int]]) -> None:
     model = nn.Sequential(nn.Linear(12, 12), dg.nn.FFN(12, 96))
     dg.gate_(model, GATES["hard"], where=[dg.Site("1.down", ("1.up",), "0", 96)])
     x = torch.randn(9, 12)
@@ -245,12 +246,12 @@ def test_usage_penalty_and_budget_see_the_gate(mode: str, skipping: Callable[[],
 
 def test_it_costs_what_its_layers_cost(skipping: Callable[[], list[int]]) -> None:
     model = nn.Sequential(gated(GATES["hard"], **SHAPES["swiglu"]))
-    assert dg.named_gates(model)["0.down"].site == dg.Site("0.down", ("0.up", "0.value"), "0.up", 96)
+    assert dg.named_gates(model)["0.down"].site_at("0.down") == dg.Site("0.down", ("0.up", "0.value"), "0.up", 96)
     x = torch.randn(50, 12)
     here = dg.measure(model, x)
     calls = skipping()
     there = dg.measure(model, x)
-    assert calls == [], "counting looks at the layers"
+    assert calls == [], "counting needs the layers to run"
     with dg.usage(model.eval()) as used:
         model(x)
     assert calls == [1]
@@ -262,7 +263,8 @@ def test_it_costs_what_its_layers_cost(skipping: Callable[[], list[int]]) -> Non
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_saved_layer_comes_back_bit_for_bit(shape: str, tmp_path: Path) -> None:
-    model = nn.Sequential(gated(GATES["hard"], **SHAPES[shape], gradient="sparse", kernels="never"), nn.ReLU()).eval()
+    layer = gated(GATES["hard"], **SHAPES[shape], gate_gradient="sparse", kernels="never")
+    model = nn.Sequential(layer, nn.ReLU()).eval()
     dg.save(model, tmp_path / "model.safetensors")
     back = dg.load(tmp_path / "model.safetensors")
     x = torch.randn(20, 12)
@@ -271,7 +273,7 @@ def test_a_saved_layer_comes_back_bit_for_bit(shape: str, tmp_path: Path) -> Non
     assert {name.replace(".gate.net", "") for name in back.state_dict()} >= {"0.up.weight", "0.down.weight"}
 
 
-def test_a_gate_renames_no_parameter_and_takes_itself_off_again() -> None:
+def test_a_gate_renames_no_parameter_and_can_be_removed() -> None:
     layer = dg.nn.FFN(12, 96, value=True)
     before = layer.state_dict()
     dg.gate_(layer, GATES["hard"], where="down")
@@ -289,14 +291,15 @@ def test_torch_compile_sees_one_op_and_no_break(shape: str, skipping: Callable[[
     y, gradients = outputs_and_gradients(layer, x)
     graphs: list[torch.fx.GraphModule] = []
 
-    def keep(module: torch.fx.GraphModule, _inputs: Any) -> Any:
+    def capture(module: torch.fx.GraphModule, _inputs: Any) -> Any:
         graphs.append(module)
         return module.forward
 
-    compiled = torch.compile(layer, fullgraph=True, backend=keep)
+    compiled = torch.compile(layer, fullgraph=True, backend=capture)
     out, mine = outputs_and_gradients(compiled, x)  # type: ignore[arg-type]
     torch.testing.assert_close(out, y)
-    assert_alike({name.removeprefix("_orig_mod."): gradient for name, gradient in mine.items()}, gradients, 1e-5)
+    mine = {name.removeprefix("_orig_mod."): gradient for name, gradient in mine.items()}
+    assert_gradients_close(mine, gradients, 1e-5)
     targets = [str(node.target) for node in graphs[0].graph.nodes]
     assert sum("dynamicgate.ffn" in target for target in targets) == 1
     assert len(graphs) == 1
@@ -304,21 +307,21 @@ def test_torch_compile_sees_one_op_and_no_break(shape: str, skipping: Callable[[
 
 def test_a_copy_is_gated_by_its_own_gate(skipping: Callable[[], list[int]]) -> None:
     layer = gated(GATES["hard"])
-    twin = copy.deepcopy(layer)
+    copied = copy.deepcopy(layer)
     x = torch.randn(9, 12)
     before = layer(x)
     calls = skipping()
     with torch.no_grad():
-        twin.down.gate.net.bias.fill_(-50.0)
-    torch.testing.assert_close(twin(x), twin.down.bias.expand(9, -1))
+        copied.down.gate.net.bias.fill_(-50.0)
+    torch.testing.assert_close(copied(x), copied.down.bias.expand(9, -1))
     torch.testing.assert_close(layer(x), before)
     assert calls == [1, 1]
 
 
-@pytest.mark.parametrize("gradient", ["exact", "sparse"])
-def test_fit_holds_the_budget(gradient: Any, skipping: Callable[[], list[int]]) -> None:
+@pytest.mark.parametrize("gate_gradient", ["dense", "sparse"])
+def test_fit_holds_the_budget(gate_gradient: Any, skipping: Callable[[], list[int]]) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(dg.nn.FFN(8, 128, 16, gradient=gradient), nn.ReLU(), nn.Linear(16, 3))
+    model = nn.Sequential(dg.nn.FFN(8, 128, 16, gate_gradient=gate_gradient), nn.ReLU(), nn.Linear(16, 3))
     dg.gate_(model, dg.GateConfig(block=32), where="0.down")
     calls = skipping()
     dg.fit(model, blobs(), budget=dg.Budget(target=0.5), epochs=12, batch=24, lr=1e-2, show=False)
@@ -330,7 +333,7 @@ def test_fit_holds_the_budget(gradient: Any, skipping: Callable[[], list[int]]) 
 
 @pytest.mark.parametrize("fallback", ["identity", "bias"])
 @pytest.mark.parametrize(("top_k", "capacity"), [(1, None), (2, None), (1, 0.7), (2, 0.5)])
-def test_experts_that_are_left_out_are_experts_multiplied_by_zero(
+def test_skipping_experts_is_multiplying_them_by_zero(
     top_k: int, capacity: float | None, fallback: Any, skipping: Callable[[], list[int]]
 ) -> None:
     switch = dg.nn.Switch(8, 4, 32, top_k, capacity, fallback=fallback, activation="gelu")
@@ -342,7 +345,7 @@ def test_experts_that_are_left_out_are_experts_multiplied_by_zero(
     mine, found = outputs_and_gradients(switch, x)
     assert calls == [1]
     torch.testing.assert_close(mine, y, rtol=1e-12, atol=1e-12)
-    assert_alike(found, gradients)
+    assert_gradients_close(found, gradients)
     switch.kernels = "never"
     assert torch.equal(outputs_and_gradients(switch, x)[0], y)
     assert calls == [1]
@@ -353,19 +356,19 @@ def test_experts_that_are_left_out_are_experts_multiplied_by_zero(
     [
         ({"width": 0}, "features, width and outputs must be 1 or more, received 4, 0 and 4"),
         ({"activation": "step"}, "activation must be one of relu, gelu, silu, tanh, received 'step'"),
-        ({"gradient": "dense"}, "gradient must be exact or sparse, received 'dense'"),
+        ({"gate_gradient": "exact"}, "gate_gradient must be dense or sparse, received 'exact'"),
         ({"kernels": "often"}, "kernels must be one of auto, always, never, received 'often'"),
     ],
 )
-def test_a_layer_that_makes_no_sense_is_answered_with_a_sentence(arguments: dict[str, Any], sentence: str) -> None:
+def test_a_layer_that_makes_no_sense_is_refused(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         dg.nn.FFN(**{"features": 4, "width": 8, **arguments})
 
 
-# --- the kernels themselves
+# --- the kernels
 
 
-def test_the_layer_is_the_dense_one_on_interpreted_kernels() -> None:
+def test_the_layer_matches_the_dense_one_on_interpreted_kernels() -> None:
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The feed-forward layer on a CUDA GPU: the kernels are the dense layer, in outputs, gradients and training."""
+"""The feed-forward layer on a CUDA GPU: the kernels match the dense layer, in outputs, gradients and training."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import dynamicgate as dg
+from tests.nn.test_ffn import SHAPES, outputs_and_gradients
 from tests.training.easy import blobs
-
-from .test_ffn import SHAPES, outputs_and_gradients
 
 gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 CLOSE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -35,14 +34,14 @@ def relative(mine: Tensor, theirs: Tensor) -> float:
 class TestOnTheGpu:
     pytestmark = gpu
 
-    def test_the_kernels_are_the_dense_layer(self, rows: int, shape: str, dtype: torch.dtype) -> None:
+    def test_the_kernels_match_the_dense_layer(self, rows: int, shape: str, dtype: torch.dtype) -> None:
         options = {key: v for key, v in SHAPES[shape].items() if key != "outputs"}
         layer = large(**options).to(dtype)
         layer.down.gate.tau.data, layer.down.gate.theta.data = (
             t.float() for t in (layer.down.gate.tau, layer.down.gate.theta)
         )
         x = torch.randn(rows, 256, device="cuda", dtype=dtype)
-        assert layer._skipping_gate(x) is not None
+        assert layer._gate_for_kernels(x) is not None
         mine, found = outputs_and_gradients(layer, x)
         layer.kernels = "never"
         y, gradients = outputs_and_gradients(layer, x)
@@ -58,7 +57,7 @@ class TestTrainingOnTheGpu:
         layer = large(activation="gelu")
         x = torch.randn(500, 256, device="cuda")
         with torch.autocast("cuda", torch.bfloat16):
-            assert layer._skipping_gate(x) is not None
+            assert layer._gate_for_kernels(x) is not None
             mine = layer(x)
             layer.kernels = "never"
             y = layer(x)
@@ -83,12 +82,12 @@ class TestTrainingOnTheGpu:
         dg.fit(model, blobs(), budget=dg.Budget(target=0.5), epochs=12, batch=24, lr=1e-2, device="cuda", show=False)
         assert abs(dg.measure(model, blobs(seed=1)).macs["relative"] - 0.5) <= 0.05
 
-    def test_experts_on_the_kernels_are_the_dense_experts(self) -> None:
+    def test_experts_on_the_kernels_match_the_dense_experts(self) -> None:
         switch = dg.nn.Switch(64, 8, 128, 2, 0.8, kernels="always")
         nn.init.normal_(switch.down.gate.net.weight)
         switch = switch.cuda()
         x = torch.randn(600, 64, device="cuda")
-        assert switch._skipping_gate(x) is not None
+        assert switch._gate_for_kernels(x) is not None
         mine, found = outputs_and_gradients(switch, x)
         switch.kernels = "never"
         y, gradients = outputs_and_gradients(switch, x)

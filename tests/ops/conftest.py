@@ -1,4 +1,4 @@
-"""Kernels run on poisoned memory: every workspace and every result starts as NaN."""
+"""Kernels run on poisoned memory: every workspace and every result is NaN at first."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from dynamicgate.ops import kernels
+from dynamicgate.ops import native
 
 
 @pytest.fixture(autouse=True)
 def _poisoned_kernels() -> Iterator[None]:
-    library = kernels.library()
+    library = native.library()
     if library is not None:
         library.dynamicgate_poison(1)
     yield

@@ -1,8 +1,8 @@
-// Runs packed chains from a file on every instruction set this processor has and compares with the expected results:
-// for sanitizers (no Python, no torch in the way) and for emulated processors.
-//   driver            prints the level that dispatch chooses, then those it could choose
-//   driver pool       checks that threads that come late are left alone for a while
-//   driver FILE       runs the cases; exits 1 at the first wrong one
+// Runs packed chains from a file on every instruction set of this processor and compares with the expected results.
+// It is for sanitizers, which Python and torch would disturb, and for emulated processors.
+//   driver            prints the level that would be used, then all that this processor has
+//   driver pool       checks that a late thread makes the pool pause: one thread for a number of calls
+//   driver FILE       runs the cases; exits 1 at the first wrong result
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ static void run_on_threads(const Pool& pool, int tasks, void (*task)(int, void*)
 
 template <class T>
 static std::vector<T> read(FILE* file, size_t count) {
-  std::vector<T> values(count);  // exactly as long as it must be: one float too far is found
+  std::vector<T> values(count);  // no longer than needed, so that a sanitizer finds a read past the end
   if (count && fread(values.data(), sizeof(T), count, file) != count) exit(2);
   return values;
 }
@@ -47,8 +47,8 @@ static void busy(int, void*) {
   for (int i = 0; i < 300000; ++i) sum = sum + i;
 }
 
-// Calls that run on one thread after a region that came late.
-static int resting_calls() {
+// The number of calls that run on one thread after a region that finished late.
+static int paused_calls() {
   int calls = 0;
   while (usable_threads(2) == 1) ++calls;
   return calls;
@@ -60,10 +60,10 @@ static int check_pool() {
   delay_us = 50000;
   for (int expected : {16, 32, 64}) {
     run_tasks(pool, 4, busy, nullptr);
-    const int found = resting_calls();
-    if (found != expected) return printf("rested %d calls instead of %d\n", found, expected), 1;
+    const int found = paused_calls();
+    if (found != expected) return printf("paused for %d calls instead of %d\n", found, expected), 1;
   }
-  if (usable_threads(1) != 1 || usable_threads(2) != 2) return printf("does not come back\n"), 1;
+  if (usable_threads(1) != 1 || usable_threads(2) != 2) return printf("did not resume\n"), 1;
   return 0;
 }
 

@@ -7,26 +7,27 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dynamicgate import ops
-from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS
-from dynamicgate.ops.chain.pack import Span, gate_layout, whole
+from dynamicgate.activations import ACTIVATIONS
+from dynamicgate.ops import GateNet, chain
+from dynamicgate.ops.chain.layers import LAYOUTS
+from dynamicgate.ops.chain.packing import Span, gate_layout, whole
 from tests.ops.chains import Sketch, assert_close, build, inputs_for
 
 ODD = (1, 3, 17, 63, 1000)
 
 
-def run_and_check(layers: list[ops.Layer], rows: int, seed: int = 1, stride: str = "rows") -> None:
+def run_and_check(layers: list[chain.Layer], rows: int, seed: int = 1, stride: str = "rows") -> None:
     x, factor = inputs_for(layers, rows, seed, stride)
-    packed = ops.pack(layers)
-    assert_close(ops.run(x, packed, factor), x, layers, factor)
+    packed = chain.pack(layers)
+    assert_close(chain.run(x, packed, factor), x, layers, factor)
     if rows < 64:
-        assert_close(ops.run(x, packed, factor, backend="torch"), x, layers, factor)
+        assert_close(chain.run(x, packed, factor, backend="torch"), x, layers, factor)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("outputs", ODD)
 @pytest.mark.parametrize("inputs", ODD)
-def test_odd_sizes_are_right(inputs: int, outputs: int, layout: str) -> None:
+def test_odd_sizes_match_the_reference(inputs: int, outputs: int, layout: str) -> None:
     for rows in (1, 3, 17):
         run_and_check(build(inputs, [Sketch(outputs, layout)], seed=1), rows)
         run_and_check(build(inputs, [Sketch(outputs, layout, block=32), Sketch(7)], seed=1), rows)
@@ -35,7 +36,7 @@ def test_odd_sizes_are_right(inputs: int, outputs: int, layout: str) -> None:
 @pytest.mark.parametrize("cut", ["all", "none", "some", "each", "top"])
 @pytest.mark.parametrize("block", [1, 8, 16, 20, 64])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_openness_is_right_at_any_batch(layout: str, block: int, cut: str, threads: int) -> None:
+def test_any_open_blocks_match_the_reference_at_any_batch(layout: str, block: int, cut: str, threads: int) -> None:
     layers = build(65, [Sketch(150, layout, block, cut=cut), Sketch(33, "panels", 16), Sketch(10)], seed=2)
     for rows in (1, 2, 16, 63, 300):
         run_and_check(layers, rows)
@@ -52,7 +53,7 @@ def test_every_layout_reads_a_gated_input(layout: str) -> None:
 @pytest.mark.parametrize("cut", ["some", "each"])
 @pytest.mark.parametrize("block", [1, 8, 16, 20])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_ramp_is_right_at_any_batch(layout: str, block: int, cut: str, threads: int) -> None:
+def test_soft_width_matches_the_reference_at_any_batch(layout: str, block: int, cut: str, threads: int) -> None:
     first = Sketch(150, layout, block, cut=cut, soft_width=3.0, activation="gelu")
     layers = build(33, [first, Sketch(35, layout, 16, rank=3, soft_width=0.6, cut=cut), Sketch(10)], seed=2)
     for rows in (1, 2, 16, 63, 257):
@@ -73,7 +74,7 @@ def test_a_sparse_gate_is_right_at_any_batch(layout: str, gate: str, rank: int, 
         run_and_check(layers, rows)
 
 
-def test_a_gate_has_the_layout_that_costs_least() -> None:
+def test_a_gate_gets_the_cheapest_layout() -> None:
     dense, small = torch.ones(48, 40), torch.ones(5, 40)
     sparse, columns = torch.zeros(48, 40), torch.zeros(48, 40)
     sparse[:, 3], sparse[2, 5:9] = 1.0, 1.0
@@ -83,42 +84,42 @@ def test_a_gate_has_the_layout_that_costs_least() -> None:
     assert [gate_layout(w, whole(40)) for w in (dense, small, sparse, columns, scattered)] == [
         "panels", "rows", "vectors", "vectors", "csr",
     ]  # fmt: skip
-    assert gate_layout(small, gated) == "panels", "rows cannot leave out closed inputs"
+    assert gate_layout(small, gated) == "panels", "rows cannot skip closed inputs"
     assert [gate_layout(w, gated) for w in (columns, scattered)] == ["columns", "csr"]
-    assert gate_layout(torch.eye(48, 1 << 17), whole(1 << 17)) == "panels", "indices have two bytes"
+    assert gate_layout(torch.eye(48, 1 << 17), whole(1 << 17)) == "panels", "indices take two bytes"
 
 
-def test_a_ramp_rises_from_nothing_at_the_cut_to_one() -> None:
-    gate = ops.GateNet((torch.ones(2, 1),), (None,), cut=torch.tensor([1.0, 2.0]), soft_width=2.0)
-    layers = [ops.Layer(torch.zeros(2, 1), torch.ones(2), block=1, gate=gate, layout="rows")]
+def test_with_soft_width_the_factor_rises_from_zero_at_the_cut_to_one() -> None:
+    gate = GateNet((torch.ones(2, 1),), (None,), cut=torch.tensor([1.0, 2.0]), soft_width=2.0)
+    layers = [chain.Layer(torch.zeros(2, 1), torch.ones(2), block=1, gate=gate, layout="rows")]
     x = torch.tensor([0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 9.0])[:, None]
     for backend in (None, "torch"):
-        y = ops.run(x, ops.pack(layers), backend=backend)
+        y = chain.run(x, chain.pack(layers), backend=backend)
         assert y[:, 0].tolist() == [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
         assert y[:, 1].tolist() == [0.0, 0.0, 0.0, 0.0, 0.25, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations_are_right_to_rounding(activation: str) -> None:
-    layers = [ops.Layer(torch.eye(1), torch.zeros(1), activation)]
+def test_activations_match_the_reference_up_to_rounding(activation: str) -> None:
+    layers = [chain.Layer(torch.eye(1), torch.zeros(1), activation)]
     x = torch.cat((torch.linspace(-30, 30, 4001), torch.tensor([-1e4, -100.0, 0.0, 1e-6, 100.0, 1e4])))[:, None]
-    y, expected = ops.run(x, ops.pack(layers)), ops.reference(x.double(), layers)
+    y, expected = chain.run(x, chain.pack(layers)), chain.reference_chain(x.double(), layers)
     torch.testing.assert_close(y.double(), expected, atol=5e-7, rtol=5e-7)
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_not_a_number_stays_visible(activation: str) -> None:
-    y = ops.run(torch.tensor([[torch.nan, 1.0]]), ops.pack([ops.Layer(torch.ones(20, 2), None, activation)]))
+def test_nan_reaches_the_result(activation: str) -> None:
+    y = chain.run(torch.tensor([[torch.nan, 1.0]]), chain.pack([chain.Layer(torch.ones(20, 2), None, activation)]))
     assert y.isnan().all()
 
 
 def test_an_empty_batch_gives_an_empty_result() -> None:
     layers = build(5, [Sketch(40, block=16), Sketch(3)], seed=1)
-    assert ops.run(torch.empty(0, 5), ops.pack(layers)).shape == (0, 3)
+    assert chain.run(torch.empty(0, 5), chain.pack(layers)).shape == (0, 3)
 
 
 @pytest.mark.parametrize("stride", ["columns", "wide"])
-def test_an_input_that_is_not_contiguous_is_right(stride: str, threads: int) -> None:
+def test_an_input_that_is_not_contiguous_matches_the_reference(stride: str, threads: int) -> None:
     layers = build(30, [Sketch(80, block=16, skip_zeros=True), Sketch(11)], seed=1)
     for rows in (1, 5, 100):
         run_and_check(layers, rows, stride=stride)
@@ -127,20 +128,20 @@ def test_an_input_that_is_not_contiguous_is_right(stride: str, threads: int) -> 
 @pytest.mark.parametrize("layout", ["panels", "vectors"])
 @pytest.mark.parametrize("zeros", [0.2, 0.5, 0.97, 1.0])
 @pytest.mark.parametrize("rows", [1, 9])
-@pytest.mark.parametrize("asked", [False, True])
-def test_zeros_are_left_out_rightly(layout: str, zeros: float, rows: int, asked: bool, threads: int) -> None:
+@pytest.mark.parametrize("skip", [False, True])
+def test_skipping_zeros_matches_the_reference(layout: str, zeros: float, rows: int, skip: bool, threads: int) -> None:
     sketches = [
-        Sketch(300, layout, 32, skip_zeros=asked),
+        Sketch(300, layout, 32, skip_zeros=skip),
         Sketch(150, layout, 48),
         Sketch(70, layout, activation="gelu"),
-        Sketch(5, layout, skip_zeros=asked),
+        Sketch(5, layout, skip_zeros=skip),
     ]
     layers = build(1000, sketches, seed=2)
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(rows, 1000, generator=generator)
         x[torch.rand(rows, 1000, generator=generator) < zeros] = 0.0
-        assert_close(ops.run(x, ops.pack(layers)), x, layers, None)
+        assert_close(chain.run(x, chain.pack(layers)), x, layers, None)
 
 
 def test_a_gate_may_be_wider_inside_than_its_input() -> None:
@@ -151,9 +152,9 @@ def test_a_gate_may_be_wider_inside_than_its_input() -> None:
 def test_leading_dimensions_are_rows() -> None:
     layers = build(6, [Sketch(32, block=16, given=True), Sketch(4)], seed=1)
     x, factor = inputs_for(layers, 12, seed=1)
-    packed = ops.pack(layers)
-    y = ops.run(x.view(3, 4, 6), packed, factor.view(3, 4, 2))
-    torch.testing.assert_close(y, ops.run(x, packed, factor).view(3, 4, 4))
+    packed = chain.pack(layers)
+    y = chain.run(x.view(3, 4, 6), packed, factor.view(3, 4, 2))
+    torch.testing.assert_close(y, chain.run(x, packed, factor).view(3, 4, 4))
 
 
 def test_threads_change_nothing_but_the_order_of_sums() -> None:
@@ -163,7 +164,7 @@ def test_threads_change_nothing_but_the_order_of_sums() -> None:
     before = torch.get_num_threads()
     for count in (1, 2, 8):
         torch.set_num_threads(count)
-        results.append(ops.run(x, ops.pack(layers)))
+        results.append(chain.run(x, chain.pack(layers)))
     torch.set_num_threads(before)
     assert all(torch.equal(results[0], result) for result in results)
 
@@ -175,11 +176,11 @@ sketches = st.builds(
     block=st.sampled_from([0, 0, 1, 3, 8, 16, 20, 32]),
     rank=st.sampled_from([0, 0, 3, 17]),
     cut=st.sampled_from(["all", "none", "some", "some", "each", "top"]),
-    keep=st.integers(0, 3),
+    top_k=st.integers(0, 3),
     tau=st.sampled_from([None, 0.7]),
     soft_width=st.sampled_from([None, 0.8]),
     hidden=st.sampled_from(["identity", "relu"]),
-    activation=st.sampled_from(ACTIVATIONS),
+    activation=st.sampled_from(tuple(ACTIVATIONS)),
     skip_zeros=st.booleans(),
     gate_layout=st.sampled_from(["panels", "csr", "vectors"]),
 )
@@ -193,25 +194,25 @@ sketches = st.builds(
     stride=st.sampled_from(["rows", "columns", "wide"]),
     seed=st.integers(0, 10_000),
 )
-def test_ten_thousand_random_cases_are_right(
+def test_ten_thousand_random_cases_match_the_reference(
     inputs: int, layers: list[Sketch], rows: int, stride: str, seed: int
 ) -> None:
     built = build(inputs, layers, seed)
-    packed = ops.pack(built)
+    packed = chain.pack(built)
     for count, how in ((1, stride), (0, stride), (rows, stride), (rows % 5 + 1, "rows")):
         x, factor = inputs_for(built, count, seed, how)
-        assert_close(ops.run(x, packed, factor), x, built, factor)
+        assert_close(chain.run(x, packed, factor), x, built, factor)
 
 
-def test_one_given_openness_is_enough_for_a_chain() -> None:
+def test_a_chain_can_mix_given_factors_with_gates() -> None:
     layers = build(9, [Sketch(50, block=16, given=True), Sketch(40, block=16), Sketch(5)], seed=7)
     for rows in (1, 20):
         run_and_check(layers, rows)
 
 
-def test_equal_logits_keep_the_lowest_index() -> None:
-    gate = ops.GateNet((torch.zeros(5, 2),), (torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0]),), cut=torch.inf, keep=2)
-    layers = [ops.Layer(torch.zeros(5, 2), torch.ones(5), block=1, gate=gate, layout="rows")]
+def test_of_equal_logits_the_lowest_index_opens() -> None:
+    gate = GateNet((torch.zeros(5, 2),), (torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0]),), cut=torch.inf, top_k=2)
+    layers = [chain.Layer(torch.zeros(5, 2), torch.ones(5), block=1, gate=gate, layout="rows")]
     for backend in (None, "torch"):
-        y = ops.run(torch.randn(3, 2), ops.pack(layers), backend=backend)
+        y = chain.run(torch.randn(3, 2), chain.pack(layers), backend=backend)
         assert y.tolist() == [[0.0, 1.0, 1.0, 0.0, 0.0]] * 3

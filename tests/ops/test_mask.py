@@ -1,4 +1,4 @@
-"""Zeroing what has no connection, with and without compiled kernels."""
+"""Zeroing the entries off a mask, with and without compiled kernels."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ def test_entries_off_the_mask_become_zero_and_the_others_stay(shape: tuple[int, 
     assert torch.equal(values, expected)
 
 
-def test_values_and_masks_with_strides_are_understood() -> None:
+def test_values_and_masks_may_be_strided() -> None:
     values, mask = torch.randn(8, 6), torch.rand(6, 8) < 0.5
     expected = torch.where(mask, values.T, 0.0)
     mask_(values.T, mask)

@@ -1,4 +1,4 @@
-"""The kernels without Python around them: under sanitizers, from both compilers, and on emulated x86 processors."""
+"""The C++ kernels without Python: under sanitizers, from both compilers, and on emulated x86 processors."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynamicgate import ops
-from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS
+from dynamicgate.activations import ACTIVATIONS
+from dynamicgate.ops import chain
+from dynamicgate.ops.chain.layers import LAYOUTS
 from tests.ops.chains import Sketch, build, expect, inputs_for
 from tests.places import ROOT
 
@@ -31,7 +32,7 @@ def build_driver(folder: Path, compiler: str, levels: dict[str, list[str]], *fla
         objects.append(folder / f"{level}.o")
         command = [compiler, *FLAGS, *flags, *extra, f"-DDG_LEVEL={level}", "-c", str(ROOT / "csrc/chain.cpp")]
         _call([*command, "-o", str(objects[-1])])
-    sources = [str(ROOT / "csrc" / name) for name in ("dispatch.cpp", "pool.cpp")]
+    sources = [str(ROOT / "csrc" / name) for name in ("cpu_level.cpp", "pool.cpp")]
     sources.append(str(Path(__file__).parent / "driver.cpp"))
     driver = folder / "driver"
     _call([compiler, *FLAGS, *flags, *sources, *map(str, objects), "-o", str(driver)])
@@ -46,7 +47,7 @@ def _call(command: list[str]) -> str:
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two hundred random chains with their results."""
+    """A file with two hundred random chains and their results."""
     path = tmp_path_factory.mktemp("cases") / "cases.bin"
     pick = random.Random(0)
     with path.open("wb") as file:
@@ -55,9 +56,10 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 Sketch(
                     outputs=pick.choice([1, 3, 17, 63, 64, 100]), layout=pick.choice(LAYOUTS),
                     block=pick.choice([0, 1, 7, 16, 32]), rank=pick.choice([0, 3]),
-                    cut=pick.choice(["all", "none", "some", "each", "top"]), keep=pick.choice([0, 2]),
-                    tau=pick.choice([None, 0.7]), soft_width=pick.choice([None, 0.8]), activation=pick.choice(ACTIVATIONS),
-                    skip_zeros=seed % 2 == 0, gate_layout=pick.choice(["panels", "csr", "vectors"]),
+                    cut=pick.choice(["all", "none", "some", "each", "top"]), top_k=pick.choice([0, 2]),
+                    tau=pick.choice([None, 0.7]), soft_width=pick.choice([None, 0.8]),
+                    activation=pick.choice(tuple(ACTIVATIONS)), skip_zeros=seed % 2 == 0,
+                    gate_layout=pick.choice(["panels", "csr", "vectors"]),
                 )
                 for _ in range(pick.randint(1, 3))
             ]  # fmt: skip
@@ -68,7 +70,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
             expected, clear = expect(x, layers, factor)
             x, expected = x[clear], expected[clear].float()
             factors = torch.empty(0) if factor is None else factor[clear]
-            weights, program, outputs = ops.pack(layers)
+            weights, program, outputs = chain.pack(layers)
             sizes = (*x.shape, outputs, program.numel(), weights.numel(), factors.numel())
             file.write(struct.pack("6q", *sizes))
             for part in (program, weights, x, factors, expected):
@@ -86,12 +88,12 @@ def test_kernels_are_clean_under_address_and_undefined_sanitizers(compiler: str,
 
 
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
-def test_kernels_are_right_from_both_compilers(compiler: str, cases: Path, tmp_path: Path) -> None:
+def test_kernels_match_the_reference_from_both_compilers(compiler: str, cases: Path, tmp_path: Path) -> None:
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler} on this machine")
     driver = str(build_driver(tmp_path, compiler, machine_levels(), "-O3"))
     assert _call([driver, str(cases)]).startswith("200 cases")
-    _call([driver, "pool"])  # threads that come late, as beside a busy neighbour, are left alone for a while
+    _call([driver, "pool"])  # threads that arrive late, as next to busy processes, make the pool pause
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +105,13 @@ def x86_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_driver(tmp_path_factory.mktemp("x86"), compiler, X86_LEVELS, "-O3")
 
 
-# qemu has no AVX-512: that copy is compiled, and must never be chosen here.
+# qemu has no AVX-512: that copy is compiled but must never be chosen here.
 @pytest.mark.parametrize(
     ("processor", "levels"),
     [("qemu64", "sse2 sse2"), ("Nehalem", "sse2 sse2"), ("Haswell", "avx2 avx2 sse2"), ("max", "avx2 avx2 sse2")],
 )
-def test_dispatch_follows_the_processor(processor: str, levels: str, x86_driver: Path, cases: Path) -> None:
-    libraries = Path("/usr/x86_64-linux-gnu")  # where the cross compiler's package puts them; on x86 itself: everywhere
+def test_the_cpu_level_is_the_best_of_the_processor(processor: str, levels: str, x86_driver: Path, cases: Path) -> None:
+    libraries = Path("/usr/x86_64-linux-gnu")  # where the cross compiler's package puts them; on x86 they are installed
     where = ["-L", str(libraries)] if libraries.exists() else []
     emulator = ["qemu-x86_64", *where, "-cpu", processor, str(x86_driver)]
     found = _call(emulator).strip()

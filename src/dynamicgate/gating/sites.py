@@ -20,6 +20,8 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from dynamicgate.activations import ACTIVATIONS
+
 
 @dataclass(frozen=True)
 class Site:
@@ -109,15 +111,18 @@ class _LinearTracer(fx.Tracer):
         return isinstance(m, nn.Linear) or not any(isinstance(child, nn.Linear) for child in m.modules())
 
 
+ACTIVATION_CALLS = {call for activation in ACTIVATIONS.values() for call in activation.calls}
 UNIT_WISE_MODULES = (
-    nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.SELU, nn.CELU, nn.ReLU6, nn.LeakyReLU, nn.Tanh, nn.Sigmoid, nn.Softplus,
-    nn.Hardswish, nn.Mish, nn.Identity, nn.Dropout, nn.BatchNorm1d,
+    *(activation.module for activation in ACTIVATIONS.values()), nn.ELU, nn.SELU, nn.CELU, nn.ReLU6, nn.LeakyReLU,
+    nn.Sigmoid, nn.Softplus, nn.Hardswish, nn.Mish, nn.Dropout, nn.BatchNorm1d,
 )  # fmt: skip
-UNIT_WISE_FUNCTIONS = {
-    F.relu, F.gelu, F.silu, F.elu, F.selu, F.celu, F.relu6, F.leaky_relu, F.tanh, F.sigmoid, F.softplus, F.hardswish,
-    F.mish, F.dropout, torch.relu, torch.tanh, torch.sigmoid, torch.square, torch.mul, operator.mul,
+UNIT_WISE_FUNCTIONS = {call for call in ACTIVATION_CALLS if callable(call)} | {
+    F.elu, F.selu, F.celu, F.relu6, F.leaky_relu, F.sigmoid, F.softplus, F.hardswish, F.mish, F.dropout, torch.sigmoid,
+    torch.square, torch.mul, operator.mul,
 }  # fmt: skip
-UNIT_WISE_METHODS = {"relu", "tanh", "sigmoid", "square", "mul", "contiguous", "clone"}
+UNIT_WISE_METHODS = {call for call in ACTIVATION_CALLS if isinstance(call, str)} | {
+    "sigmoid", "square", "mul", "contiguous", "clone",
+}  # fmt: skip
 RESHAPES = {torch.flatten, "flatten", "view", "reshape"}
 
 

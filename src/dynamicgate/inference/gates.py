@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate import ops
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.gating.gate import Gate, count_of
 from dynamicgate.gating.routing import route, top_k_mask
-from dynamicgate.ops.chain.reference import PHI
 
 _PARTS = ("weight", "bias")
 
@@ -27,7 +27,7 @@ class GateInTorch(nn.Module):
     def __init__(self, net: ops.GateNet) -> None:
         """Makes the same decisions as the kernels make from `net`."""
         super().__init__()
-        self.hidden, self.top_k, self.threshold = net.hidden, net.keep, float(net.cut)
+        self.hidden, self.top_k, self.threshold = net.hidden, net.top_k, float(net.cut)
         self.tau, self.soft_width = net.tau, net.soft_width
         self.depth = len(net.weights)
         for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
@@ -43,7 +43,7 @@ class GateInTorch(nn.Module):
             biases,
             hidden=self.hidden,
             cut=self.threshold,
-            keep=self.top_k,
+            top_k=self.top_k,
             tau=self.tau,
             soft_width=self.soft_width,
         )
@@ -52,7 +52,7 @@ class GateInTorch(nn.Module):
         """One logit for each block, in float32: a threshold in lower precision would move gates."""
         z = F.linear(x_BD, self.weight_0, self.bias_0)  # type: ignore[arg-type]
         if self.depth == 2:
-            z = F.linear(PHI[self.hidden](z), self.weight_1, self.bias_1)  # type: ignore[arg-type]
+            z = F.linear(ACTIVATIONS[self.hidden].function(z), self.weight_1, self.bias_1)  # type: ignore[arg-type]
         return z.float()
 
     def forward(self, x_BD: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class GateInTorch(nn.Module):
             biases,
             hidden=described["hidden"],
             cut=float(described["threshold"]),
-            keep=described["top_k"],
+            top_k=described["top_k"],
             tau=described["tau"],
             soft_width=described["soft_width"],
         )
@@ -139,7 +139,7 @@ def gate_net(gate: Gate) -> ops.GateNet:
         tuple(None if m.bias is None else m.bias.detach() for m in linears),
         hidden="relu" if config.net == "two-layer" else "identity",
         cut=threshold,
-        keep=top_k,
+        top_k=top_k,
         tau=tau if scaled else None,
         soft_width=config.soft_width * tau or None,
     )

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+from dynamicgate.activations import ACTIVATIONS, of_call, of_module
 from dynamicgate.gating.gate import Gate
 from dynamicgate.nn import Normalize, Switch
 from dynamicgate.nn.switch import ResidualFallback
 
 Kind = Literal["linear", "activation", "affine", "layer norm", "nothing"]
-
-ACTIVATION_MODULES = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Tanh: "tanh"}
-ACTIVATION_CALLS: dict[Any, str] = {
-    F.relu: "relu", torch.relu: "relu", "relu": "relu", F.silu: "silu", F.tanh: "tanh", torch.tanh: "tanh",
-    "tanh": "tanh",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,8 @@ def steps_of(model: nn.Module, graph: fx.Graph) -> Iterator[Step]:
 
 def is_unmodified(module: nn.Module) -> bool:
     """Whether the module computes what its class is known to compute: no subclass, and no hook except a gate's."""
-    known = (nn.Linear, nn.GELU, nn.Identity, nn.Dropout, Normalize, nn.BatchNorm1d, nn.LayerNorm, *ACTIVATION_MODULES)
+    activations = (activation.module for activation in ACTIVATIONS.values())
+    known = (nn.Linear, nn.Dropout, Normalize, nn.BatchNorm1d, nn.LayerNorm, *activations)
     foreign = [h for h in module._forward_pre_hooks.values() if not isinstance(getattr(h, "__self__", None), Gate)]
     return type(module) in known and not foreign and not module._forward_hooks
 
@@ -108,12 +103,10 @@ def replace_nodes(
 
 def _kind_of_module(module: nn.Module, node: fx.Node) -> tuple[Kind | None, str]:
     kind: Kind | None = None
-    activation = ACTIVATION_MODULES.get(type(module), "identity")
+    activation = of_module(module) or "identity"
     match module:
         case nn.Linear():
             kind = "linear"
-        case nn.GELU():
-            kind, activation = "activation", "gelu" if module.approximate == "none" else "gelu_tanh"
         case nn.Identity() | nn.Dropout():
             kind = "nothing"
         case Normalize():
@@ -122,16 +115,15 @@ def _kind_of_module(module: nn.Module, node: fx.Node) -> tuple[Kind | None, str]
             kind = "affine" if node.meta.get("ndim") == 2 else None
         case nn.LayerNorm():
             kind = "layer norm" if len(module.normalized_shape) == 1 else None
-        case _ if type(module) in ACTIVATION_MODULES:
+        case _ if of_module(module):
             kind = "activation"
     return (kind, activation) if is_unmodified(module) else (None, activation)
 
 
 def _kind_of_call(node: fx.Node) -> tuple[Kind | None, str]:
-    if node.target in ACTIVATION_CALLS:
-        return "activation", ACTIVATION_CALLS[node.target]
-    if node.target is F.gelu:
-        return "activation", "gelu" if node.kwargs.get("approximate", "none") == "none" else "gelu_tanh"
+    activation = of_call(node.target, node.kwargs)
+    if activation is not None:
+        return "activation", activation
     if node.target is F.dropout and not node.kwargs.get("training", True):
         return "nothing", "identity"
     return None, "identity"

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.gating.attach import ungate_
 from dynamicgate.nn import FFN, GatedMLP, Normalize, Switch, SwitchMLP
 
@@ -75,7 +76,7 @@ def _build_gated_mlp(d: Description, path: Path) -> nn.Module:
     return model
 
 
-_FFN_ARGUMENTS = ("activation", "gradient", "kernels")
+_FFN_ARGUMENTS = ("activation", "gate_gradient", "kernels")
 
 
 def _describe_ffn(module: FFN) -> Description:
@@ -173,9 +174,9 @@ LAYERS: dict[str, Layer] = {
         _from_arguments(nn.BatchNorm1d, "num_features", "eps", "momentum", "affine", "track_running_stats"),
         _from_arguments(nn.Dropout, "p"),
         _from_arguments(nn.Flatten, "start_dim", "end_dim"),
-        _from_arguments(nn.GELU, "approximate"),
         _from_arguments(nn.ELU, "alpha"),
         _from_arguments(nn.Softplus, "beta", "threshold"),
-        *(_from_arguments(cls) for cls in (nn.ReLU, nn.SiLU, nn.Tanh, nn.Sigmoid, nn.Mish, nn.Identity)),
+        *(_from_arguments(cls) for cls in (nn.Sigmoid, nn.Mish)),
+        *(_from_arguments(activation.module, *activation.options) for activation in ACTIVATIONS.values()),
     )
 }

@@ -1,4 +1,4 @@
-"""The feed-forward layer of a Transformer, whose closed blocks are not computed where there are kernels for that.
+"""The feed-forward layer of a Transformer. Where there are kernels for it, closed blocks are not computed.
 
 Shapes in names: B rows (any leading dimensions), D features, N hidden units, G blocks of units, O outputs.
 """
@@ -11,27 +11,25 @@ from typing import Literal
 import torch
 from torch import Tensor, fx, nn
 
+from dynamicgate.activations import ACTIVATIONS, IN_LAYERS, check_activation
 from dynamicgate.gating.gate import Gate
-from dynamicgate.nn.mlp import ACTIVATIONS
-from dynamicgate.ops.ffn import gated_ffn
-from dynamicgate.ops.ffn.reference import PHI
+from dynamicgate.ops.ffn import FFNWeights, gated_ffn, tune
 
-SKIPPING = ("cuda",) if find_spec("triton") is not None else ()  # where closed blocks are left out, not multiplied by 0
-LEAST_BLOCK = 32  # units: with smaller blocks, finding out who needs which costs more than dense products
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+KERNEL_DEVICES = ("cuda",) if find_spec("triton") is not None else ()  # where closed blocks are skipped
 KERNELS = ("auto", "always", "never")
-LEAST_WORK = 2**37  # rows x features x units: with less, the host takes longer to launch the kernels than they take
+GATE_GRADIENTS = ("dense", "sparse")
 
 
 class FFN(nn.Module):
-    """Up to `width` hidden units, activation, down again; with `value` a second projection up multiplies them::
+    """A projection up to `width` hidden units, an activation, and a projection down. With `value`, a second projection
+    up multiplies the hidden units::
 
         h = act(up(x)) [* value(x)]          SwiGLU: activation="silu", value=True
         y = down(h)
 
-    A gate goes on the hidden units as on those of any two Linear layers, ``gate_(model, GateConfig(block=64))``, and
-    with it ``y = down(g * h)``. On a CUDA GPU with Triton, as long as the gate's decisions are hard, only open blocks
-    are computed then; everywhere else all are, and closed ones are multiplied by zero. Outputs agree up to rounding.
+    The hidden units are gated like those of any two Linear layers, ``gate_(model, GateConfig(block=64))``, and then
+    ``y = down(g * h)``. On a CUDA GPU with Triton, if the gate's decisions are hard, only open blocks are computed.
+    Everywhere else all blocks are computed and closed ones are multiplied by zero. Outputs agree up to rounding.
     """
 
     def __init__(
@@ -43,17 +41,18 @@ class FFN(nn.Module):
         activation: str = "relu",
         value: bool = False,
         bias: bool = True,
-        gradient: Literal["exact", "sparse"] = "exact",
+        gate_gradient: Literal["dense", "sparse"] = "dense",
         kernels: Literal["auto", "always", "never"] = "auto",
     ) -> None:
-        """`outputs` are as many as `features` by default.
+        """`outputs` defaults to `features`.
 
-        gradient: what closed blocks tell their gate. "exact": what opening them would change, as in dense training,
-            which straight-through gates learn from; it costs the projections up in full. "sparse": nothing, so that a
-            gate learns from its open blocks and its budget alone. What does not flow through the gate is the same in
-            both. Routers have no gradient there, and always go the cheaper way.
-        kernels: "auto" computes everything where there is so little to do that a GPU would wait for the launches of the
-            kernels; "always" does not, for CUDA graphs, which launch faster; "never" computes everything, on a GPU too.
+        gate_gradient: the gradient that a gate gets from its closed blocks; all gradients that do not flow through the
+            gate are the same in both cases. "dense": what opening the block would change, as in dense training, which
+            straight-through gates learn from; it costs the full projections up. "sparse": none, so that a gate learns
+            only from its open blocks and its budget. Routers have no gradient there and always use "sparse".
+        kernels: "auto" computes everything where the layer is so small that a GPU would wait for the kernels to be
+            launched. "always" uses the kernels there too, for CUDA graphs, which launch faster. "never" computes
+            everything, also on a GPU.
         """
         super().__init__()
         outputs = features if outputs is None else outputs
@@ -61,15 +60,14 @@ class FFN(nn.Module):
             raise ValueError(
                 f"features, width and outputs must be 1 or more, received {features}, {width} and {outputs}"
             )
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, received {activation!r}")
-        if gradient not in ("exact", "sparse"):
-            raise ValueError(f"gradient must be exact or sparse, received {gradient!r}")
+        check_activation(activation, IN_LAYERS)
+        if gate_gradient not in GATE_GRADIENTS:
+            raise ValueError(f"gate_gradient must be dense or sparse, received {gate_gradient!r}")
         if kernels not in KERNELS:
             raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, received {kernels!r}")
-        self.activation, self.gradient, self.kernels = activation, gradient, kernels
+        self.activation, self.gate_gradient, self.kernels = activation, gate_gradient, kernels
         self.up = nn.Linear(features, width, bias=bias)
-        self.act = ACTIVATIONS[activation]()
+        self.act = ACTIVATIONS[activation].build()
         self.value = nn.Linear(features, width, bias=bias) if value else None
         self.down = nn.Linear(width, outputs, bias=bias)
 
@@ -78,10 +76,10 @@ class FFN(nn.Module):
         return self._read(x_BD, self._write(x_BD))
 
     def _write(self, x_BD: Tensor) -> Tensor | None:
-        """The hidden units, all of them; None where the gate has decided first and only open ones will be computed."""
-        gate = self._skipping_gate(x_BD)
+        """All hidden units; None where the gate has decided first and `_read` will compute only the open ones."""
+        gate = self._gate_for_kernels(x_BD)
         if gate is not None:
-            gate.decide_before(self.up, (x_BD,))  # a watcher sees it, as in the hook
+            gate.decide_before(self.up, (x_BD,))  # records the decision, as its hook does
             return None
         h_BN = self.act(self.up(x_BD))
         return h_BN if self.value is None else h_BN * self.value(x_BD)
@@ -90,37 +88,35 @@ class FFN(nn.Module):
         if h_BN is not None:
             return self.down(h_BN)
         gate: Gate = self.down.gate  # type: ignore[assignment]
+        value, value_bias = (None, None) if self.value is None else (self.value.weight, self.value.bias)
+        weights = FFNWeights(self.up.weight, self.down.weight, value, self.up.bias, self.down.bias, value_bias)
         return gated_ffn(
             x_BD,
-            self.up.weight,
-            self.down.weight,
+            weights,
             gate.take(),
             block=gate.config.block,
             activation=self.activation,
-            up_bias_N=self.up.bias,
-            down_bias_O=self.down.bias,
-            value_ND=None if self.value is None else self.value.weight,
-            value_bias_N=None if self.value is None else self.value.bias,
-            gradient="sparse" if gate.config.kind == "router" else self.gradient,
+            gate_gradient="sparse" if gate.config.kind == "router" else self.gate_gradient,
         )
 
-    def _skipping_gate(self, x_BD: Tensor) -> Gate | None:
-        """The gate on the hidden units, if all that it closes can be left out; else None."""
+    def _gate_for_kernels(self, x_BD: Tensor) -> Gate | None:
+        """The gate on the hidden units, if the kernels can skip what it closes; else None."""
         gate = getattr(self.down, "gate", None)
-        if self.kernels == "never" or gate is None or isinstance(x_BD, fx.Proxy):  # tracing looks at the layers
+        if self.kernels == "never" or gate is None or isinstance(x_BD, fx.Proxy):  # tracing must see the layers
             return None
         dtype = torch.get_autocast_dtype(x_BD.device.type) if _autocast(x_BD) else x_BD.dtype
-        served = x_BD.device.type in SKIPPING and dtype in DTYPES and self.activation in PHI
-        served = served and (_autocast(x_BD) or dtype == self.up.weight.dtype)
-        served = served and (self.kernels == "always" or x_BD.numel() * self.up.out_features >= LEAST_WORK)
-        hard = gate.policy in ("hard", "bernoulli", "gumbel") and gate.config.block >= LEAST_BLOCK
+        known = dtype in tune.DTYPES and ACTIVATIONS[self.activation].in_triton
+        known = known and (_autocast(x_BD) or dtype == self.up.weight.dtype)
+        large = self.kernels == "always" or x_BD.numel() * self.up.out_features >= tune.LEAST_WORK
+        runs = x_BD.device.type in KERNEL_DEVICES and known and large
+        hard = gate.policy in ("hard", "bernoulli", "gumbel") and gate.config.block >= tune.LEAST_BLOCK
         writers = (self.up,) if self.value is None else (self.up, self.value)
-        decides = any(layer._forward_pre_hooks for layer in writers)  # not a gate that was told to read elsewhere
-        return gate if served and hard and decides and all(unwatched(m, gate) for m in (*writers, self.down)) else None
+        decides = any(layer._forward_pre_hooks for layer in writers)  # not a gate that reads another layer
+        return gate if runs and hard and decides and all(unwatched(m, gate) for m in (*writers, self.down)) else None
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""
-        return f"gradient={self.gradient}, kernels={self.kernels}"
+        return f"gate_gradient={self.gate_gradient}, kernels={self.kernels}"
 
 
 def _autocast(x_BD: Tensor) -> bool:
@@ -128,7 +124,7 @@ def _autocast(x_BD: Tensor) -> bool:
 
 
 def unwatched(linear: nn.Linear, gate: Gate) -> bool:
-    """A Linear as torch made it, with no hook but those of this gate: whoever hangs on one wants to see it run."""
+    """Whether `linear` is a plain `nn.Linear` with no hook but those of this gate: any other hook must see it run."""
     after = (linear._forward_hooks, linear._backward_hooks, linear._backward_pre_hooks)
     own = all(getattr(hook, "__self__", None) is gate for hook in linear._forward_pre_hooks.values())
     return type(linear) is nn.Linear and own and not any(after)

@@ -7,12 +7,11 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from dynamicgate.activations import ACTIVATIONS, IN_LAYERS, check_activation
 from dynamicgate.gating.attach import Where, gate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.where import hidden
 from dynamicgate.nn.normalize import Normalize
-
-ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "silu": nn.SiLU, "tanh": nn.Tanh}
 
 
 class GatedMLP(nn.Module):
@@ -41,15 +40,14 @@ class GatedMLP(nn.Module):
         super().__init__()
         if len(sizes) < 2 or any(size < 1 for size in sizes):
             raise ValueError(f"sizes are (inputs, hidden..., outputs), all >= 1, received {tuple(sizes)}")
-        if activation not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, received {activation!r}")
+        check_activation(activation, IN_LAYERS)
         if not 0.0 <= dropout < 1.0:
             raise ValueError(f"dropout must be in [0, 1), received {dropout}")
         self.sizes = tuple(sizes)
         self.activation = activation
         self.normalize = normalize or nn.Identity()
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(sizes))
-        self.act = ACTIVATIONS[activation]()
+        self.act = ACTIVATIONS[activation].build()
         self.dropout = nn.Dropout(dropout)
         if gate is not None:
             gate_(self, gate, where)

@@ -1,9 +1,7 @@
-"""Inference ops on tensors: one op that runs a chain of gated and sparse layers. See ops/README.md."""
+"""Ops on tensors: chains of layers in C++ on the CPU, feed-forward layers in Triton on the GPU. See README.md here."""
 
-from dynamicgate.ops.chain.cpu import run
-from dynamicgate.ops.chain.layers import GateNet, Layer
-from dynamicgate.ops.chain.pack import Packed, pack
-from dynamicgate.ops.chain.reference import reference
-from dynamicgate.ops.kernels import backend
+from dynamicgate.ops import chain, ffn
+from dynamicgate.ops.gate_net import GateNet
+from dynamicgate.ops.native import backend
 
-__all__ = ["GateNet", "Layer", "Packed", "backend", "pack", "reference", "run"]
+__all__ = ["GateNet", "backend", "chain", "ffn"]

@@ -122,6 +122,6 @@ def test_without_kernels_the_outputs_are_the_same(monkeypatch: pytest.MonkeyPatc
     from tests.inference.models import with_three_implementations
 
     model, x = gated_mlp(dg.GateConfig(block=16)), torch.randn(64, 20)
-    monkeypatch.setattr(ops, "run", partial(ops.run, backend="torch"))
+    monkeypatch.setattr(ops.chain, "run", partial(ops.chain.run, backend="torch"))
     for compiled in (compile_quickly(model, x), with_three_implementations(model, x)):
         assert_same_outputs(compiled, model, x, rows_near_threshold(model, x))

@@ -1,4 +1,4 @@
-"""Kernels that are compiled for a GPU which is not there, instead of being launched."""
+"""Kernels that are compiled for Hopper instead of being launched, where there is no GPU."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from torch import Tensor
 
 HOPPER = 90
 SHARED = 232_448  # bytes of shared memory that a program may have there
+HOPPER_OPTIONS = {"DEPENDENT": True, "RELEASE_NEXT": True, "PHASE": 0}
 POINTERS = {"torch.bfloat16": "*bf16", "torch.float16": "*fp16", "torch.float32": "*fp32", "torch.int32": "*i32"}
 
 
 class Compiled:
-    """In the place of a Triton kernel: `kernel[grid](*arguments)` ends with machine code for Hopper."""
+    """Stands in for a Triton kernel: `kernel[grid](*arguments)` compiles it for Hopper and stops there."""
 
-    compiled: ClassVar[set[str]] = set()  # names of all that came through
+    compiled: ClassVar[set[str]] = set()  # names of all kernels that were compiled
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        """Of a launch on this grid."""
-        return self.launched
+        """What a launch on this grid calls."""
+        return self.launch
 
-    def launched(self, *arguments: Any, **named: Any) -> None:
-        """As on a Hopper GPU: with its barriers, and chained to the launch before."""
+    def launch(self, *arguments: Any, **named: Any) -> None:
+        """Compile as for a Hopper GPU: with barriers, and as a dependent launch."""
         from triton.backends.compiler import GPUTarget
         from triton.compiler import ASTSource, compile
 
         options = {name: named.pop(name) for name in ("num_warps", "maxnreg") if name in named}
         parameters = self.kernel.params
         given = dict(zip((p.name for p in parameters), arguments, strict=False)) | named
-        given |= {name: value for name, value in (("AFTER", True), ("CHAINED", True), ("PHASE", 0)) if name in given}
+        given |= {name: value for name, value in HOPPER_OPTIONS.items() if name in given}
         given |= {p.name: p.default for p in parameters if p.name not in given}
         constants = {p.name: given[p.name] for p in parameters if p.is_constexpr or given[p.name] is None}
         values = {name: value for name, value in given.items() if name not in constants}
@@ -53,6 +54,6 @@ def _aligned(value: Any) -> bool:
 def _kind(value: Any) -> str:
     if isinstance(value, Tensor):
         return POINTERS[str(value.dtype)]
-    if hasattr(value, "block_shape"):  # a matrix of which the copy engine fetches tiles
+    if hasattr(value, "block_shape"):  # a descriptor of a matrix for the copy engine
         return f"tensordesc<{POINTERS[str(value.base.dtype)][1:]}{value.block_shape}>"
     return "fp32" if isinstance(value, float) else "i32"

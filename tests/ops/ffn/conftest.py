@@ -1,5 +1,5 @@
-"""Kernels are tested on a GPU, and everywhere in Triton's interpreter: slow, exact, and in a process of its own, for
-Triton reads its environment once, when it is imported."""
+"""Kernels are tested on a GPU, and everywhere in Triton's interpreter. That is slow, and needs a process of its own,
+because Triton reads its environment once, when it is imported."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.places import ROOT
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test counts the kernels that it compiles itself."""
+    """Every test counts only the kernels that it compiles itself."""
     monkeypatch.setattr(Compiled, "compiled", set())
 
 
 @pytest.fixture
 def interpreted() -> Callable[[str], None]:
-    """Run a file of tests beside this one with interpreted kernels."""
+    """Run a file of tests from this folder with interpreted kernels."""
     pytest.importorskip("triton")
 
     def run(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Gated layers with their gates for 1 to 16 tokens, and how far `decode_ffn` is from the reference in float64."""
+"""Gated layers with their gates for 1 to 16 tokens, and the error of `decode_ffn` against the float64 reference."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from dynamicgate.ops import GateNet
-from dynamicgate.ops.chain.reference import decide, logits
-from dynamicgate.ops.ffn import decode_ffn, reference
+from dynamicgate.ops.ffn import FFNWeights, decode_ffn, reference_ffn
+from dynamicgate.ops.ffn.weights import map_weights
+from dynamicgate.ops.gate_net import decide, logits
 
 Given = dict[str, Any]  # the arguments of `decode_ffn`
 
@@ -32,7 +33,7 @@ def made(
     device: str = "cpu",
     seed: int = 0,
 ) -> Given:
-    """Random ones, of inputs, units and outputs as in `sizes`; the cut lies between two logits, where none can flip."""
+    """Random arguments; `sizes` are inputs, units and outputs. The cut lies between two logits, so none can flip."""
     D, N, outputs = sizes
     G = -(-N // block)
     random = torch.Generator(device).manual_seed(seed)
@@ -41,39 +42,41 @@ def made(
         return (torch.randn(*shape, generator=random, device=device) / shape[-1] ** 0.5).to(dtype)
 
     x_TD = normal(tokens, D) * D**0.5
-    weights = (normal(rank, D), normal(G, rank)) if rank else (normal(G, D),)
-    gate = GateNet(
-        weights, tuple(normal(len(w)) if bias else None for w in weights), hidden, tau=tau, soft_width=soft_width
-    )
+    maps = (normal(rank, D), normal(G, rank)) if rank else (normal(G, D),)
+    gate = GateNet(maps, tuple(normal(len(w)) if bias else None for w in maps), hidden, tau=tau, soft_width=soft_width)
     z = logits(x_TD.double(), gate).flatten().sort().values
     place = min(max(round(len(z) * (1 - opened)), 1), len(z) - 1) if len(z) > 1 else 0
     cut = (z[place] + z[place - 1]) / 2 if place else z[0] - 1
+    up, down = normal(N, D), normal(outputs, N)
+    up_bias, down_bias = (normal(N), normal(outputs)) if bias else (None, None)
+    value_weight, value_bias = normal(N, D) if value else None, normal(N) if bias and value else None
     return {
         "x_TD": x_TD,
         "gate": replace(gate, cut=cut.item()),
-        "up_ND": normal(N, D),
-        "down_ON": normal(outputs, N),
+        "weights": FFNWeights(up, down, value_weight, up_bias, down_bias, value_bias),
         "block": block,
         "activation": activation,
-        "up_bias_N": normal(N) if bias else None,
-        "down_bias_O": normal(outputs) if bias else None,
-        "value_ND": normal(N, D) if value else None,
-        "value_bias_N": normal(N) if bias and value else None,
     }
 
 
 def with_gate(given: Given, **changes: Any) -> Given:
-    """The same layer behind another gate."""
+    """The same layer with another gate."""
     return {**given, "gate": replace(given["gate"], **changes)}
+
+
+def with_weights(given: Given, **changes: Tensor | None) -> Given:
+    """The same layer with other weights."""
+    return {**given, "weights": given["weights"]._replace(**changes)}
 
 
 def right(given: Given) -> Tensor:
     """The reference, in float64."""
-    layer = {name: v.double() if isinstance(v, Tensor) else v for name, v in given.items() if name != "gate"}
-    return reference(**layer, factor_TG=decide(logits(layer["x_TD"], given["gate"]), given["gate"]))
+    x_TD, gate, weights = given["x_TD"].double(), given["gate"], map_weights(given["weights"], Tensor.double)
+    factor_TG = decide(logits(x_TD, gate), gate)
+    return reference_ffn(x_TD, weights, factor_TG, block=given["block"], activation=given["activation"])
 
 
 def error(given: Given) -> float:
-    """Of `decode_ffn`, relative to the size of the right result unless that is 0."""
+    """The error of `decode_ffn`, relative to the size of the right result unless that is 0."""
     expected = right(given)
     return ((decode_ffn(**given).double() - expected).norm() / (expected.norm() or 1.0)).item()

@@ -7,18 +7,19 @@ import torch
 from torch import Tensor
 
 from dynamicgate.ops.ffn import decode, decode_ffn, decode_launch
-from tests.ops.ffn.decode_cases import error, made, with_gate
+from dynamicgate.ops.ffn.weights import map_weights
+from tests.ops.ffn.decode_cases import error, made, with_gate, with_weights
 
 
 @pytest.fixture(autouse=True)
 def _no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tested here are the kernels."""
-    monkeypatch.delattr(decode, "reference")
+    """These tests are about the kernels."""
+    monkeypatch.delattr(decode, "reference_ffn")
 
 
 @pytest.mark.parametrize("tokens", [1, 16])
 @pytest.mark.parametrize("block", [1, 3, 16, 17, 64, 256])
-def test_results_are_those_of_the_reference(tokens: int, block: int) -> None:
+def test_results_match_the_reference(tokens: int, block: int) -> None:
     assert error(made(tokens, block=block)) < 1e-6
 
 
@@ -53,14 +54,14 @@ def test_a_gate_of_two_maps_that_scales_by_p(tokens: int, hidden: str) -> None:
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("block", [1, 16, 20])
 @pytest.mark.parametrize("rank", [0, 5])
-def test_a_gate_with_a_ramp(tokens: int, block: int, rank: int) -> None:
+def test_a_gate_with_a_soft_width(tokens: int, block: int, rank: int) -> None:
     given = made(tokens, block=block, rank=rank, soft_width=0.7, bias=True)
     assert error(given) < 1e-6
     sharp = decode_ffn(**with_gate(given, soft_width=None))
     assert not torch.allclose(decode_ffn(**given), sharp, rtol=1e-2, atol=1e-2)
 
 
-def test_a_ramp_starts_at_the_cut_of_each_block() -> None:
+def test_soft_width_starts_at_the_cut_of_each_block() -> None:
     given = made(3, soft_width=0.7)
     cut_G = given["gate"].cut + torch.linspace(-0.3, 0.3, given["gate"].blocks)
     cut_G[1] = torch.inf
@@ -69,21 +70,20 @@ def test_a_ramp_starts_at_the_cut_of_each_block() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 6])
 @pytest.mark.parametrize("block", [1, 20])
-def test_the_largest_logits_open_whatever_the_cut_says(tokens: int, block: int) -> None:
+def test_the_largest_logits_open_whatever_the_cut_is(tokens: int, block: int) -> None:
     given = made(tokens, block=block, rank=3)
-    assert error(with_gate(given, cut=torch.inf, keep=2)) < 1e-6
-    assert error(with_gate(given, keep=3, tau=1.5)) < 1e-6
+    assert error(with_gate(given, cut=torch.inf, top_k=2)) < 1e-6
+    assert error(with_gate(given, top_k=3, tau=1.5)) < 1e-6
 
 
-def test_of_equal_logits_the_first_are_kept() -> None:
+def test_of_equal_logits_the_lowest_index_opens() -> None:
     given = made(2, bias=False)
     (weight,) = given["gate"].weights
-    given = with_gate(given, weights=(torch.ones_like(weight),), biases=(None,), cut=torch.inf, keep=2)
-    units = torch.zeros_like(given["up_ND"])
-    units[:40] = given["up_ND"][:40]
-    torch.testing.assert_close(
-        decode_ffn(**given), decode_ffn(**{**with_gate(given, cut=-torch.inf, keep=0), "up_ND": units})
-    )
+    given = with_gate(given, weights=(torch.ones_like(weight),), biases=(None,), cut=torch.inf, top_k=2)
+    up = torch.zeros_like(given["weights"].up)
+    up[:40] = given["weights"].up[:40]
+    all_open = with_gate(with_weights(given, up=up), cut=-torch.inf, top_k=0)
+    torch.testing.assert_close(decode_ffn(**given), decode_ffn(**all_open))
 
 
 def test_a_cut_for_each_block_or_in_a_tensor_for_all() -> None:
@@ -98,11 +98,11 @@ def test_a_cut_for_each_block_or_in_a_tensor_for_all() -> None:
 def test_tensors_need_not_be_contiguous() -> None:
     given = made(2, bias=True)
     expected = decode_ffn(**given)
-    strided = {name: _strided(t) if isinstance(t, Tensor) else t for name, t in given.items()}
+    strided = {**given, "x_TD": _strided(given["x_TD"]), "weights": map_weights(given["weights"], _strided)}
     gate = given["gate"]
     strided = with_gate(strided, weights=tuple(map(_strided, gate.weights)), biases=tuple(map(_strided, gate.biases)))
     cut_G = torch.tensor(gate.cut).expand(gate.blocks)
-    assert not strided["up_bias_N"].is_contiguous()
+    assert not strided["weights"].up_bias.is_contiguous()
     assert torch.equal(decode_ffn(**with_gate(strided, cut=cut_G)), expected)
 
 
@@ -115,7 +115,7 @@ def test_everything_open_and_everything_closed(tokens: int) -> None:
     given = made(tokens, bias=True)
     assert error(with_gate(given, cut=-torch.inf)) < 1e-6
     closed = decode_ffn(**with_gate(given, cut=torch.inf))
-    assert torch.equal(closed, given["down_bias_O"].expand_as(closed))
+    assert torch.equal(closed, given["weights"].down_bias.expand_as(closed))
 
 
 def test_one_token_opens_everything_and_the_others_nothing() -> None:
@@ -139,18 +139,18 @@ def test_weights_of_a_closed_block_are_never_read(tokens: int, block: int) -> No
     expected = decode_ffn(**given)
     for g in (1, 4):
         units = slice(g * block, (g + 1) * block)
-        for name in ("up_ND", "value_ND", "up_bias_N", "value_bias_N"):
-            given[name][units] = torch.nan
-        given["down_ON"][:, units] = torch.nan
+        for name in ("up", "value", "up_bias", "value_bias"):
+            getattr(given["weights"], name)[units] = torch.nan
+        given["weights"].down[:, units] = torch.nan
     assert torch.equal(decode_ffn(**given), expected)
 
 
-def test_more_blocks_than_fit_a_list_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_blocks_than_can_be_listed_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode_launch, "_MOST_LISTED", 4)
     assert all(error(made(tokens)) < 1e-6 for tokens in (1, 3))
 
 
-def test_float16_is_as_exact_as_it_can_be() -> None:
+def test_float16_is_as_accurate_as_its_rounding_allows() -> None:
     assert all(error(made(tokens, dtype=torch.float16)) < 1e-3 for tokens in (1, 4))
 
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from dynamicgate.ops.ffn import close_hidden
+from dynamicgate.ops.ffn import fused_gate_activation
 from tests.ops.ffn.fused_gate_cases import SCALES, SIZES, error, made
 
 
 @pytest.mark.parametrize("scale", SCALES, ids=["hard", "tau", "soft_width"])
 @pytest.mark.parametrize("sizes", SIZES)
-def test_results_are_those_of_the_reference(sizes: tuple[int, int, int], scale: dict[str, float]) -> None:
+def test_results_match_the_reference(sizes: tuple[int, int, int], scale: dict[str, float]) -> None:
     assert error(made(*sizes, **scale)) < 1e-6
 
 
@@ -22,23 +22,24 @@ def test_activations_and_value(activation: str) -> None:
     assert error(made(5, 70, 16, value=True, activation=activation)) < 2e-6
 
 
-@pytest.mark.parametrize(("cut", "share"), [(-100.0, 1.0), (100.0, 0.0)])
-def test_all_open_and_all_closed(cut: float, share: float) -> None:
+@pytest.mark.parametrize(("cut", "fraction"), [(-100.0, 1.0), (100.0, 0.0)])
+def test_all_open_and_all_closed(cut: float, fraction: float) -> None:
     given: dict[str, Any] = {**made(3, 40, 16, activation="identity"), "cut": cut}
-    assert (close_hidden(**given) != 0).float().mean() == share
+    assert (fused_gate_activation(**given) != 0).float().mean() == fraction
 
 
-def test_what_is_closed_may_be_nan() -> None:
+def test_closed_units_may_be_nan() -> None:
     given = made(2, 32, 16)
-    given["both_TM"][0, :16] = torch.nan
-    given["both_TM"][0, 32] = -1.0
-    assert close_hidden(**given).isfinite().all()
+    given["product_TM"][0, :16] = torch.nan
+    given["product_TM"][0, 32] = -1.0
+    assert fused_gate_activation(**given).isfinite().all()
 
 
-def test_rows_may_lie_apart_and_none_is_fine() -> None:
+def test_any_strides_and_no_rows_at_all() -> None:
     given = made(4, 24, 8)
-    apart = {**given, "both_TM": torch.cat((given["both_TM"], given["both_TM"]), 1)[:, : given["both_TM"].shape[1]]}
-    assert torch.equal(close_hidden(**apart), close_hidden(**given))
-    turned = {**given, "both_TM": given["both_TM"].T.contiguous().T}
-    assert torch.equal(close_hidden(**turned), close_hidden(**given))
-    assert close_hidden(**{**given, "both_TM": given["both_TM"][:0]}).shape == (0, 24)
+    product_TM = given["product_TM"]
+    strided = {**given, "product_TM": torch.cat((product_TM, product_TM), 1)[:, : product_TM.shape[1]]}
+    assert torch.equal(fused_gate_activation(**strided), fused_gate_activation(**given))
+    transposed = {**given, "product_TM": product_TM.T.contiguous().T}
+    assert torch.equal(fused_gate_activation(**transposed), fused_gate_activation(**given))
+    assert fused_gate_activation(**{**given, "product_TM": product_TM[:0]}).shape == (0, 24)

@@ -1,4 +1,4 @@
-"""`decode_ffn` where there is no GPU: a registered op over the reference, and its kernels interpreted and compiled."""
+"""`decode_ffn` without a GPU: the registered op on the reference, and its kernels interpreted and compiled."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from dynamicgate.ops import GateNet
 from dynamicgate.ops.ffn import decode_ffn
-from dynamicgate.ops.ffn.decode import DTYPES
+from dynamicgate.ops.ffn.tune import DTYPES
 from tests.ops.ffn.compiled import Compiled
-from tests.ops.ffn.decode_cases import Given, error, made, right, with_gate
+from tests.ops.ffn.decode_cases import Given, error, made, right, with_gate, with_weights
 
 
-def test_the_kernels_give_the_results_of_the_reference(interpreted: Callable[[str], None]) -> None:
+def test_the_kernels_match_the_reference(interpreted: Callable[[str], None]) -> None:
     interpreted("interpreted_decode.py")
 
 
@@ -27,45 +27,44 @@ def test_the_kernels_compile_for_a_hopper_gpu(tokens: int, monkeypatch: pytest.M
     from dynamicgate.ops.ffn import decode_launch
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    for name in ("linear_kernel", "gate_kernel", "rank_kernel", "ffn_kernel"):
+    kernels = {"gate_linear_kernel", "gate_kernel", "gate_top_k_kernel", "decode_kernel"}
+    for name in kernels:
         monkeypatch.setattr(decode_launch, name, Compiled(getattr(decode_launch, name)))
     given = made(tokens, sizes=(256, 512, 64), block=32, rank=16, tau=1.0, bias=True, dtype=torch.bfloat16)
     cut_G = torch.zeros(given["gate"].blocks)
-    others = ({"keep": 2}, {"tau": None, "soft_width": 0.5}, {"tau": None, "soft_width": 0.5, "cut": cut_G})
+    others = ({"top_k": 2}, {"tau": None, "soft_width": 0.5}, {"tau": None, "soft_width": 0.5, "cut": cut_G})
     for gate in (given["gate"], *(with_gate(given, **other)["gate"] for other in others)):
-        decode_launch.launch(given["x_TD"], gate, given["up_ND"], given["down_ON"], 32, "gelu", given["up_bias_N"],
-                          given["down_bias_O"], None, None)  # fmt: skip
-    assert decode_launch.ffn_kernel.compiled == {"linear_kernel", "gate_kernel", "rank_kernel", "ffn_kernel"}
+        decode_launch.launch(given["x_TD"], gate, given["weights"], 32, "gelu")
+    assert Compiled.compiled == kernels
 
 
 @pytest.mark.parametrize("tokens", [1, 5])
-def test_without_a_gpu_the_reference_answers(tokens: int) -> None:
+def test_without_a_gpu_the_reference_runs(tokens: int) -> None:
     assert error(made(tokens, bias=True, value=True, activation="silu", tau=0.5)) < 1e-6
-    assert error(with_gate(made(tokens, rank=3, hidden="relu"), keep=2)) < 1e-6
+    assert error(with_gate(made(tokens, rank=3, hidden="relu"), top_k=2)) < 1e-6
     assert error(made(tokens, rank=3, soft_width=0.8)) < 1e-6
 
 
-def test_the_op_is_registered_in_full() -> None:
+def test_opcheck_finds_nothing() -> None:
     for scale in ({"tau": 1.0}, {"soft_width": 0.5}):
         given = made(2, bias=True, value=True, rank=3, **scale)
         torch.library.opcheck(torch.ops.dynamicgate.decode_ffn.default, arguments(given))
 
 
 def arguments(given: Given) -> tuple[object, ...]:
-    """As the op takes them."""
+    """The arguments of the op."""
     gate: GateNet = given["gate"]
-    cut = (gate.cut, None, gate.keep, gate.tau, gate.soft_width)
-    biases = (given[name] for name in ("up_bias_N", "down_bias_O", "value_ND", "value_bias_N"))
-    layer = (given["up_ND"], given["down_ON"], given["block"], given["activation"], *biases)
-    return (given["x_TD"], list(gate.weights), list(gate.biases), gate.hidden, *cut, *layer)
+    rule = (gate.hidden, gate.cut, None, gate.top_k, gate.tau, gate.soft_width)
+    layer = (*given["weights"], given["block"], given["activation"])
+    return (given["x_TD"], list(gate.weights), list(gate.biases), *rule, *layer)
 
 
 def test_it_compiles_without_a_graph_break() -> None:
     given = made(3)
-    gate, up_ND, down_ON = given["gate"], given["up_ND"], given["down_ON"]
+    gate, weights = given["gate"], given["weights"]
 
     def layer(x_TD: Tensor) -> Tensor:
-        return decode_ffn(torch.relu(x_TD), gate, up_ND, down_ON, block=given["block"]) + 1
+        return decode_ffn(torch.relu(x_TD), gate, weights, block=given["block"]) + 1
 
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(given["x_TD"]), layer(given["x_TD"]))
@@ -89,12 +88,31 @@ def test_other_dtypes_run_on_the_reference() -> None:
         ({"x_TD": torch.randn(17, 40)}, "1 to 16 tokens, received 17"),
         ({"x_TD": torch.randn(2, 41)}, "40 features, received 41"),
         ({"activation": "tanh"}, "activation must be one of .*received 'tanh'"),
-        ({"value_ND": torch.randn(3, 40)}, r"value_ND of shape \(90, 40\), received \(3, 40\)"),
-        ({"value_bias_N": torch.randn(90)}, "value_bias_N needs value_ND"),
-        ({"down_ON": torch.randn(30, 90, dtype=torch.float16)}, "in torch.float32 like x, received torch.float16"),
         ({"block": 7}, "13 blocks"),
     ],
 )
-def test_what_does_not_fit_together_is_told(change: dict[str, object], message: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decode_ffn(**{**made(2), **change})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"value": torch.randn(3, 40)}, r"value of shape \(90, 40\), received \(3, 40\)"),
+        ({"value_bias": torch.randn(90)}, "value_bias needs value"),
+        ({"down": torch.randn(30, 91)}, r"down of shape \(30, 90\), received \(30, 91\)"),
+        ({"up_bias": torch.randn(3)}, r"up_bias of shape \(90,\), received \(3,\)"),
+        ({"down": torch.randn(30, 90, dtype=torch.float16)}, "in torch.float32 like x, received torch.float16"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(change: dict[str, Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decode_ffn(**with_weights(made(2), **change))
+
+
+def test_a_gate_in_another_dtype_is_refused() -> None:
+    given = made(2)
+    gate = {"weights": tuple(w.half() for w in given["gate"].weights)}
+    with pytest.raises(ValueError, match=r"weight 0 of the gate in torch\.float32 like x"):
+        decode_ffn(**with_gate(given, **gate))

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from dynamicgate.ops import GateNet
-from dynamicgate.ops.ffn import decode_ffn
-from tests.ops.ffn.decode_cases import error, made, with_gate
+from dynamicgate.ops.ffn import FFNWeights, decode_ffn
+from tests.ops.ffn.decode_cases import error, made, with_gate, with_weights
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,7 +20,7 @@ BF16 = {"dtype": torch.bfloat16, "device": "cuda"}
 
 @pytest.fixture(autouse=True)
 def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory that nobody wrote is NaN: what a kernel leaves out cannot go unnoticed."""
+    """Memory that was not written is NaN, so that a test notices what a kernel leaves out."""
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
@@ -28,7 +28,7 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
 @pytest.mark.parametrize("opened", [0.1, 0.9])
-def test_results_are_those_of_the_reference(dtype: torch.dtype, opened: float) -> None:
+def test_results_match_the_reference(dtype: torch.dtype, opened: float) -> None:
     more = {"sizes": (512, 4096, 1024), "block": 64, "opened": opened, "dtype": dtype, "device": "cuda"}
     assert all(error(made(tokens, **more)) < TOLERANCE[dtype] for tokens in (1, 2, 8, 16))
 
@@ -46,7 +46,7 @@ def test_unit_gates_of_low_rank_scaled_by_p(tokens: int) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize(("block", "rank"), [(1, 16), (128, 0)])
-def test_gates_with_a_ramp(tokens: int, block: int, rank: int) -> None:
+def test_gates_with_a_soft_width(tokens: int, block: int, rank: int) -> None:
     given = made(tokens, sizes=(512, 2048, 256), block=block, rank=rank, soft_width=0.7, **BF16)
     assert error(given) < 1e-2
     cut_G = torch.full((given["gate"].blocks,), given["gate"].cut, device="cuda")
@@ -56,17 +56,17 @@ def test_gates_with_a_ramp(tokens: int, block: int, rank: int) -> None:
 @pytest.mark.parametrize("tokens", [1, 7])
 def test_the_largest_logits_open(tokens: int) -> None:
     given = made(tokens, sizes=(512, 2048, 256), block=128, **BF16)
-    assert error(with_gate(given, cut=torch.inf, keep=2)) < 1e-2
+    assert error(with_gate(given, cut=torch.inf, top_k=2)) < 1e-2
 
 
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_all_open_all_closed_and_weights_that_must_not_be_read(tokens: int) -> None:
     given = made(tokens, sizes=(512, 2048, 256), block=128, bias=True, **BF16)
     assert error(with_gate(given, cut=-torch.inf)) < 1e-2
-    for name in ("up_ND", "down_ON", "up_bias_N"):
-        given[name] = torch.full_like(given[name], torch.nan)
-    closed = decode_ffn(**with_gate(given, cut=torch.inf))
-    assert torch.equal(closed, given["down_bias_O"].expand_as(closed))
+    weights = given["weights"]
+    poisoned = {name: torch.full_like(getattr(weights, name), torch.nan) for name in ("up", "down", "up_bias")}
+    closed = decode_ffn(**with_gate(with_weights(given, **poisoned), cut=torch.inf))
+    assert torch.equal(closed, weights.down_bias.expand_as(closed))
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method.*:DeprecationWarning")
@@ -75,10 +75,10 @@ def test_it_runs_from_a_cuda_graph_and_compiled_with_the_same_bits(tokens: int) 
     torch.use_deterministic_algorithms(False)  # it fills memory, which a capture does not see
     sizes = (512, 4096, 1024)
     given = made(tokens, sizes=sizes, block=64, **BF16)
-    gate, up_ND, down_ON = given["gate"], given["up_ND"], given["down_ON"]
+    gate, weights = given["gate"], given["weights"]
 
     def layer(x_TD: Tensor) -> Tensor:
-        return decode_ffn(x_TD, gate, up_ND, down_ON, block=64)
+        return decode_ffn(x_TD, gate, weights, block=64)
 
     x_TD = given["x_TD"].clone()
     first = layer(x_TD)
@@ -92,7 +92,7 @@ def test_it_runs_from_a_cuda_graph_and_compiled_with_the_same_bits(tokens: int) 
         assert torch.equal(y_TO, layer(x_TD))
 
 
-def test_two_streams_at_a_time_do_not_wait_for_each_other_forever() -> None:
+def test_calls_on_several_streams_do_not_deadlock() -> None:
     given = made(1, sizes=(1024, 8192, 4096), block=64, opened=0.5, **BF16)
     expected = decode_ffn(**given)
     streams = [torch.cuda.Stream() for _ in range(4)]
@@ -116,5 +116,5 @@ def test_more_than_two_to_the_31_weights() -> None:
     gate = GateNet((torch.ones(N // block, D, dtype=torch.bfloat16, device="cuda"),), (None,), cut=cut_G)
     for tokens in (1, 3):
         x_TD = torch.ones(tokens, D, dtype=torch.bfloat16, device="cuda")
-        y_TO = decode_ffn(x_TD, gate, up_ND, down_ON, block=block)
+        y_TO = decode_ffn(x_TD, gate, FFNWeights(up_ND, down_ON), block=block)
         assert torch.equal(y_TO, torch.full_like(y_TO, 2.0 * D))

@@ -1,4 +1,4 @@
-"""`close_hidden`: a registered op over torch, its kernel interpreted, compiled for Hopper, and on a GPU."""
+"""`fused_gate_activation`: the registered op on torch, its kernel interpreted, compiled for Hopper, and on a GPU."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from dynamicgate.ops.ffn import close_hidden
+from dynamicgate.ops.ffn import fused_gate_activation
 from tests.ops.ffn.compiled import Compiled
 from tests.ops.ffn.fused_gate_cases import SCALES, SIZES, error, made
 
 
-def test_the_kernel_gives_the_results_of_the_reference(interpreted: Callable[[str], None]) -> None:
+def test_the_kernel_matches_the_reference(interpreted: Callable[[str], None]) -> None:
     interpreted("interpreted_fused_gate.py")
 
 
@@ -23,19 +23,20 @@ def test_the_kernel_compiles_for_a_hopper_gpu(monkeypatch: pytest.MonkeyPatch, t
     from dynamicgate.ops.ffn import fused_gate_kernel
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(fused_gate_kernel, "close_kernel", Compiled(fused_gate_kernel.close_kernel))
-    both_TM = torch.zeros(2, 4160, dtype=torch.bfloat16)
+    monkeypatch.setattr(fused_gate_kernel, "gate_activation_kernel", Compiled(fused_gate_kernel.gate_activation_kernel))
+    product_TM = torch.zeros(2, 4160, dtype=torch.bfloat16)
     for scale in ((None, None), (0.5, None), (None, 0.5)):
-        fused_gate_kernel.launch(both_TM, both_TM[:, :4096], 4096, 256, "gelu", 0.0, *scale)
-    assert Compiled.compiled == {"close_kernel"}
+        fused_gate_kernel.launch(product_TM, product_TM[:, :4096], 4096, 256, "gelu", 0.0, *scale)
+    assert Compiled.compiled == {"gate_activation_kernel"}
 
 
 @pytest.mark.parametrize("scale", SCALES, ids=["hard", "tau", "soft_width"])
-def test_without_a_gpu_torch_answers_and_the_op_is_registered_in_full(scale: dict[str, float]) -> None:
+def test_without_a_gpu_torch_runs_the_op_and_opcheck_finds_nothing(scale: dict[str, float]) -> None:
     given = made(5, 33, 16, value=True, **scale)
     assert error(given) < 1e-6
     rule = (given["units"], given["block"], "relu", given["cut"], scale.get("tau"), scale.get("soft_width"))
-    torch.library.opcheck(torch.ops.dynamicgate.close_hidden.default, (given["both_TM"], given["value_TN"], *rule))
+    arguments = (given["product_TM"], given["value_TN"], *rule)
+    torch.library.opcheck(torch.ops.dynamicgate.fused_gate_activation.default, arguments)
 
 
 @pytest.mark.parametrize(
@@ -46,16 +47,16 @@ def test_without_a_gpu_torch_answers_and_the_op_is_registered_in_full(scale: dic
         ({"value_TN": torch.zeros(4, 8)}, "expected value_TN of shape .4, 32."),
     ],
 )
-def test_what_does_not_fit_is_refused(change: dict[str, Any], message: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        close_hidden(**{**made(4, 32, 16), **change})
+        fused_gate_activation(**{**made(4, 32, 16), **change})
 
 
 def test_it_has_no_gradient() -> None:
     given = made(2, 32, 16)
-    given["both_TM"].requires_grad_()
+    given["product_TM"].requires_grad_()
     with pytest.raises(RuntimeError, match="for inference"):
-        close_hidden(**given).sum().backward()
+        fused_gate_activation(**given).sum().backward()
 
 
 @pytest.mark.gpu

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dynamicgate import ops
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.inference.cpu.candidates import OWN_DENSE, Candidate, Candidates, LayerLayout
 from dynamicgate.inference.cpu.choose import UNGATED, Chosen
 from dynamicgate.inference.cpu.find import LinearChain
@@ -16,7 +17,6 @@ from dynamicgate.inference.cpu.folding import Stage
 from dynamicgate.inference.cpu.timing import time_calls
 from dynamicgate.inference.plan import LayerPlan, Regime
 from dynamicgate.inference.timing import batches_of
-from dynamicgate.ops.chain.reference import PHI
 
 MAX_BYTES_TO_TIME = 64 << 20  # of weights
 
@@ -90,7 +90,7 @@ def choices_of(stages: Sequence[Stage], candidate: Candidate) -> list[str]:
     return found
 
 
-def _words(layer: ops.Layer, layer_layout: LayerLayout) -> list[str]:
+def _words(layer: ops.chain.Layer, layer_layout: LayerLayout) -> list[str]:
     layout, skips = layer_layout
     words = {"vectors": "16x1 vectors", "columns": "16x1 vectors"}
     if layout == "csr":
@@ -115,7 +115,7 @@ def ungated(chain: LinearChain, count: int | None = None) -> Callable[[Tensor], 
             linear: Any = step.module
             calls.append(lambda x, m=linear: F.linear(x, m.weight, m.bias))  # type: ignore[misc]
         elif step.kind == "activation":
-            calls.append(PHI[step.activation])
+            calls.append(ACTIVATIONS[step.activation].function)
         elif step.kind != "nothing":
             assert step.module is not None
             calls.append(step.module)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate import ops
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.inference.cpu.chain import Chain
 from dynamicgate.inference.cpu.find import ZEROS_WORTH_SKIPPING
 from dynamicgate.inference.cpu.layers import DenseLayers, PackedLayers, dense_layer
 from dynamicgate.inference.cpu.lower import Lowered
 from dynamicgate.inference.gates import GateInTorch, RouterInTorch
-from dynamicgate.ops.chain.pack import PANEL, columns_of_16
+from dynamicgate.ops.chain.packing import PANEL, columns_of_16
 
 
 class LayerLayout(NamedTuple):
@@ -48,7 +49,7 @@ def layouts_to_try(lowered: Lowered, zeros: float) -> list[list[LayerLayout]]:
     """For each layer the layouts that may be fastest, the most likely first. zeros: fraction of exact zeros in the
     input."""
     found: list[list[LayerLayout]] = []
-    before: ops.Layer | None = None
+    before: ops.chain.Layer | None = None
     for layer in lowered.layers:
         dense, rows = LayerLayout("panels"), LayerLayout("rows")
         of_layer = [dense] if not layer.block or layer.block >= 8 else [rows]  # panels pad a block to 16 units
@@ -62,8 +63,8 @@ def layouts_to_try(lowered: Lowered, zeros: float) -> list[list[LayerLayout]]:
                 sparse = [LayerLayout("columns"), *sparse]
             sparse += [LayerLayout("csr")] if density < 0.5 else []
             of_layer = [*sparse, *of_layer]
-        after_relu = before is not None and before.activation == "relu" and not before.block
-        if (zeros >= ZEROS_WORTH_SKIPPING if before is None else after_relu) and layer.weight.shape[1] <= 1 << 16:
+        after_zeros = before is not None and ACTIVATIONS[before.activation].makes_zeros and not before.block
+        if (zeros >= ZEROS_WORTH_SKIPPING if before is None else after_zeros) and layer.weight.shape[1] <= 1 << 16:
             of_layer += [LayerLayout(layout, True) for layout, _ in of_layer if layout in ("panels", "vectors")]
         found.append(of_layer)
         before = layer
@@ -92,7 +93,7 @@ class Candidates:
         if candidate.layouts is None:
             return DenseLayers([dense_layer(layer, panels=candidate == OWN_DENSE) for layer in layers])
         laid_out = zip(layers, candidate.layouts, strict=False)
-        program = ops.pack([replace(layer, layout=layout, skip_zeros=skip) for layer, (layout, skip) in laid_out])
+        program = ops.chain.pack([replace(layer, layout=layout, skip_zeros=skip) for layer, (layout, skip) in laid_out])
         for other in self._built.values():  # candidates that differ only in what they skip have the same weights
             if isinstance(other, PackedLayers) and torch.equal(other.weights, program.weights):
                 program = program._replace(weights=other.weights)

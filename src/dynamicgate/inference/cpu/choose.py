@@ -26,7 +26,7 @@ from dynamicgate.inference.cpu.lower import Lowered
 from dynamicgate.inference.cpu.timing import time_calls
 from dynamicgate.inference.shadow_copy import held_bytes
 from dynamicgate.inference.timing import batches_of
-from dynamicgate.ops.chain.pack import PANEL
+from dynamicgate.ops.chain.packing import PANEL
 
 UNGATED = "ungated dense"
 DENSE_MARGIN = 0.97  # a margin of less than 3 % over dense torch is noise

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.inference.cpu.folding import Affine, Stage, with_layer
-from dynamicgate.ops.chain.reference import PHI
 
 
 @torch.no_grad()
@@ -29,7 +29,7 @@ def without_dead_units(stages: list[Stage], drop: Mapping[str, Tensor]) -> list[
 
 def droppable(stage: Stage) -> bool:
     """Whether blocks behind its gate can be removed. Not where they compete: without one of them others would open."""
-    return stage.layer.gate is not None and not stage.layer.gate.keep
+    return stage.layer.gate is not None and not stage.layer.gate.top_k
 
 
 def _remove_unread(writer: Stage, reader: Stage, drop: Mapping[str, Tensor]) -> tuple[Stage, Stage]:
@@ -67,7 +67,7 @@ def _fold_constants(writer: Stage, reader: Stage) -> tuple[Stage, Stage]:
     if not bool(constant_N.any()):
         return writer, reader
     bias_N = torch.zeros(len(constant_N)) if layer.bias is None else layer.bias
-    value_N = PHI[layer.activation](bias_N.double()) * constant_N
+    value_N = ACTIVATIONS[layer.activation].function(bias_N.double()) * constant_N
     affine = Affine(None, value_N)
     _, bias = affine.fold(reader.layer.weight, reader.layer.bias)
     gate = None if reader.layer.gate is None else affine.fold_gate(reader.layer.gate)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dynamicgate import ops
+from dynamicgate.ops import GateNet, chain
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Stage:
     """A layer of a chain and what it was made from."""
 
     name: str
-    layer: ops.Layer
+    layer: chain.Layer
     shape: tuple[int, int]
     """Outputs and inputs of the module it was, before slicing."""
     site: str | None = None
@@ -59,7 +59,7 @@ class Affine:
             weight_ND = torch.cat((weight_ND, -weight_ND.double().sum(1, keepdim=True).float()), dim=1)
         return weight_ND, bias_N
 
-    def fold_gate(self, net: ops.GateNet) -> ops.GateNet:
+    def fold_gate(self, net: GateNet) -> GateNet:
         """A gate network that reads the features as they are before this map."""
         weight, bias = self.fold(net.weights[0], net.biases[0])
         return replace(net, weights=(weight, *net.weights[1:]), biases=(bias, *net.biases[1:]))

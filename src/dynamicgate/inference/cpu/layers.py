@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate import ops
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.gating.gate import close_units
 from dynamicgate.inference.gates import GateInTorch, without_prefix
-from dynamicgate.ops.chain.reference import PHI
 
 
 class PackedLayers(nn.Module):
@@ -23,8 +23,8 @@ class PackedLayers(nn.Module):
     weights: Tensor
     program: Tensor
 
-    def __init__(self, packed: ops.Packed) -> None:
-        """What `ops.pack` returned."""
+    def __init__(self, packed: ops.chain.Packed) -> None:
+        """What `ops.chain.pack` returned."""
         super().__init__()
         self.register_buffer("weights", packed.weights)
         self.register_buffer("program", packed.program)
@@ -33,12 +33,12 @@ class PackedLayers(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> PackedLayers:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.packed = ops.Packed(self.weights, self.program, self.packed.outputs)
+        self.packed = ops.chain.Packed(self.weights, self.program, self.packed.outputs)
         return self
 
     def forward(self, x_BD: Tensor, factor_BG: Tensor | None = None) -> Tensor:
         """The outputs; `factor_BG` is for the first layer, if that has blocks and no gate."""
-        return ops.run(x_BD, self.packed, factor_BG)
+        return ops.chain.run(x_BD, self.packed, factor_BG)
 
     def describe(self) -> dict[str, Any]:
         """Everything that is not a tensor."""
@@ -77,9 +77,9 @@ class DenseLayer(nn.Module):
         if self._decide is not None:
             factor_BG = self._decide(x_BD)
         if self.program is None:
-            h_BN = PHI[self.activation](F.linear(x_BD, self.weight, self.bias))
+            h_BN = ACTIVATIONS[self.activation].function(F.linear(x_BD, self.weight, self.bias))
         else:
-            h_BN = ops.run(x_BD, ops.Packed(self.weight, self.program, self.outputs))
+            h_BN = ops.chain.run(x_BD, ops.chain.Packed(self.weight, self.program, self.outputs))
         return close_units(h_BN, factor_BG, self.block) if self.block and factor_BG is not None else h_BN
 
     def describe(self) -> dict[str, Any]:
@@ -95,12 +95,12 @@ class DenseLayer(nn.Module):
         return DenseLayer(*held, gate, **{key: described[key] for key in ("activation", "block", "outputs")})
 
 
-def dense_layer(layer: ops.Layer, *, panels: bool) -> DenseLayer:
+def dense_layer(layer: ops.chain.Layer, *, panels: bool) -> DenseLayer:
     """`layer` for torch or, with `panels`, for our dense panels with the gate in torch."""
     gate = None if layer.gate is None else GateInTorch(layer.gate)
     weight, bias, program = layer.weight, layer.bias, None
     if panels:
-        packed = ops.pack([ops.Layer(layer.weight, layer.bias, layer.activation)])
+        packed = ops.chain.pack([ops.chain.Layer(layer.weight, layer.bias, layer.activation)])
         weight, bias, program = packed.weights, None, packed.program
     outputs = layer.weight.shape[0]
     return DenseLayer(weight, bias, program, gate, activation=layer.activation, block=layer.block, outputs=outputs)
@@ -130,6 +130,6 @@ class DenseLayers(nn.Module):
 def layers_from_description(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> nn.Module:
     """The inverse of `describe`, with the buffers."""
     if described["kind"] == "packed":
-        return PackedLayers(ops.Packed(tensors["weights"], tensors["program"], described["outputs"]))
+        return PackedLayers(ops.chain.Packed(tensors["weights"], tensors["program"], described["outputs"]))
     parts = enumerate(described["layers"])
     return DenseLayers([DenseLayer.from_description(x, without_prefix(tensors, f"layers.{i}")) for i, x in parts])

@@ -1,4 +1,4 @@
-"""Lower a chain of modules to `ops.Layer`s: normalisation is folded, static gates and dead units are sliced away.
+"""Lower a chain of modules to `ops.chain.Layer`s: normalisation is folded, static gates and dead units are sliced away.
 
 Shapes in names: D features read, N units.
 """
@@ -31,7 +31,7 @@ class Router:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A chain as `ops.Layer`s, not yet packed."""
+    """A chain as `ops.chain.Layer`s, not yet packed."""
 
     stages: list[Stage]
     router: Router | None = None
@@ -43,7 +43,7 @@ class Lowered:
     """The sites that lost blocks which some input might open."""
 
     @property
-    def layers(self) -> list[ops.Layer]:
+    def layers(self) -> list[ops.chain.Layer]:
         """The layers alone."""
         return [stage.layer for stage in self.stages]
 
@@ -91,13 +91,13 @@ def lower_chain(chain: LinearChain, gates: Mapping[str, Gate], drop: Mapping[str
             linear = step.module
             assert isinstance(linear, nn.Linear)
             affine = affine.then(_static_factor(gates.get(step.name)), None)
-            layer = ops.Layer(*affine.fold(linear.weight, linear.bias))
+            layer = ops.chain.Layer(*affine.fold(linear.weight, linear.bias))
             site = by_producer.get(step.name)
             if site is not None:
                 gate = gates[site]
                 net = affine.fold_gate(gate_net(gate))
                 if gate.config.kind == "router":
-                    router = Router(net, net.keep, float(gate.tau))
+                    router = Router(net, net.top_k, float(gate.tau))
                 layer = replace(layer, block=gate.config.block, gate=None if router and not stages else net)
             shape = (linear.out_features, linear.in_features)
             stages.append(Stage(step.name, layer, shape, site))

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.gating.gate import close_units
 from dynamicgate.inference.gates import GateInTorch
-from dynamicgate.nn.ffn import LEAST_BLOCK
-from dynamicgate.ops.ffn import close_hidden, decode_ffn, gated_ffn
+from dynamicgate.ops.ffn import FFNWeights, decode_ffn, fused_gate_activation, gated_ffn
 from dynamicgate.ops.ffn.decode import MOST_TOKENS
-from dynamicgate.ops.ffn.reference import PHI
+from dynamicgate.ops.ffn.tune import LEAST_BLOCK
 
 UNGATED = "ungated"
 COMPILED = ", compiled"
@@ -53,7 +53,7 @@ def dense(layer: Any, x_TD: Tensor) -> Tensor:
         N = len(layer.up_weight)
         fused_TM = F.linear(x_TD, layer.fused_weight, layer.fused_bias)
         h_TN, factor_TG = (
-            PHI[layer.activation](fused_TM[:, :N]),
+            ACTIVATIONS[layer.activation].function(fused_TM[:, :N]),
             layer.gate.factors(fused_TM[:, N : N + layer.blocks].float()),
         )
         h_TN = h_TN if layer.value_weight is None else h_TN * F.linear(x_TD, layer.value_weight, layer.value_bias)
@@ -63,7 +63,7 @@ def dense(layer: Any, x_TD: Tensor) -> Tensor:
 def fused(layer: Any, x_TD: Tensor) -> Tensor:
     """All units, by the matrix products of eager torch, which add their biases, and one kernel of ours between them."""
     value_TN = None if layer.value_weight is None else F.linear(x_TD, layer.value_weight, layer.value_bias)
-    h_TN = close_hidden(
+    h_TN = fused_gate_activation(
         F.linear(x_TD, layer.fused_weight, layer.fused_bias), len(layer.up_weight), block=layer.block,
         cut=layer.gate.threshold, tau=layer.gate.tau, soft_width=layer.gate.soft_width, activation=layer.activation,
         value_TN=value_TN,
@@ -73,12 +73,13 @@ def fused(layer: Any, x_TD: Tensor) -> Tensor:
 
 def gated(layer: Any, x_TD: Tensor) -> Tensor:
     """Open blocks only; the gate decides in torch. Summed in a fixed order: a plan gives the same bits every time."""
-    return gated_ffn(x_TD, layer.up_weight, layer.down_weight, layer.gate(x_TD), in_order=True, **_rest(layer))
+    options = {"block": layer.block, "activation": layer.activation}
+    return gated_ffn(x_TD, _weights(layer), layer.gate(x_TD), deterministic=True, **options)
 
 
 def decode(layer: Any, x_TD: Tensor) -> Tensor:
     """Open blocks only, for a few tokens; the gate is part of the kernel."""
-    return decode_ffn(x_TD, layer.gate.net, layer.up_weight, layer.down_weight, **_rest(layer))
+    return decode_ffn(x_TD, layer.gate.net, _weights(layer), block=layer.block, activation=layer.activation)
 
 
 STRATEGIES: dict[str, Strategy] = {UNGATED: ungated, "dense": dense, FUSED: fused, "gated": gated, "decode": decode}
@@ -92,16 +93,10 @@ def strategy(name: str) -> Strategy:
 
 
 def _hidden(layer: Any, x_TD: Tensor) -> Tensor:
-    h_TN = PHI[layer.activation](F.linear(x_TD, layer.up_weight, layer.up_bias))
+    h_TN = ACTIVATIONS[layer.activation].function(F.linear(x_TD, layer.up_weight, layer.up_bias))
     return h_TN if layer.value_weight is None else h_TN * F.linear(x_TD, layer.value_weight, layer.value_bias)
 
 
-def _rest(layer: Any) -> dict[str, Any]:
-    return {
-        "block": layer.block,
-        "activation": layer.activation,
-        "up_bias_N": layer.up_bias,
-        "down_bias_O": layer.down_bias,
-        "value_ND": layer.value_weight,
-        "value_bias_N": layer.value_bias,
-    }
+def _weights(layer: Any) -> FFNWeights:
+    biases = (layer.up_bias, layer.down_bias, layer.value_bias)
+    return FFNWeights(layer.up_weight, layer.down_weight, layer.value_weight, *biases)

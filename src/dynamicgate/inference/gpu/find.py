@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import fx, nn
 
+from dynamicgate.activations import IN_TRITON
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.sites import Site
 from dynamicgate.inference.graph import Step, steps_of, trace
-from dynamicgate.nn.ffn import DTYPES, unwatched
-from dynamicgate.ops.ffn.reference import PHI
+from dynamicgate.nn.ffn import unwatched
+from dynamicgate.ops.ffn.tune import DTYPES
 
 
 @dataclass(frozen=True)
@@ -143,8 +144,8 @@ def _match(module: nn.Module, graph: fx.Graph, name: str, gate: Gate, site: Site
         raise ValueError("something else reads its units too")
     if not all(unwatched(step.module, gate) for step in linears):  # type: ignore[arg-type]
         raise ValueError("another gate acts on its layers, and could not decide once they run as one")
-    if activation not in PHI:
-        raise ValueError(f"there are kernels for {', '.join(PHI)}, its activation is {activation}")
+    if activation not in IN_TRITON:
+        raise ValueError(f"there are kernels for {', '.join(IN_TRITON)}, its activation is {activation}")
     dtypes = {step.module.weight.dtype for step in linears}  # type: ignore[union-attr]
     if len(dtypes) != 1 or not dtypes <= {*DTYPES}:
         raise ValueError(f"there are kernels for {', '.join(map(str, DTYPES))}, its weights are {dtypes}")

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.gating.gate import close_units
 from dynamicgate.inference.gpu.find import GatedFFN
 from dynamicgate.inference.plan import Verification
 from dynamicgate.inference.shadow_copy import copy_in_float64
 from dynamicgate.inference.verify import MARGIN, TOLERANCE, near_threshold, refuse_above
-from dynamicgate.ops.ffn.reference import PHI
 
 MAX_ROWS = 256  # that are compared; they are picked from more
 LIMITS = {
@@ -42,7 +42,7 @@ class LayerReference:
         self.near_threshold = int(near_R.sum())
         self.rows_RD = mixed_RD[~near_R][:MAX_ROWS]
         x_RD = self.rows_RD.double()
-        h_RN = PHI[ffn.activation](_in_float64(ffn.up, x_RD))
+        h_RN = ACTIVATIONS[ffn.activation].function(_in_float64(ffn.up, x_RD))
         if ffn.value is not None:
             h_RN = h_RN * _in_float64(ffn.value, x_RD)
         self.y_RO = _in_float64(ffn.down, close_units(h_RN, gate(x_RD).scale, ffn.gate.config.block))

@@ -1,6 +1,6 @@
-"""The Triton kernels of a gate network for 1 to 16 tokens: linear maps, and which blocks they open.
+"""Triton kernels for the gate network of `decode_ffn`: its linear maps, and which blocks their logits open.
 
-Arrays are [row of the weight, token]; every sum has one fixed order.
+Arrays are [row of the weight, token]. Every sum is in a fixed order.
 """
 
 from __future__ import annotations
@@ -12,120 +12,122 @@ from triton.language.extra import cuda
 
 @triton.jit
 def gate_logits(
-    x, weight, bias, row, here, tokens, inputs,
+    x, weight, bias, row, row_mask, tokens, inputs,
     BIAS: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, DEPTH: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """weight_RD x_TD' + bias_R, in float32, for so few rows that tensor cores would wait for each other's sums."""
+    """weight_RD x_TD' + bias_R in float32, for so few rows that tensor cores would mostly wait for sums."""
     token = tl.arange(0, TOKENS)
-    there = token < tokens
+    token_mask = token < tokens
     offset = row.to(tl.int64) * inputs
     products = tl.zeros([ROWS, TOKENS, DEPTH], tl.float32)
     for start in tl.range(0, inputs, DEPTH, num_stages=STAGES):
         k = start + tl.arange(0, DEPTH)
         inside = k < inputs
-        w = tl.load(weight + offset[:, None] + k[None, :], here[:, None] & inside[None, :], 0.0)
-        a = tl.load(x + token[:, None] * inputs + k[None, :], there[:, None] & inside[None, :], 0.0)
+        w = tl.load(weight + offset[:, None] + k[None, :], row_mask[:, None] & inside[None, :], 0.0)
+        a = tl.load(x + token[:, None] * inputs + k[None, :], token_mask[:, None] & inside[None, :], 0.0)
         products += w.to(tl.float32)[:, None, :] * a.to(tl.float32)[None, :, :]
     z = tl.sum(products, 2)
     if BIAS:
-        z += tl.load(bias + row, here, 0.0).to(tl.float32)[:, None]
+        z += tl.load(bias + row, row_mask, 0.0).to(tl.float32)[:, None]
     return z
 
 
 @triton.jit
-def cut_of(cut, cuts, stride, block, here, CUTS: tl.constexpr):
-    """What logits must exceed: one number for all blocks, or one for each."""
+def load_cut(cut, cuts, stride, block, row_mask, CUTS: tl.constexpr):
+    """The number that a logit must exceed: one for all blocks, or one for each."""
     if CUTS:
-        found = tl.load(cuts + block * stride, here, 0.0)[:, None]
+        found = tl.load(cuts + block * stride, row_mask, 0.0)[:, None]
     else:
         found = cut
     return found
 
 
 @triton.jit
-def settle(
-    z, least, is_open, block, here, factor, opened, arrived, tokens, blocks, width,
+def write_decision(
+    z, least, is_open, block, row_mask, factor, opened, arrived, tokens, blocks, width,
     TOKENS: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Write what was decided: factor_TG, whether any token opens a block, and a barrier that nobody has reached.
+    """Write the decision: factor_TG, whether any token opens a block, and a barrier counter of 0.
 
-    SCALE: open units are multiplied by 0: 1, 1: p at the temperature `width`, 2: a ramp of this width above the cut.
+    SCALE says what open units are multiplied by. 0: by 1. 1: by p, where `width` is tau. 2: by how far the logit is
+    above the cut, where `width` is soft_width.
     """
     token = tl.arange(0, TOKENS)
-    there = here[:, None] & (token < tokens)[None, :]
-    is_open = is_open & there
+    mask = row_mask[:, None] & (token < tokens)[None, :]
+    is_open = is_open & mask
     if SCALE == 1:
-        much = tl.sigmoid(z / width)
+        scale = tl.sigmoid(z / width)
     elif SCALE == 2:
-        much = tl.minimum((z - least) / width, 1.0)
+        scale = tl.minimum((z - least) / width, 1.0)
     else:
-        much = 1.0
-    tl.store(factor + token[None, :] * blocks + block[:, None], tl.where(is_open, much, 0.0), there)
-    tl.store(opened + block, tl.max(is_open.to(tl.int32), 1), here)
+        scale = 1.0
+    tl.store(factor + token[None, :] * blocks + block[:, None], tl.where(is_open, scale, 0.0), mask)
+    tl.store(opened + block, tl.max(is_open.to(tl.int32), 1), row_mask)
     tl.store(arrived, 0, tl.program_id(0) == 0)
 
 
 @triton.jit
-def linear_kernel(
+def gate_linear_kernel(
     x, weight, bias, out, tokens, inputs, outputs,
     BIAS: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr, AFTER: tl.constexpr, CHAINED: tl.constexpr,
+    STAGES: tl.constexpr, DEPENDENT: tl.constexpr, RELEASE_NEXT: tl.constexpr,
 ):  # fmt: skip
-    """out_TR = phi(x_TD weight_RD' + bias_R) in float32: a map of the gate network that does not decide."""
-    if CHAINED:
+    """out_TR = phi(x_TD weight_RD' + bias_R) in float32: a map of the gate network that does not decide yet."""
+    if RELEASE_NEXT:
         cuda.gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    here = row < outputs
-    if AFTER:
+    row_mask = row < outputs
+    if DEPENDENT:
         cuda.gdc_wait()
-    z = gate_logits(x, weight, bias, row, here, tokens, inputs, BIAS, ROWS, TOKENS, DEPTH, STAGES)
+    z = gate_logits(x, weight, bias, row, row_mask, tokens, inputs, BIAS, ROWS, TOKENS, DEPTH, STAGES)
     if RELU:
         z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
     token = tl.arange(0, TOKENS)
-    tl.store(out + token[None, :] * outputs + row[:, None], z, here[:, None] & (token < tokens)[None, :])
+    tl.store(out + token[None, :] * outputs + row[:, None], z, row_mask[:, None] & (token < tokens)[None, :])
 
 
 @triton.jit
 def gate_kernel(
     x, weight, bias, cuts, factor, opened, arrived, tokens, inputs, blocks, cut, stride, width,
     BIAS: tl.constexpr, CUTS: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
-    DEPTH: tl.constexpr, STAGES: tl.constexpr, AFTER: tl.constexpr, CHAINED: tl.constexpr,
+    DEPTH: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr, RELEASE_NEXT: tl.constexpr,
 ):  # fmt: skip
-    """The last map of the gate network, and its threshold."""
-    if CHAINED:
+    """The last map of the gate network, and the threshold."""
+    if RELEASE_NEXT:
         cuda.gdc_launch_dependents()
     block = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    here = block < blocks
-    if AFTER:
+    row_mask = block < blocks
+    if DEPENDENT:
         cuda.gdc_wait()
-    z = gate_logits(x, weight, bias, block, here, tokens, inputs, BIAS, ROWS, TOKENS, DEPTH, STAGES)
-    least = cut_of(cut, cuts, stride, block, here, CUTS)
-    settle(z, least, z > least, block, here, factor, opened, arrived, tokens, blocks, width, TOKENS, SCALE)
+    z = gate_logits(x, weight, bias, block, row_mask, tokens, inputs, BIAS, ROWS, TOKENS, DEPTH, STAGES)
+    least = load_cut(cut, cuts, stride, block, row_mask, CUTS)
+    write_decision(z, least, z > least, block, row_mask, factor, opened, arrived, tokens, blocks, width, TOKENS, SCALE)
 
 
 @triton.jit
-def rank_kernel(
-    logits, cuts, factor, opened, arrived, tokens, blocks, cut, stride, width, keep,
+def gate_top_k_kernel(
+    logits, cuts, factor, opened, arrived, tokens, blocks, cut, stride, width, top_k,
     CUTS: tl.constexpr, SCALE: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, OTHERS: tl.constexpr,
-    AFTER: tl.constexpr, CHAINED: tl.constexpr,
+    DEPENDENT: tl.constexpr, RELEASE_NEXT: tl.constexpr,
 ):  # fmt: skip
-    """Threshold, or among the `keep` largest of the token: a block counts those ahead of it, equals by their index."""
-    if CHAINED:
+    """A block is open above the threshold or among the token's `top_k` largest: it counts the logits ahead of its own,
+    where a tie goes to the lower index."""
+    if RELEASE_NEXT:
         cuda.gdc_launch_dependents()
     block = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    here = block < blocks
+    row_mask = block < blocks
     token = tl.arange(0, TOKENS)
-    there = token < tokens
-    if AFTER:
+    token_mask = token < tokens
+    if DEPENDENT:
         cuda.gdc_wait()
-    z = tl.load(logits + token[None, :] * blocks + block[:, None], here[:, None] & there[None, :], 0.0)
+    z = tl.load(logits + token[None, :] * blocks + block[:, None], row_mask[:, None] & token_mask[None, :], 0.0)
     ahead = tl.zeros([ROWS, TOKENS], tl.int32)
     for start in range(0, blocks, OTHERS):
         other = start + tl.arange(0, OTHERS)
-        mask = there[:, None] & (other < blocks)[None, :]
+        mask = token_mask[:, None] & (other < blocks)[None, :]
         theirs = tl.load(logits + token[:, None] * blocks + other[None, :], mask, -float("inf"))[None, :, :]
         first = (other[None, :] < block[:, None])[:, None, :]
         ahead += tl.sum(((theirs > z[:, :, None]) | ((theirs == z[:, :, None]) & first)).to(tl.int32), 2)
-    least = cut_of(cut, cuts, stride, block, here, CUTS)
-    is_open = (z > least) | (ahead < keep)
-    settle(z, least, is_open, block, here, factor, opened, arrived, tokens, blocks, width, TOKENS, SCALE)
+    least = load_cut(cut, cuts, stride, block, row_mask, CUTS)
+    is_open = (z > least) | (ahead < top_k)
+    write_decision(z, least, is_open, block, row_mask, factor, opened, arrived, tokens, blocks, width, TOKENS, SCALE)

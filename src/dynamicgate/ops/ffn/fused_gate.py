@@ -1,6 +1,6 @@
-"""What lies between the two products of a dense layer with a gate, in one pass: `close_hidden` and its op.
+"""`fused_gate_activation` and its op: everything between the two products of a dense gated layer, in one pass.
 
-Shapes in names: T tokens, N hidden units in G blocks (the last may be ragged), M columns of the first product.
+Shapes in names: T tokens, N hidden units in G blocks (the last may be shorter), M columns of the first product.
 """
 
 from __future__ import annotations
@@ -10,22 +10,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamicgate.ops.chain.layers import GateNet
-from dynamicgate.ops.chain.reference import decide
-from dynamicgate.ops.ffn.decode import DTYPES
-from dynamicgate.ops.ffn.reference import PHI
-from dynamicgate.ops.ffn.registration import register_for_inference, serves
+from dynamicgate.activations import ACTIVATIONS, IN_TRITON, check_activation
+from dynamicgate.ops.ffn import tune
+from dynamicgate.ops.ffn.registration import kernels_run_on, register_for_inference
+from dynamicgate.ops.gate_net import GateNet, decide
 
 _library = torch.library.Library("dynamicgate", "FRAGMENT")
 _library.define(
-    "close_hidden(Tensor both, Tensor? value, int units, int block, str activation, float cut, float? tau, float? soft_width)"
-    " -> Tensor",
+    "fused_gate_activation(Tensor product, Tensor? value, int units, int block, str activation, float cut, float? tau, "
+    "float? soft_width) -> Tensor",
     tags=[torch.Tag.pt2_compliant_tag],
 )
 
 
-def close_hidden(
-    both_TM: Tensor,
+def fused_gate_activation(
+    product_TM: Tensor,
     units: int,
     *,
     block: int,
@@ -35,43 +34,53 @@ def close_hidden(
     activation: str = "relu",
     value_TN: Tensor | None = None,
 ) -> Tensor:
-    """act(both[:, :units]) [* value], and 0 where a unit's block is closed, for inference.
+    """act(product[:, :units]) [* value], and 0 where the block of a unit is closed; for inference.
 
-    both_TM: a product in bfloat16, float16 or float32 whose rows hold the units, then a logit for each block, and then
-        anything. A block is open where its logit is above `cut`; with `tau` or `soft_width`, open units are scaled.
+    product_TM: bfloat16, float16 or float32. Each row holds the units, then one logit for each block, then anything.
+        A block is open where its logit is above `cut`. With `tau` or `soft_width`, open units are scaled.
     """
     blocks = -(-units // block)
-    if both_TM.dim() != 2 or both_TM.shape[1] < units + blocks:
-        raise ValueError(f"expected [tokens, {units + blocks} or more], received {tuple(both_TM.shape)}")
-    if activation not in PHI:
-        raise ValueError(f"activation must be one of {', '.join(PHI)}, received {activation!r}")
-    if value_TN is not None and (value_TN.shape != (len(both_TM), units) or value_TN.dtype is not both_TM.dtype):
+    if product_TM.dim() != 2 or product_TM.shape[1] < units + blocks:
+        raise ValueError(f"expected [tokens, {units + blocks} or more], received {tuple(product_TM.shape)}")
+    check_activation(activation, IN_TRITON)
+    expected = (len(product_TM), units)
+    if value_TN is not None and (value_TN.shape != expected or value_TN.dtype is not product_TM.dtype):
         raise ValueError(
-            f"expected value_TN of shape {(len(both_TM), units)} in {both_TM.dtype}, received {tuple(value_TN.shape)} "
+            f"expected value_TN of shape {expected} in {product_TM.dtype}, received {tuple(value_TN.shape)} "
             f"in {value_TN.dtype}"
         )
-    h_TN: Tensor = torch.ops.dynamicgate.close_hidden(both_TM, value_TN, units, block, activation, cut, tau, soft_width)
+    h_TN: Tensor = torch.ops.dynamicgate.fused_gate_activation(
+        product_TM, value_TN, units, block, activation, cut, tau, soft_width
+    )
     return h_TN
 
 
-def _close(both: Tensor, value: Tensor | None, units: int, block: int, activation: str, cut: float,
-           tau: float | None, soft_width: float | None) -> Tensor:  # fmt: skip
-    if both.dtype in DTYPES and serves(both):
-        from dynamicgate.ops.ffn.fused_gate_kernel import launch
+def _activate(
+    product: Tensor,
+    value: Tensor | None,
+    units: int,
+    block: int,
+    activation: str,
+    cut: float,
+    tau: float | None,
+    soft_width: float | None,
+) -> Tensor:
+    if product.dtype in tune.DTYPES and kernels_run_on(product):
+        from dynamicgate.ops.ffn.fused_gate_kernel import launch  # here, because it imports Triton
 
-        with torch.cuda.device_of(both):
-            return launch(both, value, units, block, activation, cut, tau, soft_width)
-    wide = both if both.dtype is torch.float64 else both.float()
+        with torch.cuda.device_of(product):
+            return launch(product, value, units, block, activation, cut, tau, soft_width)
+    wide = product if product.dtype is torch.float64 else product.float()
     z_TG = wide[:, units : units - (-units // block)]
     factor_TG = decide(z_TG, GateNet((), (), cut=cut, tau=tau, soft_width=soft_width))
     factor_TN = factor_TG.repeat_interleave(block, dim=1)[:, :units]
-    h_TN = PHI[activation](wide[:, :units])
+    h_TN = ACTIVATIONS[activation].function(wide[:, :units])
     h_TN = h_TN if value is None else h_TN * value
-    return torch.where(factor_TN != 0, h_TN * factor_TN, 0.0).to(both.dtype)
+    return torch.where(factor_TN != 0, h_TN * factor_TN, 0.0).to(product.dtype)
 
 
-def _shape(both: Tensor, value: Any, units: int, *rest: Any) -> Tensor:
-    return both.new_empty(both.shape[0], units)
+def _shape(product: Tensor, value: Any, units: int, *rest: Any) -> Tensor:
+    return product.new_empty(product.shape[0], units)
 
 
-register_for_inference(_library, "close_hidden", _close, _shape)
+register_for_inference(_library, "fused_gate_activation", _activate, _shape)

@@ -1,4 +1,4 @@
-"""What every launch of the kernels for many tokens needs: sizes, descriptors, and how programs share the work."""
+"""What all launches of the grouped kernels need: sizes, descriptors, and how programs share the work."""
 
 from __future__ import annotations
 
@@ -10,36 +10,41 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dynamicgate.ops.ffn import index as indexing
 from dynamicgate.ops.ffn import tune
-from dynamicgate.ops.ffn.tune import Tile
+from dynamicgate.ops.ffn.tune import Tile, power_of_2
 
-_OF_ONE_BLOCK = ("up", "up_value", "like_up", "like_up_value", "hidden_gradient")  # their columns are its units
+# Kernels whose columns are the units of one block.
+_OF_ONE_BLOCK = ("up", "up_value", "shared_pattern_up", "shared_pattern_up_value", "hidden_gradient")
 
 
 class Job(NamedTuple):
-    """What all kernels of one call agree on."""
+    """What all kernels of one call have in common."""
 
     tokens: int
-    units: int  # hidden units in all
+    units: int
+    """Hidden units in total."""
     block: int
     blocks: int
-    rows: int  # of a tile
-    share: bool  # whether like tokens are looked for
-    adds: bool  # whether pairs are added to the outputs in any order, instead of through a row for each
+    rows: int
+    """Of a tile."""
+    shared_pattern: bool
+    """Whether tokens are also grouped by their gate pattern, for the kernels of shared_pattern.py."""
+    atomic: bool
+    """Whether the down projection adds to the outputs in any order, by atomics, instead of through partial outputs."""
     dtype: torch.dtype
     device: torch.device
 
     @property
-    def pairs(self) -> int:
-        """Places for pairs."""
-        return indexing.pairs(self.tokens, self.blocks, self.rows)
+    def slots(self) -> int:
+        """The number of slots for assignments."""
+        return indexing.slot_count(self.tokens, self.blocks, self.rows)
 
     @property
     def even(self) -> bool:
-        """Whether no block is shorter than the others."""
+        """Whether all blocks have the same length."""
         return self.units % self.block == 0
 
     def tile(self, kernel: str) -> Tile:
-        """Sizes for one kernel."""
+        """The tile of one kernel."""
         found = tune.tile(kernel, self.tokens, self.block, self.dtype, self.device)
         most = max(32 if self.device.type == "cuda" else 16, power_of_2(self.block))
         if kernel == "up_gradient":
@@ -51,11 +56,11 @@ class Job(NamedTuple):
         return found._replace(rows=self.rows)
 
     def grid(self, tile: Tile) -> tuple[int]:
-        """A fixed number of programs, whatever is open."""
+        """A fixed number of programs, however many blocks are open."""
         return (tune.programs(self.device, tile.programs),)
 
     def sizes(self, tile: Tile, even: bool) -> dict[str, Any]:
-        """The constants that all products share."""
+        """The constants that all kernels with products have."""
         return {
             "BLOCK": self.block,
             "ROWS": tile.rows,
@@ -69,35 +74,31 @@ class Job(NamedTuple):
         }
 
 
-def job(x: Tensor, factor: Tensor, block: int, units: int, *, share: bool, in_order: bool) -> Job:
-    """For these tensors. share: like tokens may be looked for, if there are enough. in_order: sums must be in order."""
+def make_job(x: Tensor, factor: Tensor, block: int, units: int, *, shared_pattern: bool, deterministic: bool) -> Job:
+    """shared_pattern: tokens may be grouped by pattern, if there are enough. deterministic: sums have a fixed order."""
     T, G = factor.shape
     rows = tune.rows(x.device)
-    if indexing.pairs(T, G, rows) >= 2**31:
-        raise ValueError(f"expected fewer than 2**31 pairs of tokens and blocks, received {T} * {G}")
-    tokens, least = tune.like_least(x.device)
-    share = share and tokens <= T and units % block == 0 and block >= least and block == power_of_2(block)
-    adds = not in_order and tune.adds(T, G, block, share, x.dtype, x.device)
-    return Job(T, units, block, G, rows, share, adds, x.dtype, x.device)
+    if indexing.slot_count(T, G, rows) >= 2**31:
+        raise ValueError(f"expected fewer than 2**31 combinations of tokens and blocks, received {T} * {G}")
+    tokens, least = tune.least_for_shared_pattern(x.device)
+    possible = units % block == 0 and block >= least and block == power_of_2(block)
+    shared_pattern = shared_pattern and tokens <= T and possible
+    atomic = not deterministic and tune.uses_atomics(T, G, block, shared_pattern, x.dtype, x.device)
+    return Job(T, units, block, G, rows, shared_pattern, atomic, x.dtype, x.device)
 
 
-def fetchable(tile: Tile, *tensors: Tensor | None) -> bool:
-    """Whether the copy engine can fetch tiles of these matrices."""
+def tma_usable(tile: Tile, *tensors: Tensor | None) -> bool:
+    """Whether the copy engine (TMA) can load tiles of these matrices."""
     return tile.tma and all(
         t is None or (t.shape[1] * t.itemsize % 16 == 0 and t.data_ptr() % 16 == 0) for t in tensors
     )
 
 
-def described(t: Tensor, rows: int, columns: int, tma: bool) -> Any:
-    """A matrix of which the copy engine fetches tiles of this size, or the matrix."""
+def descriptor(t: Tensor, rows: int, columns: int, tma: bool) -> Any:
+    """The descriptor by which the copy engine loads tiles of this size, or without TMA the matrix itself."""
     return TensorDescriptor.from_tensor(t, [rows, columns]) if tma else t
 
 
-def either(given: Tensor | None, other: Tensor) -> Tensor:
-    """An argument that a kernel does not look at still needs a tensor."""
-    return other if given is None else given
-
-
-def power_of_2(n: int) -> int:
-    """The next one."""
-    return 1 << (n - 1).bit_length()
+def or_dummy(given: Tensor | None, dummy: Tensor) -> Tensor:
+    """A kernel needs a tensor even for an argument that it does not read."""
+    return dummy if given is None else given

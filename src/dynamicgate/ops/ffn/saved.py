@@ -7,10 +7,14 @@ from typing import NamedTuple
 from torch import Tensor
 
 
-class Kept(NamedTuple):
-    """What a forward pass leaves for its backward; empty tensors where something is not needed."""
+class Saved(NamedTuple):
+    """Tensors for the backward pass; empty where one is not needed."""
 
-    hidden: Tensor  # factor * act(..) [* value], a row for each pair
-    pre: Tensor  # what went into the activation, a row for each pair, or with exact gradients for each token
-    val: Tensor  # what the activation was multiplied with, likewise
-    pairs: Tensor  # the index of the open pairs, see index.py
+    hidden: Tensor
+    """factor * act(..) [* value], a row for each slot of the index."""
+    pre: Tensor
+    """The input of the activation, a row for each slot, or with gate_gradient="dense" for each token."""
+    val: Tensor
+    """What the activation was multiplied by, in the same rows."""
+    index_buffer: Tensor
+    """The buffer of the index of assignments, see index.py."""

@@ -1,4 +1,4 @@
-"""Packing and unpacking are inverse, and mistakes are told."""
+"""Packing and unpacking are inverse to each other, and chains that cannot be packed are refused."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dynamicgate import ops
+from dynamicgate.ops import GateNet, chain
 from dynamicgate.ops.chain.layers import LAYOUTS
-from dynamicgate.ops.chain.unpack import unpack
+from dynamicgate.ops.chain.unpacking import unpack
 from tests.ops.chains import Sketch, build
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("block", [0, 1, 16, 20])
 @pytest.mark.parametrize("skip", [False, True])
-def test_what_is_packed_can_be_unpacked(layout: str, block: int, skip: bool) -> None:
-    first = Sketch(50, layout, block, rank=3, hidden="relu", tau=0.5, keep=1, activation="silu", skip_zeros=skip)
+def test_unpacking_gives_back_the_layers(layout: str, block: int, skip: bool) -> None:
+    first = Sketch(50, layout, block, rank=3, hidden="relu", tau=0.5, top_k=1, activation="silu", skip_zeros=skip)
     layers = build(31, [first, Sketch(45, layout, 16, cut="each", soft_width=0.25), Sketch(3, layout)], seed=1)
-    found = unpack(*ops.pack(layers)[:2])
+    found = unpack(*chain.pack(layers)[:2])
     for before, after in zip(layers, found, strict=True):
         assert torch.equal(before.weight, after.weight)
         assert torch.equal(before.bias, after.bias)
@@ -28,50 +28,50 @@ def test_what_is_packed_can_be_unpacked(layout: str, block: int, skip: bool) -> 
             assert all(torch.equal(a, b) for a, b in zip(before.gate.weights, after.gate.weights, strict=True))
             assert all(torch.equal(a, b) for a, b in zip(before.gate.biases, after.gate.biases, strict=True))
             assert torch.equal(torch.as_tensor(before.gate.cut).expand(before.blocks), after.gate.cut)
-            assert (before.gate.keep, before.gate.tau) == (after.gate.keep, after.gate.tau)
+            assert (before.gate.top_k, before.gate.tau) == (after.gate.top_k, after.gate.tau)
             assert before.gate.soft_width == after.gate.soft_width
 
 
-def test_sparse_layouts_store_what_is_not_zero() -> None:
+def test_sparse_layouts_store_only_what_is_not_zero() -> None:
     weight = torch.zeros(64, 100)
     weight[:16, 3] = 1.0
-    sizes = {layout: ops.pack([ops.Layer(weight, layout=layout)]).weights.numel() for layout in LAYOUTS}
+    sizes = {layout: chain.pack([chain.Layer(weight, layout=layout)]).weights.numel() for layout in LAYOUTS}
     assert sizes["vectors"] == sizes["csr"] == 16 + 64  # one vector and the bias
     assert sizes["panels"] == sizes["rows"] == 6400 + 64
 
 
-GATE = ops.GateNet((torch.zeros(2, 8),), (None,))
-LAYER = ops.Layer(torch.zeros(32, 8), torch.zeros(32), block=16, gate=GATE)
+GATE = GateNet((torch.zeros(2, 8),), (None,))
+LAYER = chain.Layer(torch.zeros(32, 8), torch.zeros(32), block=16, gate=GATE)
 
 
 @pytest.mark.parametrize(
     ("layers", "message"),
     [
         ([], "at least one layer"),
-        ([LAYER, ops.Layer(torch.zeros(4, 31))], "reads 31 features, but the layer before gives 32"),
-        ([ops.Layer(torch.zeros(0, 4))], "received .0, 4."),
+        ([LAYER, chain.Layer(torch.zeros(4, 31))], "reads 31 features, but the layer before gives 32"),
+        ([chain.Layer(torch.zeros(0, 4))], "received .0, 4."),
         ([replace(LAYER, bias=torch.zeros(3))], "expected a bias of 32"),
         ([replace(LAYER, activation="relu6")], "activation must be one of"),
         ([replace(LAYER, layout="coo")], "layout must be one of"),
         ([replace(LAYER, block=0)], "a gate needs block >= 1"),
         ([replace(LAYER, block=8)], "to 4 blocks"),
         ([replace(LAYER, layout="rows", skip_zeros=True)], "skip_zeros needs panels"),
-        ([LAYER, ops.Layer(torch.zeros(4, 32), skip_zeros=True)], "input that is not gated"),
-        ([replace(LAYER, gate=None), ops.Layer(torch.zeros(4, 32), block=2)], "at most one layer"),
+        ([LAYER, chain.Layer(torch.zeros(4, 32), skip_zeros=True)], "input that is not gated"),
+        ([replace(LAYER, gate=None), chain.Layer(torch.zeros(4, 32), block=2)], "at most one layer"),
         ([replace(LAYER, gate=replace(GATE, biases=()))], "as many biases"),
         ([replace(LAYER, gate=replace(GATE, biases=(torch.zeros(3),)))], "as long as"),
         ([replace(LAYER, gate=replace(GATE, hidden="tanh"))], "hidden activation"),
-        ([replace(LAYER, gate=replace(GATE, keep=3))], "keep <= 2 blocks"),
+        ([replace(LAYER, gate=replace(GATE, top_k=3))], "top_k <= 2 blocks"),
         ([replace(LAYER, gate=replace(GATE, cut=torch.zeros(3)))], "one cut"),
         ([replace(LAYER, gate=replace(GATE, tau=0.0))], "tau > 0"),
         ([replace(LAYER, gate=replace(GATE, soft_width=0.0))], "finite soft_width > 0, received 0.0"),
         ([replace(LAYER, gate=replace(GATE, soft_width=torch.inf))], "finite soft_width > 0, received inf"),
-        ([replace(LAYER, gate=replace(GATE, soft_width=1.0, tau=0.5))], "received tau 0.5 and keep 0 with"),
-        ([replace(LAYER, gate=replace(GATE, soft_width=1.0, keep=1))], "received tau None and keep 1 with"),
+        ([replace(LAYER, gate=replace(GATE, soft_width=1.0, tau=0.5))], "received tau 0.5 and top_k 0 with"),
+        ([replace(LAYER, gate=replace(GATE, soft_width=1.0, top_k=1))], "received tau None and top_k 1 with"),
         ([replace(LAYER, gate=replace(GATE, soft_width=1.0, cut=-torch.inf))], "expected a finite one, received -inf"),
-        ([ops.Layer(torch.zeros(1, 70_000), layout="csr")], "reach 65536 inputs, received 70000"),
+        ([chain.Layer(torch.zeros(1, 70_000), layout="csr")], "reach 65536 inputs, received 70000"),
     ],
 )
-def test_a_chain_that_cannot_be_run_is_refused(layers: list[ops.Layer], message: str) -> None:
+def test_a_chain_that_cannot_be_run_is_refused(layers: list[chain.Layer], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ops.pack(layers)
+        chain.pack(layers)

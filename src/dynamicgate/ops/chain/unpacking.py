@@ -1,4 +1,4 @@
-"""Packed -> layers that compute the same: what the torch backend runs, and the test of `pack`."""
+"""Turns a packed chain back into layers: the torch backend runs these, and they test `pack`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS, GateNet, Layer
-from dynamicgate.ops.chain.pack import (
+from dynamicgate.activations import BY_CODE
+from dynamicgate.ops.chain.layers import LAYOUTS, Layer
+from dynamicgate.ops.chain.packing import (
     HEADER_WORDS,
     LAYER_WORDS,
     LINEAR_WORDS,
@@ -20,6 +21,7 @@ from dynamicgate.ops.chain.pack import (
     output_span,
     whole,
 )
+from dynamicgate.ops.gate_net import GateNet
 
 
 class _Linear(NamedTuple):
@@ -44,7 +46,7 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
     for i in range(words[1]):
         at = HEADER_WORDS + i * LAYER_WORDS
         parts = [_Linear(*words[at + j * LINEAR_WORDS : at + (j + 1) * LINEAR_WORDS]) for j in range(3)]
-        stages, blocks, block, _, cut, keep, inverse_tau = words[at + 3 * LINEAR_WORDS : at + LAYER_WORDS]
+        stages, blocks, block, _, cut, top_k, *scale = words[at + 3 * LINEAR_WORDS : at + LAYER_WORDS]
         main, *gates = parts
         layout = LAYOUTS[main.layout]
         after = output_span(main.units, block if blocks else 0, layout)
@@ -55,23 +57,35 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
             for stage in gates[:stages]:
                 read.append(_read(weights, program, stage, source, whole(stage.units)))
                 source = whole(stage.units)
-            scale = struct.unpack("f", struct.pack("i", inverse_tau))[0]
+            tau, soft_width = map(_inverse, scale)
             gate = GateNet(
                 weights=tuple(w for w, _ in read),
                 biases=tuple(b for _, b in read),
-                hidden=ACTIVATIONS[gates[0].activation],
+                hidden=BY_CODE[gates[0].activation].name,
                 cut=weights[cut * PANEL :][:blocks],
-                keep=keep,
-                tau=1.0 / scale if scale > 0.0 else None,
-                soft_width=-1.0 / scale if scale < 0.0 else None,
+                top_k=top_k,
+                tau=tau,
+                soft_width=soft_width,
             )
         layers.append(
             Layer(
-                weight, bias, ACTIVATIONS[main.activation], block if blocks else 0, gate, layout, bool(main.skip_zeros)
+                weight,
+                bias,
+                BY_CODE[main.activation].name,
+                block if blocks else 0,
+                gate,
+                layout,
+                bool(main.skip_zeros),
             )
         )
         before = after
     return layers
+
+
+def _inverse(word: int) -> float | None:
+    """1 / the float with these bits; None for 0."""
+    number = struct.unpack("f", struct.pack("i", word))[0]
+    return 1.0 / number if number else None
 
 
 def _read(weights: Tensor, program: Tensor, linear: _Linear, before: Span, after: Span) -> tuple[Tensor, Tensor]:
@@ -84,15 +98,15 @@ def _read(weights: Tensor, program: Tensor, linear: _Linear, before: Span, after
         return torch.cat(rows, dim=1)[after.positions], bias
     if layout == "rows":
         return floats[: linear.width * linear.inputs].view(linear.width, -1)[after.positions][:, before.positions], bias
-    if layout == "columns":  # vectors over everything that lies before, padding included
+    if layout == "columns":  # vectors over the whole input, padding included
         as_vectors = linear._replace(layout=LAYOUTS.index("vectors"))
         return _read(weights, program, as_vectors, whole(linear.inputs), after)[0][:, before.positions], bias
     panels = linear.width // PANEL
     by_input = layout == "vectors" and linear.skip_zeros
     groups = linear.width if layout == "csr" else linear.inputs if by_input else before.blocks * panels
     starts = program[linear.lists :][: groups + 1].long()
-    pairs = program[linear.lists + groups + 1 :].numpy().view(np.uint16)[: int(starts[-1])]
-    column = torch.from_numpy(pairs.astype(np.int64))
+    shorts = program[linear.lists + groups + 1 :].numpy().view(np.uint16)[: int(starts[-1])]
+    column = torch.from_numpy(shorts.astype(np.int64))
     group = torch.repeat_interleave(torch.arange(groups), starts.diff())
     dense = floats.new_zeros(linear.width, linear.inputs)
     if layout == "csr":

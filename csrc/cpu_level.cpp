@@ -1,4 +1,4 @@
-// Which copy of the kernels this processor can run.
+// Chooses the copy of the kernels for this processor.
 #include <string.h>
 
 #include "program.h"
@@ -15,7 +15,7 @@ void chain_avx512(const Call&);
 static const Level kLevels[] = {{"avx512", chain_avx512}, {"avx2", chain_avx2}, {"sse2", chain_sse2}};  // best first
 
 static bool supported(const char* name) {
-  __builtin_cpu_init();  // asks the operating system too: wide registers must be saved between threads
+  __builtin_cpu_init();  // also asks the operating system, which must save wide registers between threads
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   if (!strcmp(name, "avx512")) return avx2 && __builtin_cpu_supports("avx512f");
   return avx2 || strcmp(name, "avx2");

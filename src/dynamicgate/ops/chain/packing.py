@@ -1,6 +1,6 @@
-"""Layers -> two flat tensors, weights and program, and back. The words are those of csrc/program.h; change both.
+"""Packs layers into two flat tensors, weights and program. Its words are those of csrc/program.h: change both together.
 
-Packing is plain torch and happens once. `unpack` gives layers that compute the same: the torch backend runs those.
+Packing is plain torch and happens once. `unpack` turns the tensors back into layers, which the torch backend runs.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynamicgate.ops.chain.layers import ACTIVATIONS, LAYOUTS, Layer, check
+from dynamicgate.activations import ACTIVATIONS
+from dynamicgate.ops.chain.layers import LAYOUTS, Layer, check_layers
 
 PANEL = 16  # outputs side by side
-MAGIC = 0x44470001
-HEADER_WORDS, LINEAR_WORDS, LAYER_WORDS = 8, 9, 34
+MAGIC = 0x44470002
+HEADER_WORDS, LINEAR_WORDS, LAYER_WORDS = 8, 9, 35
 INDEX_LIMIT = 1 << 16  # indices take two bytes
-CSR_COST, VECTOR_COST = (
-    3.5,
-    1.2,
-)  # of a weight, in those of a panel (measured: 0.175 of dense at 0.05, at 1 and 256 rows)
-DOT_OUTPUTS = 8  # up to so many outputs of a gate native rows beat a panel padded to 16 (measured: 8.4 -> 13.6 x)
+# The cost of one weight relative to one in a panel (measured: 0.175 of dense at density 0.05, for 1 and 256 rows).
+CSR_COST, VECTOR_COST = 3.5, 1.2
+DOT_OUTPUTS = 8  # a gate with up to this many outputs is faster as rows than as a panel padded to 16 (8.4 -> 13.6 x)
 
 
 class Packed(NamedTuple):
-    """A chain, ready for `run`: float32 weights, int32 program, and the number of outputs."""
+    """A chain that is ready for `run`: float32 weights, int32 program, and the number of outputs."""
 
     weights: Tensor
     program: Tensor
@@ -45,18 +44,18 @@ class Span(NamedTuple):
 
     @property
     def blocks(self) -> int:
-        """How many blocks there are."""
+        """The number of blocks."""
         return -(-self.units // self.block)
 
     @property
     def positions(self) -> Tensor:
-        """Where each unit lies."""
+        """The position of each unit."""
         unit = torch.arange(self.units)
         return unit // self.block * self.stride + unit % self.block
 
     @property
     def width(self) -> int:
-        """Positions up to the end of the last block."""
+        """The number of positions up to the end of the last block."""
         return self.units if self.stride == self.block else self.blocks * self.stride
 
 
@@ -66,7 +65,7 @@ def whole(units: int) -> Span:
 
 
 def output_span(units: int, block: int, layout: str) -> Span:
-    """Panels must not cross the border of a block, so blocks are padded to whole panels; rows need no padding."""
+    """Panels must not cross the boundary of a block, so blocks are padded to whole panels. Rows need no padding."""
     if not block:
         return whole(units)
     padded = layout in ("panels", "vectors", "columns")
@@ -74,7 +73,7 @@ def output_span(units: int, block: int, layout: str) -> Span:
 
 
 class _Writer:
-    """Collects what will be written, each piece on a new cache line, and index words.
+    """Collects what will be written, each piece starting on a new cache line, and the index words.
 
     The floats are written at the end, into one tensor: a list of finished pieces would be a second copy of the weights.
     """
@@ -98,8 +97,8 @@ class _Writer:
         return out
 
     def add_index(self, starts: Tensor, index: Tensor) -> int:
-        pairs = np.ascontiguousarray(F.pad(index, (0, index.numel() % 2)).numpy().astype(np.uint16))
-        words = torch.cat((starts.to(torch.int32), torch.from_numpy(pairs.view(np.int32).copy())))
+        shorts = np.ascontiguousarray(F.pad(index, (0, index.numel() % 2)).numpy().astype(np.uint16))
+        words = torch.cat((starts.to(torch.int32), torch.from_numpy(shorts.view(np.int32).copy())))
         at, self.words = self.words, self.words + words.numel()
         self.index.append(words)
         return at
@@ -108,7 +107,7 @@ class _Writer:
 def pack(layers: Sequence[Layer]) -> Packed:
     """Lay out a chain for the kernels."""
     layers = list(layers)
-    check(layers)
+    check_layers(layers)
     writer = _Writer(HEADER_WORDS + LAYER_WORDS * len(layers))
     words: list[int] = []
     before = whole(layers[0].weight.shape[1])
@@ -129,7 +128,7 @@ def pack(layers: Sequence[Layer]) -> Packed:
 def _gate(writer: _Writer, layer: Layer, before: Span, after: Span) -> list[int]:
     gate = layer.gate
     if gate is None:
-        return [0] * (2 * LINEAR_WORDS) + [0, layer.blocks, after.block, after.stride, 0, 0, 0]
+        return [0] * (2 * LINEAR_WORDS) + [0, layer.blocks, after.block, after.stride, 0, 0, 0, 0]
     words: list[int] = []
     source = before
     for i, (weight, bias) in enumerate(zip(gate.weights, gate.biases, strict=True)):
@@ -140,15 +139,18 @@ def _gate(writer: _Writer, layer: Layer, before: Span, after: Span) -> list[int]
         source = whole(outputs)
     words += [0] * (LINEAR_WORDS * (2 - len(gate.weights)))
     cut = torch.as_tensor(gate.cut, dtype=torch.float32).expand(gate.blocks)
-    # One word for both, since a gate has at most one of them: 1 / tau, or -1 / soft_width.
-    inverse_tau = -1.0 / gate.soft_width if gate.soft_width is not None else 0.0 if gate.tau is None else 1.0 / gate.tau
     words += [len(gate.weights), gate.blocks, after.block, after.stride]
-    words += [writer.add(gate.blocks, _written(cut)), gate.keep, struct.unpack("i", struct.pack("f", inverse_tau))[0]]
+    words += [writer.add(gate.blocks, _copy_of(cut)), gate.top_k, _inverse(gate.tau), _inverse(gate.soft_width)]
     return words
 
 
+def _inverse(number: float | None) -> int:
+    """The bits of 1 / number as a float; those of 0 for None."""
+    return int(struct.unpack("i", struct.pack("f", 0.0 if number is None else 1.0 / number))[0])
+
+
 def gate_layout(weight_GD: Tensor, before: Span) -> str:
-    """The layout in which the first map of a gate network takes least time, by what a weight costs in each."""
+    """The fastest layout for the first map of a gate network, by the cost of a weight in each layout."""
     outputs, inputs = weight_GD.shape
     columns = columns_of_16(weight_GD).sum()
     cost = {"panels": float(_padded(outputs) * inputs)}
@@ -168,7 +170,7 @@ def _linear(
     weight_ND = weight_ND.detach()
     index = 0
     inputs = weight_ND.shape[1]
-    through = layout in ("csr", "columns")  # whatever is closed
+    through = layout in ("csr", "columns")  # these read closed blocks as well
     indexed = before.block if layout == "vectors" else before.width if through else inputs if skip_zeros else 0
     if indexed > INDEX_LIMIT:
         raise ValueError(
@@ -179,7 +181,7 @@ def _linear(
     elif layout == "vectors":
         spread_WD = _spread(weight_ND, 0, after, width)
         values, starts, columns = vectors_by_input(spread_WD) if skip_zeros else vectors(spread_WD, before.block)
-        at, index = writer.add(values.numel(), _written(values)), writer.add_index(starts, columns)
+        at, index = writer.add(values.numel(), _copy_of(values)), writer.add_index(starts, columns)
     else:
         inputs = before.width
 
@@ -190,27 +192,27 @@ def _linear(
             at = writer.add(width * inputs, lambda out: out.view(width, inputs).copy_(spread()))
         else:
             values, starts, columns = csr(spread()) if layout == "csr" else vectors(spread(), inputs)
-            at, index = writer.add(values.numel(), _written(values)), writer.add_index(starts, columns)
+            at, index = writer.add(values.numel(), _copy_of(values)), writer.add_index(starts, columns)
     bias_W = torch.zeros(width, dtype=torch.float32)
     if bias_N is not None:
         bias_W[after.positions] = bias_N.detach().to(torch.float32)
-    kind, phi = LAYOUTS.index(layout), ACTIVATIONS.index(activation)
-    return [kind, inputs, after.units, width, at, writer.add(width, _written(bias_W)), index, phi, int(skip_zeros)]
+    kind, phi = LAYOUTS.index(layout), ACTIVATIONS[activation].code
+    return [kind, inputs, after.units, width, at, writer.add(width, _copy_of(bias_W)), index, phi, int(skip_zeros)]
 
 
 def columns_of_16(weight_ND: Tensor) -> Tensor:
-    """Which columns of each panel have anything but zeros: [panels, inputs]."""
+    """Which columns of each panel are not all zero: [panels, inputs]."""
     padded = F.pad(weight_ND != 0, (0, 0, 0, -weight_ND.shape[0] % PANEL))
     return padded.unflatten(0, (-1, PANEL)).any(1)
 
 
-def _written(values: Tensor) -> Callable[[Tensor], object]:
-    """Writes values that are already as they will lie."""
+def _copy_of(values: Tensor) -> Callable[[Tensor], object]:
+    """A writer of values that are already laid out."""
     return lambda out: out.copy_(values)
 
 
 def _spread(weight: Tensor, dim: int, span: Span, width: int) -> Tensor:
-    """The units of `dim` at their positions, zeros between; the weight itself where nothing lies between."""
+    """The units of `dim` at their positions, with zeros as padding; the weight itself where there is no padding."""
     if width == span.units:
         return weight
     shape = list(weight.shape)
@@ -219,7 +221,7 @@ def _spread(weight: Tensor, dim: int, span: Span, width: int) -> Tensor:
 
 
 def panels(weight_WD: Tensor, before: Span, out: Tensor) -> None:
-    """[blocks of inputs][panels][inputs of the block][16]: what an open block needs is contiguous."""
+    """[blocks of inputs][panels][inputs of the block][16]: all weights of an open block are contiguous."""
     panels_PSD = weight_WD.unflatten(0, (-1, PANEL))
     pieces = panels_PSD.split(before.block, dim=2)
     for piece_PSK, to in zip(pieces, out.split(weight_WD.shape[0] * before.block), strict=True):
@@ -227,20 +229,20 @@ def panels(weight_WD: Tensor, before: Span, out: Tensor) -> None:
 
 
 def vectors(weight_WD: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As panels, without all-zero columns: values [vectors][16], starts, and the input of each within its block."""
-    kept, starts, columns = [], [0], []
+    """Panels without their all-zero columns: values [vectors][16], starts, and each one's input within its block."""
+    values, starts, columns = [], [0], []
     panels_PSD = weight_WD.unflatten(0, (-1, PANEL))
     for piece in panels_PSD.split(block, dim=2):
         for panel_SK in piece:
             column = panel_SK.any(dim=0).nonzero().flatten()
-            kept.append(panel_SK[:, column].T.reshape(-1))
+            values.append(panel_SK[:, column].T.reshape(-1))
             columns.append(column)
             starts.append(starts[-1] + column.numel())
-    return torch.cat(kept), torch.tensor(starts), torch.cat(columns)
+    return torch.cat(values), torch.tensor(starts), torch.cat(columns)
 
 
 def vectors_by_input(weight_WD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same vectors, but those of one input together, and the panel of each: what a single input needs."""
+    """The same vectors grouped by input, and the panel of each: the vectors of a single input are contiguous."""
     panels_DPS = weight_WD.unflatten(0, (-1, PANEL)).permute(2, 0, 1)
     column, panel = panels_DPS.any(dim=2).nonzero(as_tuple=True)
     starts = F.pad(torch.bincount(column, minlength=weight_WD.shape[1]).cumsum(0), (1, 0))

@@ -1,7 +1,7 @@
-"""Tiles of pairs: up to the hidden units, down to one row of output for each pair, and the sum over a token's pairs.
+"""Forward kernels over tiles of assignments: up to the hidden units, down to partial outputs, and their sum per token.
 
-A fixed number of programs share the tiles, because how many there are is known on the device only. Shapes in names as
-in index.py; R columns of output in one go.
+The number of tiles is known only on the device, so a fixed number of programs shares them. Shapes in names as in
+index.py; R columns of output are computed at a time.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import triton.language as tl
 
 from dynamicgate.ops.ffn.tiles import (
     activate,
-    follow,
-    like_wins,
-    pair_step,
-    pair_tile,
+    assignment_step,
+    assignment_tile,
+    initialize_outputs,
     rows_times,
-    start_outputs,
+    shared_pattern_is_cheaper,
+    wait_for_previous_launch,
     whole_rounds,
 )
 
@@ -26,29 +26,29 @@ def up_tile(
     x, w, w_value, bias, value_bias, factor, hidden, pre, val, spans, tokens, tiles, tile, unit, D, N, G, y, y_bias,
     first_y, end_y, O,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ACTIVATION: tl.constexpr,
-    BIAS: tl.constexpr, VALUE: tl.constexpr, VALUE_BIAS: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr,
-    TMA: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, START: tl.constexpr, Y_BIAS: tl.constexpr,
+    BIAS: tl.constexpr, VALUE: tl.constexpr, VALUE_BIAS: tl.constexpr, SAVE: tl.constexpr, EVEN: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr, INITIALIZE: tl.constexpr, Y_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """hidden = factor * act(x up' + bias) [* (x value' + bias)]: a tile of pairs, COLUMNS units from `unit` on."""
-    g, pair, t, exists = pair_tile(tiles, tokens, spans, tile, ROWS)
+    """hidden = factor * act(x up' + bias) [* (x value' + bias)]: a tile of assignments, units from `unit` on."""
+    g, slot, t, exists = assignment_tile(tiles, tokens, spans, tile, ROWS)
     n = g * BLOCK + unit
     n_end = tl.minimum(g * BLOCK + BLOCK, N)
     ns = n + tl.arange(0, COLUMNS)
     z, v = rows_times(
         tl.zeros((ROWS, COLUMNS), tl.float32), tl.zeros((ROWS, COLUMNS), tl.float32), x, D, t, w, w_value, D, ns, n, ns,
-        n, D, n_end, y, y_bias, first_y, end_y, O, DEPTH, True, EVEN, TMA, VALUE, PRECISION, STAGES, START, Y_BIAS,
+        n, D, n_end, y, y_bias, first_y, end_y, O, DEPTH, True, EVEN, TMA, VALUE, PRECISION, STAGES, INITIALIZE, Y_BIAS,
     )  # fmt: skip
-    at = pair[:, None] * BLOCK + unit + tl.arange(0, COLUMNS)[None, :]
+    at = slot[:, None] * BLOCK + unit + tl.arange(0, COLUMNS)[None, :]
     inside = exists[:, None] & (ns < n_end)[None, :]
     if BIAS:
         z += tl.load(bias + ns, mask=ns < n_end, other=0.0)[None, :].to(tl.float32)
-    if KEEP:
+    if SAVE:
         tl.store(pre + at, z.to(pre.dtype.element_ty), mask=inside)
     h = activate(z, ACTIVATION)
     if VALUE:
         if VALUE_BIAS:
             v += tl.load(value_bias + ns, mask=ns < n_end, other=0.0)[None, :].to(tl.float32)
-        if KEEP:
+        if SAVE:
             tl.store(val + at, v.to(val.dtype.element_ty), mask=inside)
         h *= v
     h *= tl.load(factor + t * G + g).to(tl.float32)[:, None]
@@ -57,19 +57,19 @@ def up_tile(
 
 @triton.jit
 def up(
-    x, w, w_half, w_value, w_value_half, bias, value_bias, factor, hidden, pre, val, spans, tokens, tiles, like,
+    x, w, w_half, w_value, w_value_half, bias, value_bias, factor, hidden, pre, val, spans, tokens, tiles, total_blocks,
     y, y_bias, T, D, N, G, O,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, ACTIVATION: tl.constexpr,
-    BIAS: tl.constexpr, VALUE: tl.constexpr, VALUE_BIAS: tl.constexpr, KEEP: tl.constexpr, EVEN: tl.constexpr,
-    TMA: tl.constexpr, PRECISION: tl.constexpr, SHARE: tl.constexpr, PARTIAL: tl.constexpr, STAGES: tl.constexpr,
-    START: tl.constexpr, Y_BIAS: tl.constexpr, AFTER: tl.constexpr,
+    BIAS: tl.constexpr, VALUE: tl.constexpr, VALUE_BIAS: tl.constexpr, SAVE: tl.constexpr, EVEN: tl.constexpr,
+    TMA: tl.constexpr, PRECISION: tl.constexpr, SHARED_PATTERN: tl.constexpr, ROW_COST: tl.constexpr,
+    STAGES: tl.constexpr, INITIALIZE: tl.constexpr, Y_BIAS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Hidden values of the open pairs: rows of x times the block's rows of w. START: y, flat, is made ready to be added
-    to, so many entries in a step of the products; every program has its part of it."""
-    if AFTER:
-        follow()
-    if SHARE:
-        if like_wins(like, tiles, BLOCK, PARTIAL):
+    """Hidden values of the assignments: rows of x times the block's rows of w. INITIALIZE: entries of y, as a flat
+    array, that each step of the products initializes for down_atomic; every program has its part of y."""
+    if DEPENDENT:
+        wait_for_previous_launch()
+    if SHARED_PATTERN:
+        if shared_pattern_is_cheaper(total_blocks, tiles, BLOCK, ROW_COST):
             return
     columns: tl.constexpr = (BLOCK + COLUMNS - 1) // COLUMNS
     half: tl.constexpr = COLUMNS // 2
@@ -81,26 +81,26 @@ def up(
     part = tl.cdiv(entries, programs * 8) * 8  # aligned
     at_y = program * part
     end_y = tl.minimum(at_y + part, entries)
-    on_the_way = tl.cdiv(D, DEPTH) * START
+    per_tile = tl.cdiv(D, DEPTH) * INITIALIZE
     for item in range(program, whole, programs):
         up_tile(
             x, w, w_value, bias, value_bias, factor, hidden, pre, val, spans, tokens, tiles, item // columns,
             item % columns * COLUMNS, D, N, G, y, y_bias, at_y, end_y, O, BLOCK, ROWS, COLUMNS, DEPTH, ACTIVATION, BIAS,
-            VALUE, VALUE_BIAS, KEEP, EVEN, TMA, PRECISION, STAGES, START, Y_BIAS,
+            VALUE, VALUE_BIAS, SAVE, EVEN, TMA, PRECISION, STAGES, INITIALIZE, Y_BIAS,
         )  # fmt: skip
-        at_y += on_the_way
+        at_y += per_tile
     item = 2 * whole + program
     if item < 2 * items:
         up_tile(
             x, w_half, w_value_half, bias, value_bias, factor, hidden, pre, val, spans, tokens, tiles,
             item // (2 * columns), item % (2 * columns) * half, D, N, G, y, y_bias, at_y, end_y, O, BLOCK, ROWS, half,
-            DEPTH, ACTIVATION, BIAS, VALUE, VALUE_BIAS, KEEP, EVEN, TMA, PRECISION,
-            STAGES * (ROWS + COLUMNS) // (ROWS + half), START, Y_BIAS,
+            DEPTH, ACTIVATION, BIAS, VALUE, VALUE_BIAS, SAVE, EVEN, TMA, PRECISION,
+            STAGES * (ROWS + COLUMNS) // (ROWS + half), INITIALIZE, Y_BIAS,
         )  # fmt: skip
-        at_y += on_the_way
-    if START > 0:
-        for first in range(at_y, end_y, START):
-            start_outputs(y, y_bias, first, end_y, O, Y_BIAS, START)
+        at_y += per_tile
+    if INITIALIZE > 0:
+        for first in range(at_y, end_y, INITIALIZE):
+            initialize_outputs(y, y_bias, first, end_y, O, Y_BIAS, INITIALIZE)
 
 
 @triton.jit
@@ -109,18 +109,18 @@ def down_step(
     BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BY_COLUMN: tl.constexpr,
     TWO: tl.constexpr, EVEN: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, HALVES: tl.constexpr,
 ):  # fmt: skip
-    """DEPTH units more of the tile of `partial` at row, r; after the last of them it is stored, and 0 comes back."""
+    """Add DEPTH units to the tile of `partial` at row, r. After the last units, store the tile and return zeros."""
     half: tl.constexpr = COLUMNS // 2
     c = first_column + r
     rs = r + tl.arange(0, COLUMNS)
     cs = first_column + rs
-    pair = row + tl.arange(0, ROWS).to(tl.int64)
-    acc = pair_step(
-        acc, a, w, pair, row, g, unit, N, w_stride, c, cs, w_columns, BLOCK, DEPTH, BY_COLUMN, EVEN, TMA, PRECISION
+    slot = row + tl.arange(0, ROWS).to(tl.int64)
+    acc = assignment_step(
+        acc, a, w, slot, row, g, unit, N, w_stride, c, cs, w_columns, BLOCK, DEPTH, BY_COLUMN, EVEN, TMA, PRECISION
     )
     if TWO:
-        acc = pair_step(
-            acc, a2, w2, pair, row, g, unit, N, w_stride, c, cs, w_columns, BLOCK, DEPTH, BY_COLUMN, EVEN, TMA,
+        acc = assignment_step(
+            acc, a2, w2, slot, row, g, unit, N, w_stride, c, cs, w_columns, BLOCK, DEPTH, BY_COLUMN, EVEN, TMA,
             PRECISION,
         )  # fmt: skip
     if last:
@@ -131,7 +131,7 @@ def down_step(
         elif TMA:
             partial.store([row, r], acc.to(partial.dtype))
         else:
-            at = partial + pair[:, None] * R + rs[None, :]
+            at = partial + slot[:, None] * R + rs[None, :]
             tl.store(at, acc.to(partial.dtype.element_ty), mask=(rs < R)[None, :])
         acc = tl.zeros((ROWS, COLUMNS), tl.float32)
     return acc
@@ -139,20 +139,21 @@ def down_step(
 
 @triton.jit
 def down(
-    a, w, a2, w2, partial, tiles, like, N, w_stride, first_column, R, w_columns,
+    a, w, a2, w2, partial, tiles, total_blocks, N, w_stride, first_column, R, w_columns,
     BLOCK: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, BY_COLUMN: tl.constexpr,
-    TWO: tl.constexpr, EVEN: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, SHARE: tl.constexpr,
-    PARTIAL: tl.constexpr, RUN: tl.constexpr, HALVES: tl.constexpr, STAGES: tl.constexpr, AFTER: tl.constexpr,
+    TWO: tl.constexpr, EVEN: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr, SHARED_PATTERN: tl.constexpr,
+    ROW_COST: tl.constexpr, RUN: tl.constexpr, HALVES: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """partial[pair, r] = a[pair] @ w[units of its block, first_column + r], and with TWO + a2 @ w2.
+    """partial[slot, r] = a[slot] @ w[units of its block, first_column + r], and with TWO + a2 @ w2.
 
-    Several tiles of columns are one loop, so that the first rows and weights of the next tile are on their way while
-    this one is stored: with few units in a block there is little else to hide behind. RUN neighbouring ones of the same
-    rows; or with 0 all tiles of a program, whose loop then looks up a tile's block in every step."""
-    if AFTER:
-        follow()
-    if SHARE:
-        if like_wins(like, tiles, BLOCK, PARTIAL):
+    One loop goes over several tiles of columns, so that the first rows and weights of the next tile are being loaded
+    while this one is stored: with few units in a block there is little else to hide that latency. The loop covers RUN
+    neighbouring tiles of the same rows, or with RUN = 0 all tiles of the program; then every step looks up the block of
+    its tile."""
+    if DEPENDENT:
+        wait_for_previous_launch()
+    if SHARED_PATTERN:
+        if shared_pattern_is_cheaper(total_blocks, tiles, BLOCK, ROW_COST):
             return
     columns = tl.cdiv(R, COLUMNS)
     steps: tl.constexpr = (BLOCK + DEPTH - 1) // DEPTH
@@ -186,27 +187,27 @@ def down(
 
 @triton.jit
 def reduce(
-    partial, bias, y, opened, pairs, tiles, like, T, G, first_column, R, O,
-    BLOCK: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, BIAS: tl.constexpr, SHARE: tl.constexpr,
-    PARTIAL: tl.constexpr, AFTER: tl.constexpr,
+    partial, bias, y, opened, slots, tiles, total_blocks, T, G, first_column, R, O,
+    BLOCK: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, BIAS: tl.constexpr, SHARED_PATTERN: tl.constexpr,
+    ROW_COST: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """y[t, first_column + r] = bias + the sum of the token's rows of `partial`, in the order of the blocks."""
-    if AFTER:
-        follow()
-    if SHARE:
-        if like_wins(like, tiles, BLOCK, PARTIAL):
+    """y[t, first_column + r] = bias + the sum of the token's rows of `partial`, in the order of its blocks."""
+    if DEPENDENT:
+        wait_for_previous_launch()
+    if SHARED_PATTERN:
+        if shared_pattern_is_cheaper(total_blocks, tiles, BLOCK, ROW_COST):
             return
     columns = tl.cdiv(R, COLUMNS)
     for item in range(tl.program_id(0), T * columns, tl.num_programs(0)):
         t = (item // columns).to(tl.int64)
         r = item % columns * COLUMNS + tl.arange(0, COLUMNS)
-        many = tl.load(opened + t)
+        count = tl.load(opened + t)
         acc = tl.zeros((COLUMNS,), tl.float32)
-        for first in range(0, many, AT_ONCE):
+        for first in range(0, count, AT_ONCE):
             j = first + tl.arange(0, AT_ONCE)
-            pair = tl.load(pairs + t * G + j, mask=j < many, other=0).to(tl.int64)
-            inside = (j < many)[:, None] & (r < R)[None, :]
-            acc += tl.sum(tl.load(partial + pair[:, None] * R + r[None, :], mask=inside, other=0.0).to(tl.float32), 0)
+            slot = tl.load(slots + t * G + j, mask=j < count, other=0).to(tl.int64)
+            inside = (j < count)[:, None] & (r < R)[None, :]
+            acc += tl.sum(tl.load(partial + slot[:, None] * R + r[None, :], mask=inside, other=0.0).to(tl.float32), 0)
         if BIAS:
             acc += tl.load(bias + first_column + r, mask=r < R, other=0.0).to(tl.float32)
         tl.store(y + t * O + first_column + r, acc.to(y.dtype.element_ty), mask=r < R)

@@ -1,4 +1,4 @@
-"""The op `dynamicgate::run`: C++ kernels where they were built, the reference on the unpacked chain where not."""
+"""The op `dynamicgate::run_chain`: C++ kernels where they were built, else the reference on the unpacked chain."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from dynamicgate.ops.chain.pack import Packed
-from dynamicgate.ops.chain.reference import reference
-from dynamicgate.ops.chain.unpack import unpack
-from dynamicgate.ops.kernels import missing, quick
+from dynamicgate.ops.chain.packing import Packed
+from dynamicgate.ops.chain.reference import reference_chain
+from dynamicgate.ops.chain.unpacking import unpack
+from dynamicgate.ops.native import dispatcher_bypass, missing
 
 _library = torch.library.Library("dynamicgate", "FRAGMENT")
 _library.define(
-    "run(Tensor x, Tensor weights, Tensor program, Tensor? factor, int outputs) -> Tensor",
+    "run_chain(Tensor x, Tensor weights, Tensor program, Tensor? factor, int outputs) -> Tensor",
     tags=[torch.Tag.pt2_compliant_tag],
 )
 
@@ -31,29 +31,29 @@ def _in_torch(x: Tensor, weights: Tensor, program: Tensor, factor: Tensor | None
         )
     if (factor is not None) != bool(given) or (factor is not None and factor.shape != (x.shape[0], given)):
         raise ValueError("a chain with a block and no gate, and no other, needs factor [rows, blocks]")
-    return reference(x, layers, factor).contiguous()
+    return reference_chain(x, layers, factor).contiguous()
 
 
 def _shape(x: Tensor, weights: Tensor, program: Tensor, factor: Tensor | None, outputs: int) -> Tensor:
     return x.new_empty(x.shape[0], outputs)
 
 
-torch.library.register_fake("dynamicgate::run", _shape, lib=_library)
+torch.library.register_fake("dynamicgate::run_chain", _shape, lib=_library)
 
 if missing():
-    _library.impl("run", _in_torch, "CPU")
-_run = torch.ops.dynamicgate.run.default
+    _library.impl("run_chain", _in_torch, "CPU")
+_run_chain = torch.ops.dynamicgate.run_chain.default
 try:
     from torch._C import _get_tracing_state, _is_torch_function_mode_enabled, _len_torch_dispatch_stack
     from torch._C._autograd import _profiler_enabled
 
-    _quick = quick()
-except ImportError:  # another torch, which cannot be asked whether somebody watches: always take the op
-    _quick = None
+    _bypass = dispatcher_bypass()
+except ImportError:  # a torch that cannot say whether anything observes the call: always use the op
+    _bypass = None
 
 
-def _watched(x: Tensor) -> bool:
-    """Whether anybody, from autograd to a profiler, must see the op."""
+def _is_observed(x: Tensor) -> bool:
+    """Whether anything, from autograd to a profiler, must see the op."""
     return bool(
         (is_grad_enabled() and x.requires_grad)
         or _len_torch_dispatch_stack()
@@ -68,17 +68,17 @@ def run(
 ) -> Tensor:
     """Run a packed chain on float32 rows, in one op.
 
-    factor_BG: openness of the layer that has a block and no gate: 0 is closed, anything else opens and multiplies.
-    backend: "torch" takes the way of a machine without a compiler, whatever this one has.
+    factor_BG: for the layer that has a block and no gate: 0 closes a block, anything else opens it and multiplies.
+    backend: "torch" does what a machine without a compiler does, even where the kernels were built.
     """
     if factor_BG is None and backend is None:  # the common case first: at batch 1 every check counts
-        if not is_compiling() and _quick is not None and type(x) is Tensor and not _watched(x):
-            y = _quick(x, packed[0], packed[1])
+        if not is_compiling() and _bypass is not None and type(x) is Tensor and not _is_observed(x):
+            y = _bypass(x, packed[0], packed[1])
             if y is not None:
                 return y
         if x.dim() == 2:
-            return _run(x, packed[0], packed[1], None, packed[2])
+            return _run_chain(x, packed[0], packed[1], None, packed[2])
     rows = x.reshape(-1, x.shape[-1])
     factor = None if factor_BG is None else factor_BG.reshape(rows.shape[0], factor_BG.shape[-1]).contiguous()
-    call = _in_torch if backend == "torch" else _run
+    call = _in_torch if backend == "torch" else _run_chain
     return call(rows, packed.weights, packed.program, factor, packed.outputs).reshape(*x.shape[:-1], packed.outputs)

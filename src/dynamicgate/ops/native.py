@@ -1,4 +1,4 @@
-"""Which backend runs the ops: compiled kernels, or torch where there was no compiler. Said once, through logging."""
+"""Loads the compiled C++ kernels and says what runs the CPU ops: the kernels, or torch where there was no compiler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _file() -> Path | None:
 
 @cache
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels, or None. Loaded after torch: they look up torch's functions in the running process."""
+    """The compiled kernels, or None. Loaded after torch, because they look up torch's functions in the process."""
     file = _file()
     if file is None:
         return None
@@ -35,7 +35,7 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def missing() -> str:
-    """Why the kernels cannot be used; empty once they are registered as the CPU implementation of the op."""
+    """Why the kernels cannot be used. Empty once they are registered as the CPU implementation of the chain op."""
     try:
         found = library()
     except OSError as error:
@@ -47,12 +47,13 @@ def missing() -> str:
 
 
 @cache
-def quick() -> Callable[[Tensor, Tensor, Tensor], Tensor | None] | None:
-    """(x, weights, program) -> result, past torch's dispatcher; None, also as a result, where only the op will do."""
+def dispatcher_bypass() -> Callable[[Tensor, Tensor, Tensor], Tensor | None] | None:
+    """(x, weights, program) -> result, without torch's dispatcher. None where this torch does not allow it. The
+    function returns None for a call that only the op can handle."""
     table = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if missing() or table is None:
         return None
-    make = ctypes.PyDLL(str(_file())).dynamicgate_quick
+    make = ctypes.PyDLL(str(_file())).dynamicgate_dispatcher_bypass
     make.argtypes, make.restype = (ctypes.py_object,), ctypes.py_object
     try:
         return cast("Callable[[Tensor, Tensor, Tensor], Tensor | None]", make(table))
@@ -62,7 +63,7 @@ def quick() -> Callable[[Tensor, Tensor, Tensor], Tensor | None] | None:
 
 @cache
 def backend() -> str:
-    """What runs the ops: "c++ neon", "c++ avx512", "c++ avx2", "c++ sse2", or "torch". The first call logs it."""
+    """What runs the CPU ops: "c++ neon", "c++ avx512", "c++ avx2", "c++ sse2" or "torch". The first call logs it."""
     why = missing()
     found = None if why else library()
     name = "torch" if found is None else f"c++ {found.dynamicgate_level().decode()}"

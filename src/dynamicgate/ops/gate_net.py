@@ -1,0 +1,109 @@
+"""A gate network as tensors and numbers, and the rule by which its logits open blocks. Chains and FFNs share it.
+
+Shapes in names: B rows, D features read, G blocks of outputs, R inner width of the gate network.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dynamicgate.activations import ACTIVATIONS
+
+HIDDEN = ("identity", "relu")
+
+
+@dataclass(frozen=True)
+class GateNet:
+    """A small network with one logit for each block. A block is open if its logit is above `cut` or in the top k.
+
+    weights, biases: one linear map (w_GD) or two (u_RD, v_GR).
+    hidden: the activation between two maps: "identity" makes the gate low-rank, "relu" makes it a two-layer network.
+    cut: tau * logit(theta), one for all blocks or one for each. With an infinite cut only `top_k` opens blocks.
+    top_k: how many of the largest logits open a block whatever the cut is. Ties go to the lowest index.
+    tau: multiply open units by sigmoid(z / tau); None multiplies them by 1.
+    soft_width: multiply open units by min(1, (z - cut) / soft_width), which is 0 at the cut; None multiplies them by 1.
+        It cannot be combined with `tau`, nor with `top_k`, which would open blocks below the cut to multiply them by 0.
+    """
+
+    weights: tuple[Tensor, ...]
+    biases: tuple[Tensor | None, ...]
+    hidden: str = "identity"
+    cut: float | Tensor = 0.0
+    top_k: int = 0
+    tau: float | None = None
+    soft_width: float | None = None
+
+    @property
+    def blocks(self) -> int:
+        """The number of logits, which is the number of blocks."""
+        return self.weights[-1].shape[0]
+
+
+def logits(x_BD: Tensor, gate: GateNet) -> Tensor:
+    """z, one for each row and block, in the dtype of `x_BD`."""
+    z = x_BD
+    for i, (weight, bias) in enumerate(zip(gate.weights, gate.biases, strict=True)):
+        z = z if i == 0 else ACTIVATIONS[gate.hidden].function(z)
+        z = F.linear(z, weight.to(z.dtype), None if bias is None else bias.to(z.dtype))
+    return z
+
+
+def decide(z_BG: Tensor, gate: GateNet) -> Tensor:
+    """The factor of each block: 0 where it is closed."""
+    open_BG = z_BG > torch.as_tensor(gate.cut, dtype=z_BG.dtype)
+    if gate.top_k:
+        largest = z_BG.sort(dim=-1, descending=True, stable=True).indices[..., : gate.top_k]
+        open_BG = open_BG.scatter(-1, largest, True)
+    factor_BG = open_BG.to(z_BG.dtype)
+    if gate.soft_width is not None:
+        return factor_BG * ((z_BG - torch.as_tensor(gate.cut, dtype=z_BG.dtype)) / gate.soft_width).clamp(0.0, 1.0)
+    return factor_BG if gate.tau is None else factor_BG * torch.sigmoid(z_BG / gate.tau)
+
+
+def check_gate_net(where: str, gate: GateNet, inputs: int, blocks: int) -> None:
+    """Raise ValueError for a gate that cannot decide about `blocks` blocks from `inputs` features."""
+    if len(gate.weights) not in (1, 2) or len(gate.biases) != len(gate.weights):
+        raise ValueError(
+            f"{where}: a gate has one or two weights and as many biases, "
+            f"received {len(gate.weights)} and {len(gate.biases)}"
+        )
+    shapes = [tuple(w.shape) for w in gate.weights]
+    rank = shapes[0][0]
+    if shapes != ([(blocks, inputs)] if len(shapes) == 1 else [(rank, inputs), (blocks, rank)]):
+        raise ValueError(
+            f"{where}: expected a gate from {inputs} features to {blocks} blocks, received weights {shapes}"
+        )
+    if any(b is not None and b.shape != (w.shape[0],) for w, b in zip(gate.weights, gate.biases, strict=True)):
+        raise ValueError(f"{where}: expected gate biases as long as the outputs of their weights {shapes}")
+    if gate.hidden not in HIDDEN:
+        raise ValueError(
+            f"{where}: hidden activation of the gate must be one of {', '.join(HIDDEN)}, received {gate.hidden!r}"
+        )
+    if not 0 <= gate.top_k <= blocks:
+        raise ValueError(f"{where}: expected 0 <= top_k <= {blocks} blocks, received {gate.top_k}")
+    if isinstance(gate.cut, Tensor) and gate.cut.ndim and gate.cut.shape != (blocks,):
+        raise ValueError(
+            f"{where}: expected one cut, or one for each of {blocks} blocks, received {tuple(gate.cut.shape)}"
+        )
+    if gate.tau is not None and not gate.tau > 0:
+        raise ValueError(f"{where}: expected tau > 0, received {gate.tau}")
+    if gate.soft_width is not None:
+        _check_soft_width(where, gate, gate.soft_width)
+
+
+def _check_soft_width(where: str, gate: GateNet, soft_width: float) -> None:
+    if not 0.0 < soft_width < math.inf:
+        raise ValueError(f"{where}: expected a finite soft_width > 0, received {soft_width}")
+    if gate.tau is not None or gate.top_k:
+        raise ValueError(
+            f"{where}: soft_width cannot be combined with tau or top_k, "
+            f"received tau {gate.tau} and top_k {gate.top_k} with soft_width {soft_width}: leave one of them out"
+        )
+    # Cuts in a tensor are not checked: they may be on a GPU, and reading them would make the host wait for it.
+    if not isinstance(gate.cut, Tensor) and not math.isfinite(gate.cut):
+        raise ValueError(f"{where}: soft_width starts at the cut, expected a finite one, received {gate.cut}")
