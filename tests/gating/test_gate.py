@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import dynamicgate as dg
 from dynamicgate import GateConfig, Site
 from dynamicgate.gating import Gate
-from dynamicgate.gating.gate import close_units, top_k_mask
+from dynamicgate.gating.gate import scale_units, top_k_mask
 from tests.gating.gates import static_gate
 
 TAUS = (0.3, 1.0, 2.0)
@@ -277,7 +277,7 @@ def test_a_gate_decides_for_any_leading_dimensions() -> None:
 @given(width=st.integers(1, 19), block=st.integers(1, 21), rows=st.integers(0, 3))
 def test_closing_units_multiplies_each_unit_by_the_factor_of_its_block(width: int, block: int, rows: int) -> None:
     h, factor = torch.randn(rows, width), torch.randn(rows, math.ceil(width / block))
-    closed = close_units(h, factor, block)
+    closed = scale_units(h, factor, block)
     assert closed.shape == h.shape
     for b in range(rows):
         for i in range(width):

@@ -47,7 +47,7 @@ def test_an_ffn_trained_with_the_kernels_gives_the_same_results_on_the_cpu(tmp_p
     )
     dg.gate_(model, dg.GateConfig(block=64), where="0.down")
     dg.fit(model, (x, y), budget=dg.Budget(target=0.4), epochs=20, device="cuda", show=False, out=tmp_path)
-    assert model[0]._skipping_gate(x.cuda()) is not None
+    assert model[0]._gate_for_kernels(x.cuda()) is not None
     on_gpu = dg.measure(model, (x, y))
     assert abs(on_gpu.macs["relative"] - 0.4) <= 0.02
     dg.save(model, tmp_path / "model.safetensors")

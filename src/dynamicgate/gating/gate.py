@@ -18,7 +18,7 @@ from dynamicgate.gating.routing import drop_over_capacity, expert_capacity, rout
 from dynamicgate.gating.sites import Site
 from dynamicgate.masks import present
 
-__all__ = ["Decision", "Gate", "GateConfig", "Policy", "StaticLogits", "close_units", "count_of"]
+__all__ = ["Decision", "Gate", "GateConfig", "Policy", "StaticLogits", "count_of", "scale_units"]
 
 
 class Decision(NamedTuple):
@@ -38,7 +38,7 @@ class Decision(NamedTuple):
 
 class Gate(nn.Module):
     """A gate on one site. It is a child of the site's consumer and acts through two forward pre-hooks:
-    `decide_before` the source runs and `close_before` the consumer runs (`dynamicgate.gating.attach` attaches them)."""
+    `decide_before` the source runs and `scale_before` the consumer runs (`dynamicgate.gating.attach` attaches them)."""
 
     tau: Tensor
     theta: Tensor
@@ -172,9 +172,9 @@ class Gate(nn.Module):
             self.watcher(self, decision)
         self._factor_BG = decision.scale
 
-    def close_before(self, _consumer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def scale_before(self, _consumer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Forward pre-hook of the consumer: h <- g * h."""
-        return (close_units(args[0], self.take(), self.config.block), *args[1:])
+        return (scale_units(args[0], self.take(), self.config.block), *args[1:])
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""
@@ -185,7 +185,7 @@ class Gate(nn.Module):
         return f"{kind}, {self.site.width} units in {self.blocks} blocks{routes}"
 
 
-def close_units(h_BN: Tensor, factor_BG: Tensor, block: int) -> Tensor:
+def scale_units(h_BN: Tensor, factor_BG: Tensor, block: int) -> Tensor:
     """Multiply every unit by the factor of its block."""
     factor_BG = factor_BG.to(h_BN.dtype)
     if block == 1:

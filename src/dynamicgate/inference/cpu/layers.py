@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from dynamicgate import ops
 from dynamicgate.activations import ACTIVATIONS
-from dynamicgate.gating.gate import close_units
+from dynamicgate.gating.gate import scale_units
 from dynamicgate.inference.gates import GateInTorch, without_prefix
 
 
@@ -80,7 +80,7 @@ class DenseLayer(nn.Module):
             h_BN = ACTIVATIONS[self.activation].function(F.linear(x_BD, self.weight, self.bias))
         else:
             h_BN = ops.chain.run(x_BD, ops.chain.Packed(self.weight, self.program, self.outputs))
-        return close_units(h_BN, factor_BG, self.block) if self.block and factor_BG is not None else h_BN
+        return scale_units(h_BN, factor_BG, self.block) if self.block and factor_BG is not None else h_BN
 
     def describe(self) -> dict[str, Any]:
         """Everything that is not a tensor."""

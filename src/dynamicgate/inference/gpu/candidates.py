@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dynamicgate.activations import ACTIVATIONS
-from dynamicgate.gating.gate import close_units
+from dynamicgate.gating.gate import scale_units
 from dynamicgate.inference.gates import GateInTorch
 from dynamicgate.ops.ffn import FFNWeights, decode_ffn, fused_gate_activation, gated_ffn
 from dynamicgate.ops.ffn.decode import MOST_TOKENS
@@ -57,7 +57,7 @@ def dense(layer: Any, x_TD: Tensor) -> Tensor:
             layer.gate.factors(fused_TM[:, N : N + layer.blocks].float()),
         )
         h_TN = h_TN if layer.value_weight is None else h_TN * F.linear(x_TD, layer.value_weight, layer.value_bias)
-    return F.linear(close_units(h_TN, factor_TG, layer.block), layer.down_weight, layer.down_bias)
+    return F.linear(scale_units(h_TN, factor_TG, layer.block), layer.down_weight, layer.down_bias)
 
 
 def fused(layer: Any, x_TD: Tensor) -> Tensor:

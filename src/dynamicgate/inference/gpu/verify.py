@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.activations import ACTIVATIONS
-from dynamicgate.gating.gate import close_units
+from dynamicgate.gating.gate import scale_units
 from dynamicgate.inference.gpu.find import GatedFFN
 from dynamicgate.inference.plan import Verification
 from dynamicgate.inference.shadow_copy import copy_in_float64
@@ -45,7 +45,7 @@ class LayerReference:
         h_RN = ACTIVATIONS[ffn.activation].function(_in_float64(ffn.up, x_RD))
         if ffn.value is not None:
             h_RN = h_RN * _in_float64(ffn.value, x_RD)
-        self.y_RO = _in_float64(ffn.down, close_units(h_RN, gate(x_RD).scale, ffn.gate.config.block))
+        self.y_RO = _in_float64(ffn.down, scale_units(h_RN, gate(x_RD).scale, ffn.gate.config.block))
 
     @torch.no_grad()
     def error_of(self, call: Callable[[Tensor], Tensor], tokens: int) -> float:
