@@ -43,6 +43,7 @@ def test_it_is_what_compare_trains_at_the_same_width(budget: float, sizes: tuple
     assert list(sparsifier.initial_density.values()) == pytest.approx(list(right.sparsifier.initial_density.values()))  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_trained_model_meets_its_budget() -> None:
     torch.manual_seed(0)
     digits = load_dataset("digits")
@@ -95,6 +96,7 @@ class Attends(nn.Module):
         return self.head((h + self.ffn(h)).mean(1))
 
 
+@pytest.mark.slow
 def test_a_model_that_is_no_stack_of_layers_needs_an_example_and_then_meets_its_budget() -> None:
     with pytest.raises(ValueError, match="pass example="):
         dg.sparsify_(Attends(), 0.5)

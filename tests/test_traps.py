@@ -313,6 +313,7 @@ print(*sorted(name for name in sys.modules if name.startswith("dynamicgate.lab")
     assert done.stdout.split() == ["dynamicgate"]
 
 
+@pytest.mark.slow
 def test_h_the_core_imports_and_trains_with_the_lab_absent() -> None:
     code = """
 import sys

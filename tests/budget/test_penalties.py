@@ -190,6 +190,7 @@ def shares_of_two(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_with_uneven_shares_give_the_penalty_and_the_gradients_of_one(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(shares_of_two, args=(str(tmp_path),), nprocs=2)
     found, weight, bias = json.loads((tmp_path / "found.json").read_text())

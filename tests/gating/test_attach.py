@@ -212,6 +212,7 @@ def test_a_deep_copy_and_its_original_do_not_share_gates() -> None:
         used["2"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")  # inductor's own
 def test_a_compiled_model_is_the_eager_one_with_its_gradients() -> None:
     model = dg.gate_(base(), GateConfig(block=4, open=0.6))
@@ -320,6 +321,7 @@ def _rank(rank: int, rendezvous: str, results: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_compute_the_gradients_of_one_on_the_joined_batch_penalty_included(tmp_path: Path) -> None:
     results = str(tmp_path / "gradients")
     torch.multiprocessing.spawn(_rank, (str(tmp_path / "meet"), results), nprocs=2)

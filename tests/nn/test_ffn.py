@@ -368,6 +368,7 @@ def test_a_layer_that_makes_no_sense_is_refused(arguments: dict[str, Any], sente
 # --- the kernels
 
 
+@pytest.mark.slow
 def test_the_layer_matches_the_dense_one_on_interpreted_kernels() -> None:
     pytest.importorskip("triton")
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]

@@ -186,6 +186,7 @@ sketches = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=2_500, deadline=None, database=None)
 @given(
     inputs=st.integers(1, 70),

@@ -78,6 +78,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
 def test_kernels_are_clean_under_address_and_undefined_sanitizers(compiler: str, cases: Path, tmp_path: Path) -> None:
     if shutil.which(compiler) is None:
@@ -87,6 +88,7 @@ def test_kernels_are_clean_under_address_and_undefined_sanitizers(compiler: str,
     assert _call([str(driver), str(cases)]) == "200 cases on 1 levels\n" or machine_levels() == X86_LEVELS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["g++", "clang++"])
 def test_kernels_match_the_reference_from_both_compilers(compiler: str, cases: Path, tmp_path: Path) -> None:
     if shutil.which(compiler) is None:
@@ -106,6 +108,7 @@ def x86_driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # qemu has no AVX-512: that copy is compiled but must never be chosen here.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processor", "levels"),
     [("qemu64", "sse2 sse2"), ("Nehalem", "sse2 sse2"), ("Haswell", "avx2 avx2 sse2"), ("max", "avx2 avx2 sse2")],

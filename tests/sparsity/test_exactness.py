@@ -35,6 +35,7 @@ def off_mask(sparsifier: Sparsifier) -> float:
     return max(float((layer.weight.detach() * ~layer.mask).abs().max()) for layer in sparsifier.layers)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(2, 5)),
@@ -106,6 +107,7 @@ def follows_pattern(mask: torch.Tensor, pattern: str) -> bool:
     return all(bool(tile.all()) or not bool(tile.any()) for tile in tiles)
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(2, 30), st.integers(2, 5)),

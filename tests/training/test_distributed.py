@@ -26,6 +26,7 @@ SINGLE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 TOLERANCE = 3e-6
 
 
+@pytest.mark.slow
 def test_the_command_line_on_two_processes_gives_the_weights_of_one(tmp_path: Path) -> None:
     # 1222 rows in batches of 203: 102 and 101 rows per process, and a last batch of 4
     arguments = ["train", "--model", "gate", "--dropout", "0", "--policy", "hard", "--epochs", "2", "--batch", "203"]
@@ -46,6 +47,7 @@ def test_the_command_line_on_two_processes_gives_the_weights_of_one(tmp_path: Pa
     assert runs[0]["macs"]["relative"] == pytest.approx(0.3, abs=0.01), "both are calibrated"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the processes to kill in /proc")
 def test_two_killed_processes_resume_to_the_weights_of_one(tmp_path: Path) -> None:
     """With uneven parts (11 and 10 rows; in the last batch 3 and 2), uneven micro-batches (the last one of a process is
@@ -66,6 +68,7 @@ def test_two_killed_processes_resume_to_the_weights_of_one(tmp_path: Path) -> No
     assert len(logs[0]) == 12 * (5 + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sparsifier", ["rigl", "set"])
 def test_two_processes_grow_the_same_masks_as_one(tmp_path: Path, sparsifier: str) -> None:
     settings = {"noisy": False, "sparsifier": sparsifier, "rows": 89, "batch": 21, "epochs": 10, "lr": 2e-3}
@@ -79,6 +82,7 @@ def test_two_processes_grow_the_same_masks_as_one(tmp_path: Path, sparsifier: st
     assert largest_difference(*final) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the processes to kill in /proc")
 def test_one_process_can_finish_a_run_of_two(tmp_path: Path) -> None:
     settings = {"noisy": False, "sparsifier": "rigl", "rows": 89, "batch": 21, "epochs": 12, "lr": 2e-3}
@@ -93,6 +97,7 @@ def test_one_process_can_finish_a_run_of_two(tmp_path: Path) -> None:
     assert largest_difference(*final) < 1e-6
 
 
+@pytest.mark.slow
 def test_processes_with_different_masks_raise_an_error(tmp_path: Path) -> None:
     command = [*TORCHRUN, str(Path(__file__).parent / "different_masks.py")]
     done = subprocess.run(command, env=SINGLE_THREAD, capture_output=True, text=True, timeout=180, check=False)

@@ -38,6 +38,7 @@ def test_a_dense_network_learns_an_easy_task() -> None:
     assert not model.training
 
 
+@pytest.mark.slow
 def test_a_gated_network_learns_digits_within_its_budget() -> None:
     splits = load_dataset("digits")
     model = dg.nn.GatedMLP((64, 64, 10), dg.GateConfig(net="low-rank", rank=4), normalize=dg.nn.Normalize(0.3, 0.38))

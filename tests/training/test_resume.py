@@ -47,6 +47,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 def test_the_uninterrupted_run_uses_early_stopping_and_calibration(uninterrupted: Path) -> None:
     summary = json.loads((uninterrupted / "summary.json").read_text())
     last = weights_in(uninterrupted / "last.safetensors")
@@ -61,6 +62,7 @@ def test_the_uninterrupted_run_uses_early_stopping_and_calibration(uninterrupted
     assert final["layers.1.gate.tau"] < 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["early", "midway", "after the best epoch"])
 def test_a_run_that_is_killed_and_restarted_ends_with_the_same_bits(
     moment: str, uninterrupted: Path, tmp_path: Path

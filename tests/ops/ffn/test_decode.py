@@ -16,10 +16,12 @@ from tests.ops.ffn.compiled import Compiled
 from tests.ops.ffn.decode_cases import Given, error, made, right, with_gate, with_weights
 
 
+@pytest.mark.slow
 def test_the_kernels_match_the_reference(interpreted: Callable[[str], None]) -> None:
     interpreted("interpreted_decode.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_the_kernels_compile_for_a_hopper_gpu(tokens: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The interpreter runs much that the compiler refuses."""

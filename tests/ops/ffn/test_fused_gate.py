@@ -14,10 +14,12 @@ from tests.ops.ffn.compiled import Compiled
 from tests.ops.ffn.fused_gate_cases import SCALES, SIZES, error, made
 
 
+@pytest.mark.slow
 def test_the_kernel_matches_the_reference(interpreted: Callable[[str], None]) -> None:
     interpreted("interpreted_fused_gate.py")
 
 
+@pytest.mark.slow
 def test_the_kernel_compiles_for_a_hopper_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("triton")
     from dynamicgate.ops.ffn import fused_gate_kernel

@@ -17,14 +17,17 @@ from tests.ops.ffn.compiled import Compiled
 GPU = torch.device("cuda", 0)
 
 
+@pytest.mark.slow
 def test_the_kernels_match_the_reference_in_results_and_gradients(interpreted: Callable[[str], None]) -> None:
     interpreted("interpreted_grouped.py")
 
 
+@pytest.mark.slow
 def test_assignments_are_listed_in_order_and_tokens_by_pattern(interpreted: Callable[[str], None]) -> None:
     interpreted("interpreted_index.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", [64, 512])
 def test_the_kernels_compile_for_a_hopper_gpu_and_fit_its_memory(
     block: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
