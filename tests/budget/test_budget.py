@@ -350,6 +350,7 @@ CAUSES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_collapse_is_reported_once_under_its_name_and_acting_on_it_revives_the_gates(cause: str) -> None:
     reported, dead = dying("report", **CAUSES[cause])

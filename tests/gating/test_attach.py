@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.testing
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.nn import functional as F

@@ -112,6 +112,7 @@ def test_a_copy_shares_no_memory(model: nn.Module) -> None:
         assert torch.equal(copied(x), y)
 
 
+@pytest.mark.slow
 def test_a_file_brings_back_the_same_bits_and_the_plan(model: nn.Module, tmp_path: Path) -> None:
     x = torch.randn(300, 20)
     experts = dg.nn.SwitchMLP(20, 24, 6, 16, 5, top_k=2, capacity=None, normalize=dg.nn.Normalize(0.1, 2.0)).eval()

@@ -318,6 +318,7 @@ def test_a_copy_is_gated_by_its_own_gate(skipping: Callable[[], list[int]]) -> N
     assert calls == [1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gate_gradient", ["dense", "sparse"])
 def test_fit_holds_the_budget(gate_gradient: Any, skipping: Callable[[], list[int]]) -> None:
     torch.manual_seed(0)
