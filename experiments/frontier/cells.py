@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import jobs_of, load_tables
-from dynamicgate.lab.runner.results import Run, read_results
+from dynamicgate.lab.runner.results import read_results
 from dynamicgate.lab.runner.statistics import Interval, interval
 
 from .sets import BUDGETS, CONTROLS, OURS, OURS_IN_CELLS

@@ -13,6 +13,7 @@ import torch
 import dynamicgate as dg
 from dynamicgate.data import check_arrays
 from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.result_file import read_runs
 from dynamicgate.lab.runner import load_tables
 from dynamicgate.lab.runner.jobs import load_module
 from tests.places import ROOT
@@ -193,8 +194,7 @@ def test_a_few_runs_from_end_to_end(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     run(monkeypatch, "digits", "--quick", "--jobs", "1", "--only", *methods, "--budgets", *budgets)
     assert "gate+rigl against the controls" in capsys.readouterr().out
     where = FOLDER.parents[1] / "runs" / "frontier-quick"
-    found = sorted((where / "results" / "digits" / "ours").glob("gate*.json"))
-    runs = [json.loads(path.read_text())["runs"][0] for path in found]
+    runs = [run for run in read_runs(where / "results" / "digits.jsonl") if run["model"].startswith("gate")]
     assert any("unreachable" in run for run in runs), "2 % of digits do not pay for a gate"
     assert any("accuracy_of_mean_mask" in run for run in runs)
     assert "digits, 64-128-10" in (where / "docs" / "why-it-works.md").read_text(encoding="utf-8")
@@ -244,3 +244,12 @@ def test_data_that_nobody_tuned_on_have_a_section_where_there_are_results(tmp_pa
     assert "2 cells won, 1 tied, 1 lost" in told
     assert "| gate+rigl | 50.00 ± 1.41 | 50.00 ± 1.41 | – |" in told
     assert "Lost: characters at 0.1 to rigl, -2.05 ± " in told
+
+
+def test_the_page_the_figures_and_the_front_page_are_made_from_the_committed_results(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_bytes((ROOT / "README.md").read_bytes())
+    PAGE.write(tmp_path, ROOT / "experiments" / "results" / "frontier")
+    made = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    assert len(made) == 2 + 7 + 2 * 7
+    for path in made:
+        assert path.read_bytes() == (ROOT / path.relative_to(tmp_path)).read_bytes(), path.name

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dynamicgate.lab.result_file import write_runs
 from dynamicgate.lab.runner import Claim, Evidence, Job, jobs_of, load_tables
 from dynamicgate.lab.runner.jobs import load_module
 from dynamicgate.lab.runner.page import decided, page
-from dynamicgate.lab.runner.results import RESULTS, read_results, result_path
+from dynamicgate.lab.runner.results import RESULTS, read_results, table_path
 from tests.places import ROOT
 
 FOLDER = ROOT / "experiments" / "paper"
@@ -42,19 +42,20 @@ def made_up(job: Job, accuracy: float) -> dict[str, Any]:
         "routing": {"active": 0.5, "corr_hardness": 0.1, "corr_judge": 0.1, "entropy": 2.0},
     }  # fmt: skip
     sizes = {"name": "x", "train": 100, "valid": 10, "test": 20, "features": 5, "classes": 3, "majority": 0.4}
-    meta = {"commit": "abc", "machine": {"gpu": None, "arch": "arm"}, "versions": {"torch": "2"}, "data": sizes}
-    return {"meta": meta, "runs": [run]}
+    meta = {"created": "", "commit": "abc", "machine": {"gpu": None, "arch": "arm"}, "versions": {"torch": "2"}}
+    return {**run, "hash": job.hash, "meta": {**meta, "data": sizes}}
 
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made-up results of all runs."""
     folder = tmp_path_factory.mktemp("results")
+    runs: dict[str, list[dict[str, Any]]] = {}
     for job in jobs_of(load_tables(FOLDER), seeds=None, quick=False):
-        path = result_path(folder, job)
-        path.parent.mkdir(parents=True, exist_ok=True)
         accuracy = 0.9 + 0.001 * (job.seed % 7) + 0.01 * (job.model == "gate")
-        path.write_text(json.dumps(made_up(job, accuracy)))
+        runs.setdefault(job.table_name, []).append(made_up(job, accuracy))
+    for name, made in runs.items():
+        write_runs(table_path(folder, name), made)
     return folder
 
 

@@ -17,11 +17,12 @@ import numpy as np
 import pytest
 
 from dynamicgate.__main__ import main as command_line
+from dynamicgate.lab.result_file import read_runs, write_runs
 from dynamicgate.lab.runner import Job, find_folder, jobs_of, load_tables, run_jobs
 from dynamicgate.lab.runner.jobs import fewer_rows
 from dynamicgate.lab.runner.pool import Progress, spoken
 from dynamicgate.lab.runner.prepared import file_name, load_splits, prepare
-from dynamicgate.lab.runner.results import read_results
+from dynamicgate.lab.runner.results import StaleRunsWarning, collect, read_results
 
 RECIPE = '''
 """Three clouds."""
@@ -81,31 +82,63 @@ def run(checkout: Path, *, processes: int = 1, out: str = "results", quick: bool
     return done, results
 
 
-def content(results: Path) -> dict[str, Any]:
-    """What the JSON files hold, apart from times."""
+def content(results: Path) -> dict[tuple[str, int], Any]:
+    """What the tables hold, apart from times."""
     found = {}
-    for path in sorted(results.rglob("*.json")):
-        told = json.loads(path.read_text())
-        (only,) = told["runs"]
-        del told["meta"]["created"], told["meta"]["commit"], only["seconds"], only["seconds_relative"]
-        found[path.relative_to(results).as_posix()] = told
+    for run in (run for path in sorted(results.rglob("*.jsonl")) for run in read_runs(path)):
+        del run["meta"]["created"], run["meta"]["commit"], run["seconds"], run["seconds_relative"]
+        found[run["model"], run["seed"]] = run
     return found
 
 
 def test_runs_are_done_once_and_again_if_deleted_with_the_same_result(finished: tuple[Path, int]) -> None:
     checkout, done = finished
-    results = checkout / "results"
+    results, work = checkout / "results", checkout / "results-work"
     first = content(results)
     assert done == len(first) == 6
-    times = {path: path.stat().st_mtime_ns for path in results.rglob("*.json")}
+    before = (results / "clouds.jsonl").read_bytes()
     assert run(checkout)[0] == 0
+    assert (results / "clouds.jsonl").read_bytes() == before
     assert not list(checkout.rglob("last.safetensors")), "checkpoints are only for what is not finished"
-    gone = next(iter(results.rglob("gate-s1-*.json")))
-    gone.unlink()
+    runs = read_runs(results / "clouds.jsonl")
+    write_runs(results / "clouds.jsonl", [one for one in runs if (one["model"], one["seed"]) != ("gate", 1)])
+    assert run(checkout)[0] == 0, "it is still in its folder, and collected again"
+    assert (results / "clouds.jsonl").read_bytes() == before
+    write_runs(results / "clouds.jsonl", [one for one in runs if (one["model"], one["seed"]) != ("gate", 1)])
+    shutil.rmtree(next(work.rglob("gate-s1-*")))
     assert run(checkout)[0] == 1
     assert content(results) == first
-    changed = {path for path, when in times.items() if path.stat().st_mtime_ns != when}
-    assert changed == {gone}
+    again = {one["hash"]: one["meta"]["created"] for one in read_runs(results / "clouds.jsonl")}
+    assert sum(again[one["hash"]] == one["meta"]["created"] for one in runs) >= 5, "all others are kept as they were"
+
+
+def test_a_run_with_other_settings_is_called_stale_run_again_and_replaced(
+    finished: tuple[Path, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "results" / "clouds.jsonl"
+    runs = read_runs(path)
+    for one in runs:
+        one["hash"] = "00000000" if (one["model"], one["seed"]) == ("rigl", 0) else one["hash"]
+    write_runs(path, runs)
+    shutil.rmtree(next((tmp_path / "results-work").rglob("rigl-s0-*")))
+    jobs = jobs_of(load_tables(find_folder(tmp_path / "experiments" / "paper")), seeds=None, quick=False)
+    with pytest.warns(StaleRunsWarning, match="1 stored runs are stale, .*: clouds rigl seed 0; they are left out"):
+        found, _ = read_results(tmp_path / "results", jobs)
+    assert [len(rows) for rows in found.values()] == [2, 2, 1]
+    assert run(tmp_path)[0] == 1
+    assert "clouds rigl seed 0; they are run again and replaced" in capsys.readouterr().err
+    assert content(tmp_path / "results") == content(finished[0] / "results")
+
+
+def test_collect_adds_to_what_a_table_holds(finished: tuple[Path, int], tmp_path: Path) -> None:
+    checkout = finished[0]
+    jobs = jobs_of(load_tables(find_folder(checkout / "experiments" / "paper")), seeds=None, quick=False)
+    work = checkout / "results-work"
+    assert collect(tmp_path, work, jobs[:2]) == 2
+    assert collect(tmp_path, work, jobs[1:]) == 4
+    assert collect(tmp_path, work, jobs) == 0
+    assert (tmp_path / "clouds.jsonl").read_bytes() == (checkout / "results" / "clouds.jsonl").read_bytes()
 
 
 def test_side_by_side_the_results_are_the_same(finished: tuple[Path, int]) -> None:
@@ -114,14 +147,13 @@ def test_side_by_side_the_results_are_the_same(finished: tuple[Path, int]) -> No
 
 def test_a_result_says_what_it_is_and_where_it_comes_from(finished: tuple[Path, int]) -> None:
     results = finished[0] / "results"
-    for told in content(results).values():
+    for told in read_runs(results / "clouds.jsonl"):
         assert told["meta"].keys() >= {"command", "versions", "machine", "quick", "data"}
         assert told["meta"]["machine"]["threads"] == 1
         assert told["meta"]["data"]["train"] == 163
-        assert told["runs"][0].keys() >= {"quality", "macs", "proxies", "params", "settings", "steps", "valid"}
-        assert all("open_by_class" not in gate for gate in told["runs"][0]["gates"]), "small"
-    for path in results.rglob("gate-*.json"):
-        assert json.loads(path.read_text())["runs"][0]["seconds_relative"] > 0
+        assert told.keys() >= {"hash", "quality", "macs", "proxies", "params", "settings", "steps", "valid"}
+        assert all("open_by_class" not in gate for gate in told["gates"]), "small"
+        assert told["seconds_relative"] > 0
 
 
 def test_after_a_kill_only_the_rest_is_run(finished: tuple[Path, int], tmp_path: Path) -> None:
@@ -129,21 +161,21 @@ def test_after_a_kill_only_the_rest_is_run(finished: tuple[Path, int], tmp_path:
     (checkout / "experiments").mkdir()
     shutil.copytree(finished[0] / "experiments" / "paper", checkout / "experiments" / "paper")
     words = [sys.executable, "-m", "dynamicgate.lab.runner", "all", "--jobs", "1", "--device", "cpu"]
-    results = checkout / "experiments" / "results" / "paper"
+    work = checkout / "runs" / "paper"
     process = subprocess.Popen(words, cwd=checkout, stderr=subprocess.DEVNULL, start_new_session=True)
-    while not list(results.rglob("*.json")) and process.poll() is None:
+    while not list(work.rglob("result.json")) and process.poll() is None:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    kept = {path: path.stat().st_mtime_ns for path in results.rglob("*.json")}
+    kept = {path: path.stat().st_mtime_ns for path in work.rglob("result.json")}
     assert 1 <= len(kept) < 6
     told = subprocess.run(words, cwd=checkout, capture_output=True, text=True)
     assert told.returncode == 0, told.stderr
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     whole = content(finished[0] / "results")
     for result in whole.values():
-        result["meta"]["command"] = "python -m dynamicgate.lab.runner all"
-    assert content(results) == whole
+        result["meta"]["command"] = "python -m dynamicgate.paper all"
+    assert content(checkout / "experiments" / "results" / "paper") == whole
     page = (checkout / "docs" / "paper.md").read_text()
     assert "| 5.9 | Clouds are easy | **holds** |" in page
     assert "(a subset: 192 of 500 training rows)" in page
@@ -162,7 +194,7 @@ def test_quick_results_lie_apart_and_say_so(
     for told in found.values():
         assert told["meta"]["quick"]
         assert told["meta"]["data"]["train"] == 60
-        assert told["runs"][0]["settings"]["epochs"] == 1
+        assert told["settings"]["epochs"] == 1
     told = capsys.readouterr()
     assert "wrote runs/paper-quick/paper.md" in told.out
     assert "[3/3] clouds ours  rigl seed 0" in told.err
@@ -192,10 +224,9 @@ def test_everything_that_decides_a_result_is_in_its_name(checkout: Path) -> None
 def test_runs_on_different_data_are_not_put_in_one_table(finished: tuple[Path, int], tmp_path: Path) -> None:
     checkout, results = finished[0], tmp_path / "results"
     shutil.copytree(checkout / "results", results)
-    path = next(iter(results.rglob("dense-s1-*.json")))
-    told = json.loads(path.read_text())
-    told["meta"]["data"]["train"] += 1
-    path.write_text(json.dumps(told))
+    runs = read_runs(results / "clouds.jsonl")
+    runs[1]["meta"]["data"]["train"] += 1
+    write_runs(results / "clouds.jsonl", runs)
     jobs = jobs_of(load_tables(checkout / "experiments" / "paper"), seeds=None, quick=False)
     with pytest.raises(ValueError, match="the runs of clouds/ours are on different data"):
         read_results(results, jobs)

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from dynamicgate.lab.runner.results import Run, Runs
+from dynamicgate.lab.result_file import Run
+from dynamicgate.lab.runner.results import Runs
 from dynamicgate.lab.runner.statistics import Interval, Paired, interval, paired
 
 Outcome = Literal["holds", "does not hold", "cannot be tested"]

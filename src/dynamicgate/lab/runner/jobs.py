@@ -94,6 +94,11 @@ class Job:
     device: str = "auto"
 
     @property
+    def table_name(self) -> str:
+        """The results table that its run belongs to."""
+        return self.table.name if len(self.table.recipes) == 1 else f"{self.table.name}/{self.recipe.kind}"
+
+    @property
     def name(self) -> str:
         """Where its files are: found by all that decides the result."""
         model = self.model.replace(" ", "-")

@@ -1,15 +1,14 @@
-"""Do the runs that are missing, side by side, and keep one small JSON of each.
+"""Do the runs that are missing, side by side, and merge them into their tables.
 
 Every run has a process with one thread, whatever the number of processes: so its result does not depend on what runs
-beside it, and no core has to do two things at once. A finished run is found by its JSON, an interrupted one goes on
-from its checkpoint.
+beside it, and no core has to do two things at once. A finished run is found in its table, or in its own folder where
+the call that made it was interrupted; an unfinished one goes on from its checkpoint.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import sys
 import time
 import warnings
@@ -26,7 +25,7 @@ from dynamicgate.files import environment
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.runner.jobs import Job, fewer_rows, load_tables
 from dynamicgate.lab.runner.prepared import load_splits
-from dynamicgate.lab.runner.results import keep_result, result_path
+from dynamicgate.lab.runner.results import collect, find_runs, keep_result, say_stale
 from dynamicgate.lab.runner.step_time import relative_seconds
 
 CLOCK_SECONDS = 3.0
@@ -69,7 +68,12 @@ def run_jobs(
     command: str = "",
 ) -> int:
     """Do what is missing of `jobs` and say how far it is; returns how many runs were done."""
-    missing = [job for job in jobs if not result_path(results, job).exists()]
+    collect(results, work, jobs)
+    found, stale = find_runs(results, jobs)
+    done = {job.name for job, _ in found}
+    missing = [job for job in jobs if job.name not in done]
+    if stale:
+        print(f"{say_stale(stale)}; they are run again and replaced", file=sys.stderr, flush=True)
     processes = min(processes or available_cores(), max(1, len(missing)))
     print(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them found in {results}", file=sys.stderr, flush=True)
     orders = [
@@ -93,6 +97,8 @@ def run_jobs(
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
+        finally:
+            collect(results, work, jobs)
     return len(orders)
 
 
@@ -110,11 +116,9 @@ def start_worker() -> None:
 
 
 def work_off(order: Order) -> tuple[Order, str, float]:
-    """One run, from its data to its JSON."""
+    """One run, from its data to its result."""
     started = time.monotonic()
     job = order.job
-    if (job.folder / "run.json").exists():  # its JSON was deleted so that it is run again
-        shutil.rmtree(job.folder)
     splits = splits_of(order)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the budget was missed")  # the page has asked and reached
@@ -122,7 +126,7 @@ def work_off(order: Order) -> tuple[Order, str, float]:
     if job.recipe.step is not None:
         run = {**run, "seconds_relative": seconds_relative(job, splits)}
     meta = {**environment(order.command), "quick": order.quick, "data": sizes_of(splits)}
-    keep_result(order.results, job, meta, run)
+    keep_result(job, meta, run)
     for name in CHECKPOINTS:
         (job.folder / name).unlink(missing_ok=True)
     return order, outcome(run), time.monotonic() - started
