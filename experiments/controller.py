@@ -22,7 +22,7 @@ import torch
 from dynamicgate.budget import Budget
 from dynamicgate.files import environment, write_text
 from dynamicgate.lab.datasets.loading import load_dataset
-from dynamicgate.lab.methods.hyperparameters import Settings
+from dynamicgate.lab.methods.hyperparameters import Settings, given
 from dynamicgate.lab.methods.models import gate
 from dynamicgate.training import fit
 
@@ -45,8 +45,9 @@ def run(variant: str, seed: int, epochs: int) -> dict[str, float]:
     budget = make_budget(settings.budget)
     with tempfile.TemporaryDirectory() as folder:
         history = fit(
-            model, splits.train, valid=splits.valid, budget=budget, epochs=settings.epochs, batch=settings.batch,
-            lr=settings.lr, weight_decay=settings.weight_decay, seed=seed, out=folder, label=f"{variant}, seed {seed}",
+            model, splits.train, valid=splits.valid, budget=budget, epochs=epochs, batch=given(settings.batch),
+            lr=given(settings.lr), weight_decay=settings.weight_decay, seed=seed, out=folder,
+            label=f"{variant}, seed {seed}",
         )  # fmt: skip
     assert history.final is not None
     before = next(row["valid"]["relative"] for row in reversed(history.log) if row["valid"])

@@ -8,13 +8,13 @@ takes its settings from.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.runner import Recipe, Table
+from dynamicgate.lab.runner import Change, Recipe, Table
 from dynamicgate.lab.runner.jobs import load_module
 from dynamicgate.presets import DISTRIBUTION, spending
 
@@ -47,7 +47,7 @@ class Set:
     lr: float
     activation: str = "relu"
     options: dict[str, Any] = field(default_factory=dict)
-    change: Callable[[Splits], Splits] | None = None
+    changes: tuple[Change, ...] = ()
     quick_rows: int = 400
     tuned_with: tuple[int, ...] = (100,)  # seeds: few validation rows need several
 
@@ -65,15 +65,16 @@ def without_test(splits: Splits) -> Splits:
     return replace(splits, test=splits.valid)
 
 
+WITHOUT_TEST = Change("without_test", without_test)
 SETS = {
     "digits": Set("digits", (128,), epochs=60, batch=32, lr=4e-3, tuned_with=SEVERAL),
     "mnist": Set("mnist", (256,), epochs=25, batch=512, lr=5e-3),
     "mnist-wide": Set("mnist", (1024,), epochs=12, batch=512, lr=3e-3),
     "cifar10": Set(
-        "cifar10", (1024, 512), epochs=40, batch=1024, lr=1.5e-3, change=load_module(PAPER, "cifar10").mirrored
+        "cifar10", (1024, 512), epochs=40, batch=1024, lr=1.5e-3, changes=(load_module(PAPER, "cifar10").MIRRORED,)
     ),
     "tiny-imagenet": Set(
-        "tiny-imagenet", (256,), epochs=30, batch=512, lr=5e-4, change=load_module(PAPER, "published").in_memory
+        "tiny-imagenet", (256,), epochs=30, batch=512, lr=5e-4, changes=(load_module(PAPER, "published").IN_MEMORY,)
     ),
     "speech": Set("speech-commands", (512, 256), epochs=40, batch=64, lr=1e-3, tuned_with=SEVERAL),
     "pbmc3k": Set(
@@ -105,8 +106,8 @@ def tables() -> Iterator[Table]:
     chosen = json.loads(CHOSEN.read_text(encoding="utf-8")) if CHOSEN.exists() else {}
     for position, (name, one) in enumerate(SETS.items()):
         best = chosen.get(name, {})
-        best |= {OURS_IN_CELLS: {**best.get(OURS, {}), "structure": "16x1"}}
-        best |= {UNGATED: {**best.get(OURS, {}), "start": 1.0, "distribution": DISTRIBUTION}}
+        best |= {OURS_IN_CELLS: {**best.get(OURS, {}), "pattern": "16x1"}}
+        best |= {UNGATED: {**best.get(OURS, {}), "initial_density": 1.0, "distribution": DISTRIBUTION}}
         models = {method: {**one.shared, **best.get(method, {})} for method in AT_FULL_COST}
         models |= {
             at_a_budget(method, budget): {
@@ -128,23 +129,15 @@ def tables() -> Iterator[Table]:
             for dropout in DROPOUTS
             if dropout == 0.0 or method not in ("dense", "small")  # these have none
         }  # fmt: skip
-        yield table(name, one, models, f"{position}", change=one.change, seeds=(0, 1, 2, 3, 4))
+        yield table(name, one, models, f"{position}", changes=one.changes, seeds=(0, 1, 2, 3, 4))
         yield table(
-            f"{name}-tuning", one, trials, f"{position} tuning", change=tuning_change(one), seeds=one.tuned_with
+            f"{name}-tuning",
+            one,
+            trials,
+            f"{position} tuning",
+            changes=(*one.changes, WITHOUT_TEST),
+            seeds=one.tuned_with,
         )
-
-
-def tuning_change(one: Set) -> Callable[[Splits], Splits]:
-    """The set's own change, and then no test rows."""
-    change = one.change
-    if change is None:
-        return without_test
-
-    def both(splits: Splits) -> Splits:
-        return without_test(change(splits))
-
-    both.__name__ = f"{change.__name__}_{without_test.__name__}"  # part of the hash of its runs
-    return both
 
 
 def table(name: str, one: Set, models: dict[str, Any], section: str, **rest: Any) -> Table:

@@ -13,7 +13,7 @@ from dynamicgate.accounting.metrics import evaluate
 from dynamicgate.gating.recording import usage
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import MODELS, run_one
-from dynamicgate.lab.methods.models import CERTAIN
+from dynamicgate.lab.methods.models import FIXED_LOGIT
 from dynamicgate.lab.runner import Job
 from dynamicgate.lab.runner.training import settings_of
 
@@ -49,7 +49,7 @@ def accuracy_of_mean_mask(model: nn.Module, splits: Splits) -> float:
     for name, gate in gates.items():
         often = rates[name].argsort(descending=True)[: max(1, round(float(rates[name].sum())))]
         gate.last.weight.zero_()  # type: ignore[operator]
-        gate.bias.fill_(-CERTAIN).index_fill_(0, often, CERTAIN)
+        gate.bias.fill_(-FIXED_LOGIT).index_fill_(0, often, FIXED_LOGIT)
         gate.tau.fill_(1.0)
         gate.theta.fill_(0.5)
     return evaluate(model, splits.test, MacCounter(model))["accuracy"]

@@ -13,10 +13,11 @@ from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.runner import Recipe, Table, step_settings, train_settings
+from dynamicgate.lab.runner import Change, Recipe, Table, step_settings, train_settings
 
 from .common import OURS, WRITTEN, every, step_written, train_written, written
 from .published import (
+    WHOLE_TRAINING,
     Notebook,
     before_the_relu_,
     linear_knob,
@@ -28,7 +29,6 @@ from .published import (
     set_gates,
     step_published,
     train_published,
-    whole_training,
 )
 
 NOTEBOOK = {
@@ -99,6 +99,7 @@ def mirrored(splits: Splits) -> Splits:
     return replace(splits, train=replace(splits.train, augment=mirror))
 
 
+MIRRORED = Change("mirrored", mirrored)
 PUBLISHED = Recipe(
     kind="published",
     data="cifar10",
@@ -112,7 +113,7 @@ PUBLISHED = Recipe(
     train=partial(train_published, make=notebook),
     step=partial(step_published, make=notebook),
     seeds=(52, 53, 54, 55, 56),
-    change=whole_training,
+    changes=(WHOLE_TRAINING,),
     quick={"epochs": 1, "prune_epochs": 1},
     quick_rows=600,
     remarks=(
@@ -152,7 +153,7 @@ BY_US = Recipe(
     ),
     train=train_settings,
     step=step_settings,
-    change=mirrored,
+    changes=(MIRRORED,),
     quick={"epochs": 1, "batch": 64},
     quick_rows=600,
     remarks=(

@@ -9,6 +9,7 @@ from dynamicgate.budget import Budget
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import MODELS, Settings
+from dynamicgate.lab.methods.hyperparameters import given
 from dynamicgate.lab.methods.models import Prepared
 from dynamicgate.lab.runner import Job, Step, step_settings, train_settings
 from dynamicgate.nn import GatedMLP, Normalize
@@ -39,24 +40,24 @@ def every(special: dict[str, dict[str, Any]] | None = None, **shared: Any) -> di
 
 
 def prepare_written(job: Job) -> Any:
-    """How the models of the paper's text are made: `beside` has the weight and the warm-up of the penalty."""
-    beside = job.settings["beside"]
+    """How the models of the paper's text are built; `model_options` has the weight and the warm-up of the penalty."""
+    penalty = job.settings["model_options"]
 
     def prepare(s: Settings, splits: Splits) -> Prepared:
         if "gate" not in s.model:
             return MODELS[s.model](s, splits)
-        config = GateConfig(net="low-rank", rank=s.rank, train="hard", open=0.8, tau=2.0, theta=0.5)
-        sizes = (splits.train.features, *s.hidden, splits.classes)
+        config = GateConfig(net="low-rank", rank=given(s.rank), train="hard", open=0.8, tau=2.0, theta=0.5)
+        sizes = (splits.train.features, *given(s.hidden), splits.classes)
         model = GatedMLP(
             sizes, config, activation=s.activation, dropout=s.dropout, normalize=Normalize(splits.mean, splits.std)
         )
         budget = Budget(
             form="linear",
-            weight=schedule.linear(0.0, beside["weight"], begin=beside["warmup"]),
+            weight=schedule.linear(0.0, penalty["weight"], begin=penalty["warmup"]),
             tau=schedule.linear(2.0, 1.0),
             on_collapse="ignore",
         )
-        sparsifier = RigL(model, s.density, every=s.every, seed=s.seed) if "rigl" in s.model else None
+        sparsifier = RigL(model, given(s.density), every=given(s.every), seed=s.seed) if "rigl" in s.model else None
         return Prepared(model, budget, sparsifier)
 
     return prepare
@@ -73,8 +74,8 @@ def step_written(job: Job, splits: Splits) -> Step:
 
 
 def written(
-    models: tuple[str, ...], weight: float, warmup: float, density: float, **shared: Any
+    models: tuple[str, ...], weight: float, warmup: float, density: float | None = None, **shared: Any
 ) -> dict[str, dict[str, Any]]:
     """Settings of the models of the text."""
-    common = {**shared, "rank": 32, "beside": {"weight": weight, "warmup": warmup}}
+    common = {**shared, "rank": 32, "model_options": {"weight": weight, "warmup": warmup}}
     return {name: {**common, **({"density": density} if "rigl" in name else {})} for name in models}

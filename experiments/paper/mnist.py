@@ -17,6 +17,7 @@ from dynamicgate.lab.runner import Recipe, Table, step_settings, train_settings
 
 from .common import OURS, SEEDS_42, WRITTEN, every, step_written, train_written, written
 from .published import (
+    WHOLE_TRAINING,
     Notebook,
     hard_gates,
     linear_knob,
@@ -27,14 +28,13 @@ from .published import (
     set_gates,
     step_published,
     train_published,
-    whole_training,
     without_task_gradient_,
 )
 
 NOTEBOOK = {"hidden": [256], "epochs": 50, "batch": 128, "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0}
 GATE = {
     "gate_lr": 5e-5, "input_logit": 3.0, "hidden_logit": 2.0, "theta": [0.60, 0.90], "theta_epochs": 25,
-    "weight": 3e-4, "weight_from": 15, "input_share": 0.1, "keep": 0.90, "keep_weight": 2.0,
+    "weight": 3e-4, "weight_from": 15, "input_weight": 0.1, "target_rate": 0.90, "target_weight": 2.0,
 }  # fmt: skip
 INPUT, HIDDEN = "layers.0", "layers.1"
 
@@ -46,7 +46,7 @@ def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Not
         prune_at_start_(model.layers[0], asked["prune"])  # type: ignore[arg-type]
         nominal = 1.0 - asked["prune"] * 784 * 256 / (784 * 256 + 256 * 10)
         return Notebook(model, optimizer_of(asked, model), asked["epochs"], claimed=lambda _: nominal)
-    if "keep" not in asked:
+    if "target_rate" not in asked:
         return Notebook(model, optimizer_of(asked, model), asked["epochs"])
     gated_(model, asked)
     schedule = Schedule(asked)
@@ -88,8 +88,8 @@ class Schedule:
         asked, p = self.asked, used.mean_p()
         begin = asked["weight_from"]
         beta = asked["weight"] * max(0, self.epoch - begin) / (50 - begin)
-        missing = (asked["keep"] - p[HIDDEN]).relu()
-        return beta * (p[HIDDEN] + asked["input_share"] * p[INPUT]) + asked["keep_weight"] * missing.square()
+        missing = (asked["target_rate"] - p[HIDDEN]).relu()
+        return beta * (p[HIDDEN] + asked["input_weight"] * p[INPUT]) + asked["target_weight"] * missing.square()
 
 
 PUBLISHED = Recipe(
@@ -104,7 +104,7 @@ PUBLISHED = Recipe(
     train=partial(train_published, make=notebook),
     step=partial(step_published, make=notebook),
     seeds=SEEDS_42,
-    change=whole_training,
+    changes=(WHOLE_TRAINING,),
     quick={"epochs": 2},
     remarks=(
         "The gates are static: one logit for each input and unit.",

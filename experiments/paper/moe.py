@@ -23,7 +23,7 @@ from dynamicgate.nn import GatedMLP, Normalize, SwitchMLP
 from dynamicgate.training import fit
 
 from .common import OURS, SEEDS_42, every
-from .published import Notebook, network, optimizer_of, step_published, train_published, whole_training
+from .published import WHOLE_TRAINING, Notebook, network, optimizer_of, step_published, train_published
 
 NOTEBOOK = {"hidden": [512], "epochs": 8, "batch": 128, "optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.01}
 GATE = {"theta": 0.05, "weight": 5e-4, "weight_from": 1}
@@ -105,24 +105,24 @@ def routed(model: nn.Module, splits: Splits) -> dict[str, Any]:
     return measure_routing(model, splits.test, batch=BATCH, judge=judge).to_dict()
 
 
-def prepare(s: Settings, splits: Splits, beside: dict[str, Any]) -> Prepared:
+def prepare(s: Settings, splits: Splits, experts: dict[str, Any]) -> Prepared:
     """The experts of the notebook, trained as all others are."""
-    if not beside:
+    if not experts:
         return MODELS[s.model](s, splits)
-    model = switch_mlp({"hidden": s.hidden, **beside}, splits)
-    return Prepared(model, Budget(form="balance", weight=beside["balance"]))
+    model = switch_mlp({"hidden": s.hidden, **experts}, splits)
+    return Prepared(model, Budget(form="balance", weight=experts["balance"]))
 
 
 def train(job: Job, splits: Splits) -> dict[str, Any]:
     """`compare.run_one`, and the accounts of the gate where there is one."""
-    run = train_settings(job, splits, partial(prepare, beside=job.settings.get("beside", {})))
+    run = train_settings(job, splits, partial(prepare, experts=job.settings.get("model_options", {})))
     model = load_model(job.folder / "model.safetensors")
     return {**run, "routing": routed(model, splits)} if named_gates(model) else run
 
 
 def step(job: Job, splits: Splits) -> Step:
     """The same for the clock."""
-    return step_settings(job, splits, partial(prepare, beside=job.settings.get("beside", {})))
+    return step_settings(job, splits, partial(prepare, experts=job.settings.get("model_options", {})))
 
 
 PUBLISHED = Recipe(
@@ -136,7 +136,7 @@ PUBLISHED = Recipe(
     train=partial(train_published, make=notebook),
     step=partial(step_published, make=notebook),
     seeds=SEEDS_42,
-    change=whole_training,
+    changes=(WHOLE_TRAINING,),
     remarks=(
         "`dense` is our control: the published notebook has none.",
         "The gate reads the units that it gates, so they are all computed: a gate network of 262,144 MACs can save "
@@ -153,8 +153,8 @@ BY_US = Recipe(
     data="mnist",
     models={
         **every(**SHARED),
-        "switch top-1": {**SHARED, "lr": 1e-3, "beside": {**SWITCH, "top_k": 1}},
-        "switch top-2": {**SHARED, "lr": 1e-3, "beside": {**SWITCH, "top_k": 2}},
+        "switch top-1": {**SHARED, "lr": 1e-3, "model_options": {**SWITCH, "top_k": 1}},
+        "switch top-2": {**SHARED, "lr": 1e-3, "model_options": {**SWITCH, "top_k": 2}},
     },
     train=train,
     step=step,

@@ -30,7 +30,7 @@ from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.hyperparameters import dense_macs
 from dynamicgate.lab.methods.samples import Evidence
 from dynamicgate.lab.methods.train_one import relate_
-from dynamicgate.lab.runner import Job, Step
+from dynamicgate.lab.runner import Change, Job, Step
 from dynamicgate.masks import connections, put_mask_
 from dynamicgate.nn import GatedMLP, Normalize
 
@@ -184,6 +184,10 @@ def in_memory(splits: Splits) -> Splits:
         return part if isinstance(part.x, Tensor) else replace(part, x=part.x[torch.arange(len(part))])
 
     return replace(splits, train=held(splits.train), valid=held(splits.valid), test=held(splits.test))
+
+
+WHOLE_TRAINING = Change("whole_training", whole_training)
+IN_MEMORY = Change("in_memory", in_memory)
 
 
 def network(

@@ -113,7 +113,6 @@ AS_WRITTEN = Recipe(
         ("dense", "gate"),
         weight=5e-3,
         warmup=0.2,
-        density=0.0,
         hidden=[512, 256],
         epochs=10,
         batch=256,

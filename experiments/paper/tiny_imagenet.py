@@ -17,23 +17,23 @@ from dynamicgate.masks import connections, put_mask_
 
 from .common import OURS, SEEDS_42, WRITTEN, every, step_written, train_written, written
 from .published import (
+    IN_MEMORY,
+    WHOLE_TRAINING,
     Notebook,
     before_the_relu_,
-    in_memory,
     keep_at_least_,
     network,
     optimizer_of,
     prune_at_start_,
     step_published,
     train_published,
-    whole_training,
 )
 
 NOTEBOOK = {"hidden": [256], "epochs": 20, "batch": 128, "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0}
 GATE = {
-    "theta": 0.6, "min_keep": 0.20, "target": 0.50, "weight": 1e-3, "weight_from": 3, "growth": 1.5, "most": 0.1,
+    "theta": 0.6, "min_open": 0.20, "target": 0.50, "weight": 1e-3, "weight_from": 3, "growth": 1.5, "max_weight": 0.1,
 }  # fmt: skip
-RIGL = {"sparsity": 0.8, "every": 200, "share": 0.01, "memory": 0.9, "init": 0.02}
+RIGL = {"sparsity": 0.8, "every": 200, "fraction": 0.01, "momentum": 0.9, "init": 0.02}
 
 
 def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Notebook:
@@ -50,14 +50,14 @@ def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Not
     if "theta" not in asked:
         return Notebook(model, optimizer_of(asked, model), asked["epochs"])
     gate_(model, GateConfig(kind="static", train="hard", theta=asked["theta"], open=0.5))
-    keep_at_least_(model, asked["min_keep"])
+    keep_at_least_(model, asked["min_open"])
     before_the_relu_(model)
     (gate,) = named_gates(model).values()
     rewiring, weight = Rewiring(first, asked), [0.0]
 
     def before_epoch(epoch: int) -> None:
         late = epoch - asked["weight_from"]
-        weight[0] = 0.0 if late < 0 else min(asked["most"], asked["weight"] * asked["growth"] ** late)
+        weight[0] = 0.0 if late < 0 else min(asked["max_weight"], asked["weight"] * asked["growth"] ** late)
 
     def penalty(used: Usage) -> Tensor:
         (p,) = used.mean_p().values()
@@ -87,7 +87,7 @@ class Rewiring:
     def watch(self) -> None:
         """Remember the gradient, signed."""
         assert self.layer.weight.grad is not None
-        self.wanted.lerp_(self.layer.weight.grad, 1.0 - self.asked["memory"])
+        self.wanted.lerp_(self.layer.weight.grad, 1.0 - self.asked["momentum"])
 
     @torch.no_grad()
     def step(self) -> None:
@@ -97,7 +97,7 @@ class Rewiring:
             return
         weight, mask = self.layer.weight, connections(self.layer)
         assert mask is not None
-        count = int(self.asked["share"] * weight.numel())
+        count = int(self.asked["fraction"] * weight.numel())
         size = weight.abs().masked_fill(~mask, torch.inf).flatten()
         mask = mask.flatten().index_fill(0, size.topk(count, largest=False).indices, False)
         grown = self.wanted.abs().flatten().masked_fill(mask, -1.0).topk(count).indices
@@ -119,7 +119,7 @@ PUBLISHED = Recipe(
     train=partial(train_published, make=notebook),
     step=partial(step_published, make=notebook),
     seeds=SEEDS_42,
-    change=whole_training,
+    changes=(WHOLE_TRAINING,),
     quick_rows=600,
     remarks=(
         "What the paper calls DynamicMLP is `gate+rigl`: 80 % of the first layer's connections are left out from the "
@@ -147,7 +147,7 @@ AS_WRITTEN = Recipe(
     ),
     train=train_written,
     step=step_written,
-    change=in_memory,
+    changes=(IN_MEMORY,),
     quick_rows=600,
     remarks=WRITTEN,
 )
@@ -157,7 +157,7 @@ BY_US = Recipe(
     models=every(budget=0.39, hidden=[256], epochs=30, batch=256, lr=3e-4, dropout=0.1),
     train=train_settings,
     step=step_settings,
-    change=in_memory,
+    changes=(IN_MEMORY,),
     quick={"epochs": 1, "batch": 64},
     quick_rows=600,
     remarks=OURS,

@@ -32,9 +32,8 @@ def test_tuning_cannot_see_the_test_rows() -> None:
     splits = Splits("clouds", *parts, 2, 0.0, 1.0)
     for table in load_tables(FOLDER):
         if table.name.endswith("-tuning") and table.recipes[0].data == "digits":
-            change = table.recipes[0].change
-            assert change is not None
-            assert change(splits).test is splits.valid
+            (change,) = table.recipes[0].changes
+            assert change.apply(splits).test is splits.valid
 
 
 def test_every_method_stands_at_every_budget_with_the_same_tuning() -> None:

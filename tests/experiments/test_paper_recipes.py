@@ -51,7 +51,7 @@ def test_ours_has_every_model_at_one_budget_with_equal_training(name: str) -> No
     }
     assert all(len(values) == 1 for values in shared.values()), shared
     for asked in recipe.models.values():
-        Settings(**{key: value for key, value in asked.items() if key != "beside"})
+        Settings(**{key: value for key, value in asked.items() if key != "model_options"})
 
 
 def test_the_budgets_are_what_the_paper_is_to_be_beaten_at() -> None:
@@ -73,7 +73,7 @@ def test_the_published_settings_of_mnist() -> None:
     assert published("mnist", "pruned")["prune"] == 0.3
     assert (gate["gate_lr"], gate["input_logit"], gate["hidden_logit"]) == (5e-5, 3.0, 2.0)
     assert (gate["theta"], gate["theta_epochs"], gate["weight"], gate["weight_from"]) == ([0.60, 0.90], 25, 3e-4, 15)
-    assert (gate["keep"], gate["keep_weight"], gate["input_share"]) == (0.90, 2.0, 0.1)
+    assert (gate["target_rate"], gate["target_weight"], gate["input_weight"]) == (0.90, 2.0, 0.1)
 
 
 def test_the_published_settings_of_cifar10() -> None:
@@ -90,9 +90,9 @@ def test_the_published_settings_of_tiny_imagenet() -> None:
     dense, both = published("tiny-imagenet", "dense"), published("tiny-imagenet", "gate+rigl")
     assert (dense["hidden"], dense["epochs"], dense["optimizer"]) == ([256], 20, "adam")
     assert published("tiny-imagenet", "dropout")["dropout"] == 0.3
-    assert (both["theta"], both["min_keep"], both["target"]) == (0.6, 0.20, 0.50)
-    assert (both["weight"], both["weight_from"], both["growth"], both["most"]) == (1e-3, 3, 1.5, 0.1)
-    assert (both["sparsity"], both["every"], both["share"], both["memory"]) == (0.8, 200, 0.01, 0.9)
+    assert (both["theta"], both["min_open"], both["target"]) == (0.6, 0.20, 0.50)
+    assert (both["weight"], both["weight_from"], both["growth"], both["max_weight"]) == (1e-3, 3, 1.5, 0.1)
+    assert (both["sparsity"], both["every"], both["fraction"], both["momentum"]) == (0.8, 200, 0.01, 0.9)
 
 
 def test_the_published_settings_of_speech() -> None:

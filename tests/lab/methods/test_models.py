@@ -14,7 +14,7 @@ from dynamicgate.data import check_arrays
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import MODELS, Settings, run_one, settings_hash
-from dynamicgate.lab.methods.hyperparameters import GATE_SHARE
+from dynamicgate.lab.methods.hyperparameters import GATE_FRACTION
 from dynamicgate.lab.methods.models import small
 from dynamicgate.sparsity import RigL
 
@@ -47,7 +47,7 @@ def test_the_small_network_costs_what_the_budget_allows_to_within_a_unit(
 def test_the_models_are_what_they_are_called(settings: Settings) -> None:
     splits = load_dataset(settings.data)
     made = {
-        name: prepare(replace(settings, dropout=0.25, gate_share=0.2, model=name).resolved(splits), splits)
+        name: prepare(replace(settings, dropout=0.25, gate_fraction=0.2, model=name).resolved(splits), splits)
         for name, prepare in MODELS.items()
     }
     assert {name for name, prepared in made.items() if prepared.model.dropout.p == 0.0} == {"dense", "small"}
@@ -77,7 +77,7 @@ def test_without_a_density_sparse_models_spend_the_budget(hidden: tuple[int, ...
         assert 0.0 < chosen.density < 0.2 or chosen.output == "sparse"
     both = replace(base, model="rigl", density=0.3, output="sparse").resolved(splits)
     assert dg.accounting.MacCounter(MODELS["rigl"](both, splits).model).relative({}) == pytest.approx(0.3, abs=0.001)
-    asked = replace(base, model="gate+rigl", gate_share=0.05, open_rate=0.85, widen=1.0)
+    asked = replace(base, model="gate+rigl", gate_fraction=0.05, open_rate=0.85, widen=1.0)
     fused = MODELS["gate+rigl"](asked.resolved(splits), splits)
     counter = dg.accounting.MacCounter(fused.model)
     assert counter.gate / counter.dense == pytest.approx(0.05 * 0.2, rel=0.1), "a twentieth of the budget decides"
@@ -100,23 +100,23 @@ def test_a_gate_that_could_read_next_to_nothing_is_left_out(budget: float, gates
         found = run_one(settings.resolved(splits), splits, tmp_path, show=False)
         assert found["macs"]["relative"] == pytest.approx(budget, abs=0.001)
         assert found["notes"][0] == "no gates: a budget of 0.05 pays for fewer than 4 inputs for each of them"
-    asked = replace(settings, gate_share=0.05).resolved(splits)
+    asked = replace(settings, gate_fraction=0.05).resolved(splits)
     assert len(dg.named_gates(MODELS["gate+rigl"](asked, splits).model)) == 1, "who asks for a share gets it"
 
 
 @pytest.mark.parametrize(
-    ("budget", "widen", "gate_share", "open_rate"),
+    ("budget", "widen", "gate_fraction", "open_rate"),
     [(0.02, 1.0, 0.05, 0.85), (0.099, 1.0, 0.05, 0.85), (0.1, 1.25, 0.02, 0.95), (0.2, 1.5, 0.02, 0.95),
      (1.0, 1.5, 0.02, 0.95)],
 )  # fmt: skip
 def test_the_larger_the_budget_the_wider_the_model_and_the_lighter_its_gates(
-    budget: float, widen: float, gate_share: float, open_rate: float
+    budget: float, widen: float, gate_fraction: float, open_rate: float
 ) -> None:
     splits = splits_of(400, 6)
     asked = Settings(model="gate+rigl", budget=budget, hidden=(256,), epochs=200, batch=4)
     found = asked.resolved(splits)
     assert found.widths == (round(widen * 256),)
-    same = replace(asked, widen=widen, gate_share=gate_share, open_rate=open_rate).resolved(splits)
+    same = replace(asked, widen=widen, gate_fraction=gate_fraction, open_rate=open_rate).resolved(splits)
     assert (found.density, found.gate_density) == (same.density, same.gate_density)
     assert found.gate_density > 0.0
     assert replace(asked, model="rigl").resolved(splits).widths == (256,)
@@ -174,17 +174,17 @@ def test_the_period_fits_a_short_run() -> None:
 
 def test_options_of_sparse_models_leave_other_runs_where_they_were() -> None:
     splits = splits_of(40, 6)
-    plain, asked = (Settings(model="dense", density=d).resolved(splits) for d in (0.0, 0.0))
+    plain, asked = (Settings(model="dense", density=d).resolved(splits) for d in (None, None))
     assert settings_hash(plain, splits) == settings_hash(asked, splits)
     rigl = Settings(model="rigl").resolved(splits)
-    assert settings_hash(rigl, splits) != settings_hash(replace(rigl, structure="16x1"), splits)
+    assert settings_hash(rigl, splits) != settings_hash(replace(rigl, pattern="16x1"), splits)
 
 
 def test_the_rank_of_the_gates_is_what_their_share_of_the_budget_pays_for() -> None:
     splits = splits_of(784, 10)
     found = Settings(hidden=(256,), budget=0.3).resolved(splits)
     gate = found.rank * (784 + 256)
-    assert abs(gate - GATE_SHARE * 0.3 * macs((784, 256, 10))) <= 0.5 * (784 + 256)
+    assert abs(gate - GATE_FRACTION * 0.3 * macs((784, 256, 10))) <= 0.5 * (784 + 256)
     assert Settings(hidden=(256,), rank=3).resolved(splits).rank == 3
     assert Settings(hidden=(4000,), budget=1.0).resolved(splits).rank == 32
     assert Settings(hidden=(4,), budget=0.1).resolved(splits).rank == 2
@@ -200,8 +200,8 @@ def test_what_is_not_said_comes_from_the_data_set() -> None:
 
 
 @pytest.mark.parametrize("model", ["static", "gate", "gate+rigl"])
-def test_the_ramp_reaches_the_gates(model: str) -> None:
+def test_the_soft_width_reaches_the_gates(model: str) -> None:
     splits = splits_of(40, 6)
-    asked = Settings(model=model, hidden=(64,), epochs=1, batch=8, ramp=1.1, gate_share=0.2).resolved(splits)
+    asked = Settings(model=model, hidden=(64,), epochs=1, batch=8, soft_width=1.1, gate_fraction=0.2).resolved(splits)
     found = dg.named_gates(MODELS[model](asked, splits).model)
     assert [gate.config.soft_width for gate in found.values()] == [1.1]

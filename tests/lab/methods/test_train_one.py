@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import dynamicgate as dg
 from dynamicgate.data import Arrays
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.methods import MODELS, Settings, compare, run_one, settings_hash
-from dynamicgate.lab.methods.hyperparameters import LATER
+from dynamicgate.lab.methods.hyperparameters import Hyperparameters
 
 META = {"created", "commit", "command", "versions", "machine", "budget", "seeds", "epochs", "hidden", "data"}
 RUN = {
@@ -85,7 +85,7 @@ def test_each_run_leaves_its_model_and_its_log(finished: tuple[Path, dict[str, A
 
 def test_a_student_has_a_teacher_of_its_own(settings: Settings, tmp_path: Path) -> None:
     splits = load_dataset(settings.data, seed=0)
-    chosen = replace(settings, model="rigl", distill=0.5).resolved(splits)
+    chosen = replace(settings, model="rigl", distill_weight=0.5).resolved(splits)
     run = run_one(chosen, splits, tmp_path, show=False)
     teacher = json.loads((tmp_path / "teacher" / "run.json").read_text())
     assert (teacher["model"], teacher["macs"]["relative"]) == ("dropout", 1.0)
@@ -130,7 +130,7 @@ def test_one_more_seed_or_model_is_added_to_what_is_there(settings: Settings, tm
         {"block": 1},
         {"seed": 1},
         {"tau": 0.9},
-        {"ramp": 0.5},
+        {"soft_width": 0.5},
         {"clip": 1.0},
     ],
 )
@@ -139,16 +139,42 @@ def test_another_setting_is_another_folder(change: dict[str, Any], settings: Set
     assert settings_hash(replace(settings, **change), splits) != settings_hash(settings, splits)
 
 
-def test_a_run_without_a_ramp_is_found_where_it_was_before_there_were_ramps(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_setting_at_its_default_leaves_the_hash_of_earlier_runs_as_it_was(settings: Settings) -> None:
+    @dataclass(frozen=True)
+    class Later(Settings):
+        momentum: float = 0.9
+
     splits = load_dataset(settings.data)
     asked = asdict(settings)
-    now = settings_hash(settings, splits)
-    assert asked.pop("ramp") == 0.0
-    monkeypatch.delitem(LATER, "ramp")
-    monkeypatch.setattr("dynamicgate.lab.methods.hyperparameters.asdict", lambda _settings: asked)
-    assert settings_hash(settings, splits) == now
+    assert settings_hash(Later(**asked), splits) == settings_hash(settings, splits)
+    assert settings_hash(Later(**asked, momentum=0.5), splits) != settings_hash(settings, splits)
+
+
+def test_none_is_the_only_value_that_means_default() -> None:
+    splits = load_dataset("digits")
+    unset = [field.name for field in fields(Hyperparameters) if field.default is None]
+    assert unset == [
+        "epochs", "batch", "lr", "block", "rank", "gate_fraction", "open_rate", "clip", "patience", "density",
+        "initial_density", "prune_until", "gate_density", "widen", "every",
+    ]  # fmt: skip
+    fused = Settings(model="gate+rigl", budget=0.5)
+    assert fused.resolved(splits).initial_density == 1.0
+    assert replace(fused, initial_density=0.0).resolved(splits).initial_density == 0.0
+    with pytest.raises(ValueError, match=r"gate_density must be positive, received 0\.0"):
+        replace(fused, gate_density=0.0).resolved(splits)
+
+
+def test_settings_without_values_cannot_build_a_model() -> None:
+    with pytest.raises(ValueError, match="expected resolved settings"):
+        MODELS["rigl"](Settings(model="rigl"), load_dataset("digits"))
+
+
+def test_a_folder_with_a_run_of_other_settings_is_refused(settings: Settings, tmp_path: Path) -> None:
+    splits = load_dataset(settings.data)
+    chosen = replace(settings, model="dense").resolved(splits)
+    run_one(chosen, splits, tmp_path, show=False)
+    with pytest.raises(ValueError, match="holds a run with another lr, seed: "):
+        run_one(replace(chosen, lr=0.5, seed=3), splits, tmp_path)
 
 
 def test_other_data_under_the_same_name_is_another_folder(settings: Settings) -> None:
@@ -188,7 +214,7 @@ def test_a_run_made_twice_is_the_same_run(settings: Settings, tmp_path: Path) ->
         (["dense", "rigl"], {"budget": 0.01, "output": "dense"}, "does not even pay for the dense output layer"),
         (["dense", "rigl"], {"every": 100}, "would never rewire"),
         (["dense", "set"], {"density": 1.5}, "a density is a share of the connections"),
-        (["dense", "set"], {"structure": "round"}, "a pattern is 'unstructured', 'fan-in' or a cell"),
+        (["dense", "set"], {"pattern": "round"}, "a pattern is 'unstructured', 'fan-in' or a cell"),
         (["dense", "gate"], {"theta": 1.0}, "expected 0 < theta < 1, received 1.0"),
         (["dense", "gate"], {"dropout": 1.0}, r"dropout must be in \[0, 1\), received 1.0"),
         (["dense"], {"hidden": (20, 0)}, r"hidden widths must be 1 or more, received \(20, 0\)"),

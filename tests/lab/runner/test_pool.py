@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 from dynamicgate.__main__ import main as command_line
+from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.result_file import read_runs, write_runs
-from dynamicgate.lab.runner import Job, find_folder, jobs_of, load_tables, run_jobs
-from dynamicgate.lab.runner.jobs import fewer_rows
+from dynamicgate.lab.runner import Change, Job, find_folder, jobs_of, load_tables, run_jobs
 from dynamicgate.lab.runner.pool import Progress, spoken
 from dynamicgate.lab.runner.prepared import file_name, load_splits, prepare
 from dynamicgate.lab.runner.results import StaleRunsWarning, collect, read_results
@@ -46,6 +46,10 @@ def easy(e):
 
 CLAIMS = (Claim("5.9", "Clouds are easy", easy),)
 """
+
+
+def without_rows(splits: Splits) -> Splits:
+    return splits
 
 
 def new_checkout(folder: Path) -> Path:
@@ -214,7 +218,7 @@ def test_everything_that_decides_a_result_is_in_its_name(checkout: Path) -> None
         replace(job, recipe=replace(recipe, revision=2)),
         replace(job, recipe=replace(recipe, data_options={"a": 1})),
         replace(job, recipe=replace(recipe, data="other")),
-        replace(job, recipe=replace(recipe, change=fewer_rows)),
+        replace(job, recipe=replace(recipe, changes=(Change("fewer", without_rows),))),
         replace(job, recipe=replace(recipe, models={"dense": {**recipe.models["dense"], "lr": 2e-2}})),
     ]
     assert len({job.hash, *(other.hash for other in others)}) == len(others) + 1

@@ -12,13 +12,13 @@ from typing import Any
 
 from tyro.conf import UseAppendAction
 
-from dynamicgate.lab.methods import Knobs, Settings
+from dynamicgate.lab.methods import Hyperparameters, Settings
 
 Options = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class Training(Knobs):
+class Training(Hyperparameters):
     """Options of training."""
 
     data: str = "digits"
@@ -35,7 +35,7 @@ class Training(Knobs):
     def settings(self, **chosen: Any) -> Settings:
         """The same as the library's `Settings`."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values["hidden"] = integers(self.hidden, "hidden") if self.hidden else ()
+        values["hidden"] = integers(self.hidden, "hidden") if self.hidden else None
         values["data_options"] = loader_options(self.data_option, self.target, "--data-option")
         for word in ("data_dir", "data_option", "target"):  # where the files are does not decide the result
             del values[word]

@@ -10,7 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import save
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.hyperparameters import FUSED, Settings, dense_macs, settings_hash
+from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, Settings, dense_macs, given, settings_hash
 from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.samples import Evidence
 from dynamicgate.presets import FEWEST_READ
@@ -48,10 +48,13 @@ def run_one(
     """
     finished = folder / "run.json"
     if finished.exists():
-        return json.loads(finished.read_text(encoding="utf-8"))
+        return _check_same(json.loads(finished.read_text(encoding="utf-8")), settings, folder)
     if prepare is None and settings.model not in MODELS:
         raise ValueError(f"unknown model {settings.model!r}; the models are {', '.join(MODELS)}")
-    teacher, seconds = _taught(settings, splits, folder / "teacher", device) if settings.distill else (None, 0.0)
+    distillation, seconds = dict[str, Any](), 0.0
+    if settings.distill_weight:
+        teacher, seconds = _train_teacher(settings, splits, folder / "teacher", device)
+        distillation = {"teacher": teacher, "distill_weight": settings.distill_weight}
     torch.manual_seed(settings.seed)
     model, budget, sparsifier = (prepare or MODELS[settings.model])(settings, splits)
     history = fit(
@@ -60,17 +63,16 @@ def run_one(
         valid=splits.valid,
         budget=budget,
         sparsifier=sparsifier,
-        epochs=settings.epochs,
-        batch=settings.batch,
-        lr=settings.lr,
-        gate_lr_scale=settings.gate_rate,
+        epochs=given(settings.epochs),
+        batch=given(settings.batch),
+        lr=given(settings.lr),
+        gate_lr_scale=settings.gate_lr_scale,
         weight_decay=settings.weight_decay,
         accumulate=settings.accumulate,
         clip=settings.clip,
         bf16=settings.bf16,
         class_weights="balanced" if settings.balanced else None,
-        teacher=teacher,
-        distill_weight=settings.distill or 1.0,
+        **distillation,
         patience=settings.patience,
         seed=settings.seed,
         device=device,
@@ -80,7 +82,7 @@ def run_one(
     )
     evidence = Evidence()
     found = measure(model, splits.test, watch=evidence.add).to_dict()
-    relate_(found, dense_macs((splits.train.features, *settings.hidden, splits.classes)))
+    relate_(found, dense_macs((splits.train.features, *given(settings.hidden), splits.classes)))
     run = {
         "model": settings.model,
         "seed": settings.seed,
@@ -95,24 +97,36 @@ def run_one(
         "valid": history.final,
         "steps": history.steps,
         "collapses": [str(collapse) for collapse in budget.collapses] if budget else [],
-        "settings": asdict(settings),
+        "settings": settings.to_json(),
     }
     if distributed.rank() == 0:
-        save(model, folder / "model.safetensors", notes={"data": splits.name, "settings": asdict(settings)})
+        save(model, folder / "model.safetensors", notes={"data": splits.name, "settings": settings.to_json()})
         write_text(folder / "evidence.json", json.dumps(evidence.to_dict(splits)))
         write_text(finished, json.dumps(run))
     return run
 
 
 def _left_out(settings: Settings) -> list[str]:
-    if settings.model != FUSED or settings.gate_density:
+    if settings.model != GATED_SPARSE or settings.gate_density:
         return []
     return [f"no gates: a budget of {settings.budget:g} pays for fewer than {FEWEST_READ} inputs for each of them"]
 
 
-def _taught(settings: Settings, splits: Splits, folder: Path, device: str) -> tuple[nn.Module, float]:
-    """The dense network with dropout, trained like the model that will imitate it, and how long that took."""
-    run = run_one(replace(settings, model="dropout", distill=0.0), splits, folder, device=device, show=False)
+def _check_same(run: dict[str, Any], settings: Settings, folder: Path) -> dict[str, Any]:
+    """The finished run, if it was made with these settings: a hash of changed fields cannot see a moved default."""
+    made, asked = Settings().to_json() | run["settings"], settings.to_json()
+    apart = sorted(name for name in made.keys() | asked.keys() if made.get(name) != asked.get(name))
+    if apart:
+        raise ValueError(
+            f"{folder} holds a run with another {', '.join(apart)}: expected the settings asked for; delete that "
+            "folder, or choose another"
+        )
+    return run
+
+
+def _train_teacher(settings: Settings, splits: Splits, folder: Path, device: str) -> tuple[nn.Module, float]:
+    """The dense network with dropout, trained like the model that will be distilled from it, and how long that took."""
+    run = run_one(replace(settings, model="dropout", distill_weight=0.0), splits, folder, device=device, show=False)
     return load_model(folder / "model.safetensors"), run["seconds"]
 
 
@@ -163,7 +177,7 @@ def compare(
             "budget": settings.budget,
             "seeds": list(seeds),
             "epochs": chosen.epochs,
-            "hidden": list(chosen.hidden),
+            "hidden": list(given(chosen.hidden)),
             "data": splits.info(),
         }
         results = {"meta": meta, "runs": runs}
@@ -179,4 +193,4 @@ def _check_all(settings: Settings, models: Sequence[str], splits: Splits) -> Non
         if budget is not None:
             budget.check_(MacCounter(model))
         if sparsifier is not None:
-            sparsifier.check_(chosen.epochs * math.ceil(len(splits.train) / chosen.batch))
+            sparsifier.check_(given(chosen.epochs) * math.ceil(len(splits.train) / given(chosen.batch)))

@@ -33,12 +33,20 @@ Step = Callable[[], None]
 
 
 @dataclass(frozen=True)
+class Change:
+    """What is done to the parts of a dataset before anything else, under the name that identifies its runs."""
+
+    name: str
+    apply: Callable[[Splits], Splits]
+
+
+@dataclass(frozen=True)
 class Recipe:
     """One way to make a table: which data, which models, and everything that decides their results.
 
     models: what each model is asked for, as JSON values. train: from a `Job` to its run, as `compare.run_one` has it.
     step: from a `Job` to a function that takes one training step of its model, for the clock; None does without.
-    change: what is done to the parts of the data before anything else. revision: one more makes all runs anew.
+    changes: what is done to the parts of the data, in order. revision: one more makes all runs anew.
     quick: settings that `--quick` replaces; quick_rows: training rows it takes.
     remarks: what a reader of the numbers has to know, faults of the published code first of all.
     """
@@ -50,7 +58,7 @@ class Recipe:
     step: Callable[[Job, Splits], Step] | None = None
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     data_options: Mapping[str, Any] = field(default_factory=dict)
-    change: Callable[[Splits], Splits] | None = None
+    changes: tuple[Change, ...] = ()
     quick: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 1})
     quick_rows: int = 2000
     revision: int = 1
@@ -111,18 +119,23 @@ class Job:
 
     @property
     def hash(self) -> str:
-        """Of the fields of the recipe, the model and the seed."""
+        """Identifies the run: everything that is asked for and decides its result, without what keeps its default."""
         recipe = self.recipe
-        asked = {
-            "table": self.table.name,
-            "kind": recipe.kind,
-            "data": [recipe.data, dict(recipe.data_options), recipe.change.__name__ if recipe.change else None],
+        asked: dict[str, Any] = {
+            "table": self.table_name,
+            "data": recipe.data,
             "model": self.model,
-            "settings": self.settings,
             "seed": self.seed,
-            "rows": recipe.quick_rows if self.quick else None,
-            "revision": recipe.revision,
+            "settings": {name: value for name, value in self.settings.items() if value is not None},
         }
+        if recipe.data_options:
+            asked["data_options"] = dict(recipe.data_options)
+        if recipe.changes:
+            asked["changes"] = [change.name for change in recipe.changes]
+        if recipe.revision != 1:
+            asked["revision"] = recipe.revision
+        if self.quick:
+            asked["rows"] = recipe.quick_rows
         return hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=4).hexdigest()
 
     def of(self, model: str) -> Job:

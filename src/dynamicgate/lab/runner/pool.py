@@ -164,7 +164,8 @@ def splits_of(order: Order) -> Splits:
 def _splits(recipes: Path, table: str, kind: str, seed: int, quick: bool, data_dir: Path | None) -> Splits:
     recipe = load_tables(recipes, table)[0].recipe(kind)
     splits = load_splits(recipe, seed, data_dir)
-    splits = splits if recipe.change is None else recipe.change(splits)
+    for change in recipe.changes:
+        splits = change.apply(splits)
     return fewer_rows(splits, recipe.quick_rows) if quick else splits
 
 

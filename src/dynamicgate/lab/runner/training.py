@@ -12,6 +12,7 @@ from dynamicgate import distributed
 from dynamicgate.data import batches
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import MODELS, Settings, run_one
+from dynamicgate.lab.methods.hyperparameters import given
 from dynamicgate.lab.methods.models import Prepared
 from dynamicgate.lab.runner.jobs import Job, Step
 from dynamicgate.training.loop import Run
@@ -24,10 +25,10 @@ FOREVER = 1_000_000  # epochs: a clock stops a run long before it ends
 def settings_of(job: Job, splits: Splits) -> Settings:
     """What a job asks for as `Settings`.
 
-    An entry `model` says which model of `compare` a name stands for, `beside` is for a recipe's own way to make models.
+    An entry `model` says which model of `MODELS` a name stands for, `model_options` is for a recipe's own models.
     """
     options = tuple(sorted((key, str(value)) for key, value in job.recipe.data_options.items()))
-    asked = {key: value for key, value in {"model": job.model, **job.settings}.items() if key != "beside"}
+    asked = {key: value for key, value in {"model": job.model, **job.settings}.items() if key != "model_options"}
     asked["hidden"] = tuple(asked["hidden"])
     return Settings(job.recipe.data, seed=job.seed, data_options=options, **asked).resolved(splits)
 
@@ -46,12 +47,23 @@ def step_settings(job: Job, splits: Splits, prepare: Prepare | None = None) -> S
     model, budget, sparsifier = (prepare or MODELS[s.model])(s, splits)
     device = distributed.choose_device(job.device)
     options = Options(
-        FOREVER, s.batch, s.lr, s.weight_decay, 0.05, s.accumulate, s.clip, s.bf16, 0.0, None, s.seed, s.gate_rate
+        epochs=FOREVER,
+        batch=given(s.batch),
+        lr=given(s.lr),
+        weight_decay=s.weight_decay,
+        warmup=0.05,
+        accumulate=s.accumulate,
+        clip=s.clip,
+        bf16=s.bf16,
+        label_smoothing=0.0,
+        patience=None,
+        seed=s.seed,
+        gate_lr_scale=s.gate_lr_scale,
     )
     weights = weights_per_class("balanced" if s.balanced else None, splits.train, splits.classes)
     run = Run(model.to(device), splits.train, None, budget, sparsifier, options, device, weights, None)
     model.train()
     order = itertools.chain.from_iterable(
-        batches(len(splits.train), s.batch, seed=s.seed, epoch=epoch) for epoch in itertools.count()
+        batches(len(splits.train), given(s.batch), seed=s.seed, epoch=epoch) for epoch in itertools.count()
     )
     return lambda: run.optimize(next(order))
