@@ -1,6 +1,6 @@
-"""The search for the recipe: one thing changed at a time, judged by validation rows.
+"""The search for the recipe: one thing changed at a time, decided by validation rows.
 
-A table `NAME-ablation` for each data set. What every variant is stands here in full, so that runs stay what they are
+A table `NAME-ablation` for each dataset. Every variant is spelled out here in full, so that runs stay what they are
 when a default of the library moves to what won.
 """
 
@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dynamicgate.lab.runner import Table
-
-from .sets import OURS, SETS, WITHOUT_TEST, at_a_budget, table
+from experiments.frontier.datasets import DATASETS, OURS, WITHOUT_TEST, at_budget, table_of
 
 BUDGETS = (0.05, 0.1, 0.2)
 TRIED_ON = ("digits", "mnist", "cifar10", "tiny-imagenet", "speech", "pbmc3k")
@@ -66,7 +65,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "half dense start": ("half of the connections, drawn, to choose from", {"initial_density": 0.5}),
     "distilled": ("the dense network knows more than the labels say; it must be trained too", {"distill_weight": 0.5}),
 }
-RIVALS: dict[str, dict[str, Any]] = {
+CONTROLS: dict[str, dict[str, Any]] = {
     "small": {"model": "small"},
     "pruned": {"model": "pruned"},
     "rigl": {"model": "rigl"},
@@ -78,22 +77,14 @@ RIVALS: dict[str, dict[str, Any]] = {
 
 
 def tables() -> Iterator[Table]:
-    """One table for each data set."""
-    for position, name in enumerate(TRIED_ON):
-        one = SETS[name]
+    """One table for each dataset."""
+    for name in TRIED_ON:
+        dataset = DATASETS[name]
         models: dict[str, Any] = {}
         for budget in BUDGETS:
-            shared = {**one.shared, "epochs": one.epochs // 2, "budget": budget, "dropout": 0.1}
-            models |= {at_a_budget(rival, budget): {**shared, **asked} for rival, asked in RIVALS.items()}
-            models |= {at_a_budget(what, budget): {**shared, **BASE, **more} for what, (_, more) in VARIANTS.items()}
-        yield table(
-            f"{name}-ablation",
-            one,
-            models,
-            f"{position} ablation",
-            changes=(*one.changes, WITHOUT_TEST),
-            seeds=(100, 101, 102),
+            shared = {**dataset.shared, "epochs": dataset.epochs // 2, "budget": budget, "dropout": 0.1}
+            models |= {at_budget(control, budget): {**shared, **asked} for control, asked in CONTROLS.items()}
+            models |= {at_budget(what, budget): {**shared, **BASE, **more} for what, (_, more) in VARIANTS.items()}
+        yield table_of(
+            f"{name}-ablation", dataset, models, changes=(*dataset.changes, WITHOUT_TEST), seeds=(100, 101, 102)
         )
-
-
-TABLES = tuple(tables())

@@ -13,10 +13,9 @@ from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.runner import Change, Recipe, Table, step_settings, train_settings
-
-from .common import OURS, WRITTEN, every, step_written, train_written, written
-from .published import (
+from dynamicgate.lab.runner import Change, Table, step_settings, train_settings
+from experiments.paper.common import OURS, WRITTEN, every, step_written, train_written, written
+from experiments.paper.published import (
     WHOLE_TRAINING,
     Notebook,
     before_the_relu_,
@@ -30,6 +29,7 @@ from .published import (
     step_published,
     train_published,
 )
+from experiments.paper.section import Recipe, Section
 
 NOTEBOOK = {
     "hidden": [1024, 512], "epochs": 15, "batch": 128, "optimizer": "adamw", "lr": 1e-3, "weight_decay": 1e-4,
@@ -102,20 +102,23 @@ def mirrored(splits: Splits) -> Splits:
 MIRRORED = Change("mirrored", mirrored)
 PUBLISHED = Recipe(
     kind="published",
-    data="cifar10",
-    models={
-        "dense": NOTEBOOK,
-        "dropout": {**NOTEBOOK, "dropout": 0.1},
-        "pruned": {**NOTEBOOK, **FINE_TUNING},
-        "dense, 23 epochs": {**NOTEBOOK, "prune": 1e-6, "prune_epochs": 8},
-        "gate": {**NOTEBOOK, **GATE},
-    },
-    train=partial(train_published, make=notebook),
-    step=partial(step_published, make=notebook),
-    seeds=(52, 53, 54, 55, 56),
-    changes=(WHOLE_TRAINING,),
-    quick={"epochs": 1, "prune_epochs": 1},
-    quick_rows=600,
+    table=Table(
+        name="cifar10/published",
+        data="cifar10",
+        models={
+            "dense": NOTEBOOK,
+            "dropout": {**NOTEBOOK, "dropout": 0.1},
+            "pruned": {**NOTEBOOK, **FINE_TUNING},
+            "dense, 23 epochs": {**NOTEBOOK, "prune": 1e-6, "prune_epochs": 8},
+            "gate": {**NOTEBOOK, **GATE},
+        },
+        train=partial(train_published, make=notebook),
+        step=partial(step_published, make=notebook),
+        seeds=(52, 53, 54, 55, 56),
+        changes=(WHOLE_TRAINING,),
+        quick={"epochs": 1, "prune_epochs": 1},
+        quick_rows=600,
+    ),
     remarks=(
         "The gates are static: one logit for each unit.",
         "A target for mean p of 0.52 just above the threshold of 0.5 makes nearly all units of the first layer open: "
@@ -127,47 +130,53 @@ PUBLISHED = Recipe(
 )
 AS_WRITTEN = Recipe(
     kind="written",
-    data="cifar10",
-    models=written(
-        ("dense", "gate", "rigl", "gate+rigl"),
-        weight=2e-2,
-        warmup=0.2,
-        density=0.2,
-        hidden=[1024, 512],
-        epochs=15,
-        batch=128,
-        lr=1e-3,
-        weight_decay=1e-4,
-        dropout=0.0,
+    table=Table(
+        name="cifar10/written",
+        data="cifar10",
+        models=written(
+            ("dense", "gate", "rigl", "gate+rigl"),
+            weight=2e-2,
+            warmup=0.2,
+            density=0.2,
+            hidden=[1024, 512],
+            epochs=15,
+            batch=128,
+            lr=1e-3,
+            weight_decay=1e-4,
+            dropout=0.0,
+        ),
+        train=train_written,
+        step=step_written,
+        quick_rows=600,
     ),
-    train=train_written,
-    step=step_written,
-    quick_rows=600,
     remarks=WRITTEN,
 )
 BY_US = Recipe(
     kind="ours",
-    data="cifar10",
-    models=every(
-        {"dropout": {"dropout": 0.1}}, budget=0.34, hidden=[1024, 512], epochs=40, batch=512, lr=1e-3, dropout=0.0
+    table=Table(
+        name="cifar10/ours",
+        data="cifar10",
+        models=every(
+            {"dropout": {"dropout": 0.1}}, budget=0.34, hidden=[1024, 512], epochs=40, batch=512, lr=1e-3, dropout=0.0
+        ),
+        train=train_settings,
+        step=step_settings,
+        changes=(MIRRORED,),
+        quick={"epochs": 1, "batch": 64},
+        quick_rows=600,
     ),
-    train=train_settings,
-    step=step_settings,
-    changes=(MIRRORED,),
-    quick={"epochs": 1, "batch": 64},
-    quick_rows=600,
     remarks=(
         OURS[0],
         "Training images are mirrored at random, for every model alike. That was decided after a first run without it "
         "had been tested: these test rows were measured twice.",
     ),
 )
-TABLE = Table(
+SECTION = Section(
     name="cifar10",
-    section="5.2",
+    number="5.2",
     title="CIFAR-10, 3072-1024-512-10",
-    whole=50_000,
-    paper={
+    training_rows=50_000,
+    printed={
         "dense": {"accuracy": 0.4330, "relative": 1.0},
         "dropout": {"accuracy": 0.4145, "relative": 1.0},
         "pruned": {"accuracy": 0.4890, "relative": 0.941},

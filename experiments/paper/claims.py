@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dynamicgate.lab.report.number_format import counted
-from dynamicgate.lab.runner import Claim, Evidence, Verdict
-from dynamicgate.lab.runner.claims import MissingRunError
-from dynamicgate.lab.runner.page import signed
+from dynamicgate.lab.report.number_format import counted, signed_points
+from experiments.paper.evidence import Claim, Evidence, MissingRunError, Verdict
 
 CLOSE = 0.005  # half a point: what "comparable" may mean
 SURE = 0.05  # a p-value
@@ -30,7 +28,7 @@ def difference(table: str, ours: str, theirs: str, e: Evidence, kind: str = "pub
     """The difference in accuracy of two models, its p-value (1 if unknown), and both in words."""
     found = e.paired(table, kind, ours, theirs)
     p = "" if found.p is None else ", p < 0.001" if found.p < 0.0005 else f", p = {found.p:.3f}"
-    words = f"{ours} − {theirs}: {signed(found.difference * 100)} points ({counted(found.n, 'seed')}{p})"
+    words = f"{ours} − {theirs}: {signed_points(found.difference)} points ({counted(found.n, 'seed')}{p})"
     return found.difference, 1.0 if found.p is None else found.p, words
 
 
@@ -205,7 +203,7 @@ def varies(e: Evidence) -> Verdict:
 
 def slower(e: Evidence) -> Verdict:
     """PBMC3k: a training step takes longer."""
-    times = {name: e.mean("pbmc3k", "published", name, "seconds") for name in ("gate", "rigl", "gate+rigl")}
+    times = {name: e.mean("pbmc3k", "published", name, "seconds_relative") for name in ("gate", "rigl", "gate+rigl")}
     told = ", ".join(f"{name} {value:.2f}" for name, value in times.items())
     return judged(times["gate"] > 1.0, f"training step relative to dense, as published: {told}")
 
@@ -230,7 +228,7 @@ def everywhere(e: Evidence) -> Verdict:
         loss = e.paired(table, "ours", gate, "dense").difference
         relative = e.mean(table, "ours", gate, "relative")
         good &= loss >= -CLOSE and relative <= 0.41
-        told.append(f"{name} {signed(loss * 100)} at {relative:.2f} ({gate})")
+        told.append(f"{name} {signed_points(loss)} at {relative:.2f} ({gate})")
     return judged(good, f"ours, points to dense at executed share: {'; '.join(told)}")
 
 
@@ -239,7 +237,7 @@ def against(rival: str) -> Decide:
 
     def decide(e: Evidence) -> Verdict:
         found = {name: e.paired(table, "ours", "gate", rival) for table, name in DATA.items()}
-        told = "; ".join(f"{name} {signed(x.difference * 100)}" for name, x in found.items())
+        told = "; ".join(f"{name} {signed_points(x.difference)}" for name, x in found.items())
         return judged(all(x.difference > 0 for x in found.values()), f"ours, gate − {rival} in points: {told}")
 
     return decide

@@ -13,10 +13,9 @@ from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.gating.where import everywhere
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.runner import Recipe, Table, step_settings, train_settings
-
-from .common import OURS, SEEDS_42, WRITTEN, every, step_written, train_written, written
-from .published import (
+from dynamicgate.lab.runner import Table, step_settings, train_settings
+from experiments.paper.common import OURS, SEEDS_42, WRITTEN, every, step_written, train_written, written
+from experiments.paper.published import (
     WHOLE_TRAINING,
     Notebook,
     hard_gates,
@@ -30,6 +29,7 @@ from .published import (
     train_published,
     without_task_gradient_,
 )
+from experiments.paper.section import Recipe, Section
 
 NOTEBOOK = {"hidden": [256], "epochs": 50, "batch": 128, "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0}
 GATE = {
@@ -94,18 +94,21 @@ class Schedule:
 
 PUBLISHED = Recipe(
     kind="published",
-    data="mnist",
-    models={
-        "dense": NOTEBOOK,
-        "dropout": {**NOTEBOOK, "dropout": 0.5},
-        "pruned": {**NOTEBOOK, "prune": 0.3},
-        "gate": {**NOTEBOOK, **GATE},
-    },
-    train=partial(train_published, make=notebook),
-    step=partial(step_published, make=notebook),
-    seeds=SEEDS_42,
-    changes=(WHOLE_TRAINING,),
-    quick={"epochs": 2},
+    table=Table(
+        name="mnist/published",
+        data="mnist",
+        models={
+            "dense": NOTEBOOK,
+            "dropout": {**NOTEBOOK, "dropout": 0.5},
+            "pruned": {**NOTEBOOK, "prune": 0.3},
+            "gate": {**NOTEBOOK, **GATE},
+        },
+        train=partial(train_published, make=notebook),
+        step=partial(step_published, make=notebook),
+        seeds=SEEDS_42,
+        changes=(WHOLE_TRAINING,),
+        quick={"epochs": 2},
+    ),
     remarks=(
         "The gates are static: one logit for each input and unit.",
         "Their straight-through estimator is inverted: units are multiplied by p, in testing too, and the task gives "
@@ -117,44 +120,50 @@ PUBLISHED = Recipe(
 )
 AS_WRITTEN = Recipe(
     kind="written",
-    data="mnist",
-    models=written(
-        ("dense", "gate", "rigl", "gate+rigl"),
-        weight=3e-4,
-        warmup=0.3,
-        density=0.2,
-        hidden=[256],
-        epochs=50,
-        batch=128,
-        lr=1e-3,
-        weight_decay=0.01,
-        dropout=0.0,
+    table=Table(
+        name="mnist/written",
+        data="mnist",
+        models=written(
+            ("dense", "gate", "rigl", "gate+rigl"),
+            weight=3e-4,
+            warmup=0.3,
+            density=0.2,
+            hidden=[256],
+            epochs=50,
+            batch=128,
+            lr=1e-3,
+            weight_decay=0.01,
+            dropout=0.0,
+        ),
+        train=train_written,
+        step=step_written,
+        quick={"epochs": 2},
     ),
-    train=train_written,
-    step=step_written,
-    quick={"epochs": 2},
     remarks=WRITTEN,
 )
 BY_US = Recipe(
     kind="ours",
-    data="mnist",
-    models=every(budget=0.24, hidden=[256], epochs=30, batch=256, dropout=0.2),
-    train=train_settings,
-    step=step_settings,
-    quick={"epochs": 2},
-    quick_rows=4000,
+    table=Table(
+        name="mnist/ours",
+        data="mnist",
+        models=every(budget=0.24, hidden=[256], epochs=30, batch=256, dropout=0.2),
+        train=train_settings,
+        step=step_settings,
+        quick={"epochs": 2},
+        quick_rows=4000,
+    ),
     remarks=(
         *OURS,
         "Sparse models (pruned, static-sparse, rigl, gate+rigl) have 5/3 of the learning rate, as everywhere in "
         "`dynamicgate compare`.",
     ),
 )
-TABLE = Table(
+SECTION = Section(
     name="mnist",
-    section="5.1",
+    number="5.1",
     title="MNIST, 784-256-10",
-    whole=60_000,
-    paper={
+    training_rows=60_000,
+    printed={
         "dense": {"accuracy": 0.9807, "relative": 1.0, "params": 203_530},
         "dropout": {"accuracy": 0.9831, "relative": 1.0, "params": 203_530},
         "pruned": {"accuracy": 0.9802, "relative": 286_105 / 406_528, "params": 203_530},

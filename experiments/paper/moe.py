@@ -18,12 +18,12 @@ from dynamicgate.io.model_file import load as load_model
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import MODELS, Settings
 from dynamicgate.lab.methods.models import Prepared
-from dynamicgate.lab.runner import Job, Recipe, Step, Table, step_settings, train_settings
+from dynamicgate.lab.runner import Job, Step, Table, step_settings, train_settings
 from dynamicgate.nn import GatedMLP, Normalize, SwitchMLP
 from dynamicgate.training import fit
-
-from .common import OURS, SEEDS_42, every
-from .published import WHOLE_TRAINING, Notebook, network, optimizer_of, step_published, train_published
+from experiments.paper.common import OURS, SEEDS_42, every
+from experiments.paper.published import WHOLE_TRAINING, Notebook, network, optimizer_of, step_published, train_published
+from experiments.paper.section import Recipe, Section
 
 NOTEBOOK = {"hidden": [512], "epochs": 8, "batch": 128, "optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.01}
 GATE = {"theta": 0.05, "weight": 5e-4, "weight_from": 1}
@@ -127,16 +127,19 @@ def step(job: Job, splits: Splits) -> Step:
 
 PUBLISHED = Recipe(
     kind="published",
-    data="mnist",
-    models={
-        "dense": NOTEBOOK,
-        "gate": {**NOTEBOOK, **GATE},
-        "switch top-2": {**NOTEBOOK, **SWITCH, "top_k": 2},
-    },
-    train=partial(train_published, make=notebook),
-    step=partial(step_published, make=notebook),
-    seeds=SEEDS_42,
-    changes=(WHOLE_TRAINING,),
+    table=Table(
+        name="moe/published",
+        data="mnist",
+        models={
+            "dense": NOTEBOOK,
+            "gate": {**NOTEBOOK, **GATE},
+            "switch top-2": {**NOTEBOOK, **SWITCH, "top_k": 2},
+        },
+        train=partial(train_published, make=notebook),
+        step=partial(step_published, make=notebook),
+        seeds=SEEDS_42,
+        changes=(WHOLE_TRAINING,),
+    ),
     remarks=(
         "`dense` is our control: the published notebook has none.",
         "The gate reads the units that it gates, so they are all computed: a gate network of 262,144 MACs can save "
@@ -150,27 +153,30 @@ PUBLISHED = Recipe(
 SHARED: dict[str, Any] = {"budget": 0.25, "hidden": [512], "epochs": 20, "batch": 256, "dropout": 0.1}
 BY_US = Recipe(
     kind="ours",
-    data="mnist",
-    models={
-        **every(**SHARED),
-        "switch top-1": {**SHARED, "lr": 1e-3, "model_options": {**SWITCH, "top_k": 1}},
-        "switch top-2": {**SHARED, "lr": 1e-3, "model_options": {**SWITCH, "top_k": 2}},
-    },
-    train=train,
-    step=step,
-    quick_rows=2000,
+    table=Table(
+        name="moe/ours",
+        data="mnist",
+        models={
+            **every(**SHARED),
+            "switch top-1": {**SHARED, "lr": 1e-3, "model_options": {**SWITCH, "top_k": 1}},
+            "switch top-2": {**SHARED, "lr": 1e-3, "model_options": {**SWITCH, "top_k": 2}},
+        },
+        train=train,
+        step=step,
+        quick_rows=2000,
+    ),
     remarks=(
         *OURS,
         "The experts are those of the published notebook: eight of width 512, capacity 2.5, learning rate 1e-3. They "
         "have no budget. `switch top-1` is the true Switch.",
     ),
 )
-TABLE = Table(
+SECTION = Section(
     name="moe",
-    section="5.5",
+    number="5.5",
     title="MoE on MNIST, 784-512-10",
-    whole=60_000,
-    paper={
+    training_rows=60_000,
+    printed={
         "gate": {"accuracy": 0.9815, "relative": 0.359287},
         "switch top-2": {"accuracy": 0.9815},
     },

@@ -14,12 +14,11 @@ from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.runner import Recipe, Table, step_settings, train_settings
+from dynamicgate.lab.runner import Table, step_settings, train_settings
 from dynamicgate.masks import put_mask_
 from dynamicgate.nn import GatedMLP
-
-from .common import OURS, WRITTEN, every, step_written, train_written, written
-from .published import (
+from experiments.paper.common import OURS, WRITTEN, every, step_written, train_written, written
+from experiments.paper.published import (
     Notebook,
     linear_knob,
     logit,
@@ -30,6 +29,7 @@ from .published import (
     step_published,
     train_published,
 )
+from experiments.paper.section import Recipe, Section
 
 NOTEBOOK = {"hidden": [1000, 500], "epochs": 10, "batch": 256, "optimizer": "adamw", "lr": 2e-3, "weight_decay": 1e-4}
 GATE = {
@@ -184,20 +184,23 @@ def product_of_means(model: GatedMLP, measured: dict[str, Any]) -> float:
 
 PUBLISHED = Recipe(
     kind="published",
-    data="pbmc3k",
-    data_options=LEIDEN,
-    models={
-        "dense": NOTEBOOK,
-        "dropout": {**NOTEBOOK, "dropout": 0.2},
-        "pruned": {**NOTEBOOK, **FINE_TUNING},
-        "gate": {**NOTEBOOK, **GATE},
-        "rigl": {**NOTEBOOK, **RIGL},
-        "gate+rigl": {**NOTEBOOK, **GATE, **RIGL},
-    },
-    train=partial(train_published, make=notebook),
-    step=partial(step_published, make=notebook),
-    seeds=tuple(range(42, 52)),
-    quick={"epochs": 4},
+    table=Table(
+        name="pbmc3k/published",
+        data="pbmc3k",
+        data_options=LEIDEN,
+        models={
+            "dense": NOTEBOOK,
+            "dropout": {**NOTEBOOK, "dropout": 0.2},
+            "pruned": {**NOTEBOOK, **FINE_TUNING},
+            "gate": {**NOTEBOOK, **GATE},
+            "rigl": {**NOTEBOOK, **RIGL},
+            "gate+rigl": {**NOTEBOOK, **GATE, **RIGL},
+        },
+        train=partial(train_published, make=notebook),
+        step=partial(step_published, make=notebook),
+        seeds=tuple(range(42, 52)),
+        quick={"epochs": 4},
+    ),
     remarks=(
         "The labels are Leiden clusters of the same features, made on all cells, test cells included; genes are chosen "
         "on all cells, by a method for counts, from logarithms.",
@@ -210,47 +213,53 @@ PUBLISHED = Recipe(
 )
 AS_WRITTEN = Recipe(
     kind="written",
-    data="pbmc3k",
-    data_options={"labels": "louvain"},
-    models=written(
-        ("dense", "gate", "rigl", "gate+rigl"),
-        weight=0.3,
-        warmup=0.2,
-        density=0.25,
-        hidden=[1000, 500],
-        epochs=10,
-        batch=256,
-        lr=2e-3,
-        weight_decay=1e-4,
-        dropout=0.0,
-        activation="gelu",
+    table=Table(
+        name="pbmc3k/written",
+        data="pbmc3k",
+        data_options={"labels": "louvain"},
+        models=written(
+            ("dense", "gate", "rigl", "gate+rigl"),
+            weight=0.3,
+            warmup=0.2,
+            density=0.25,
+            hidden=[1000, 500],
+            epochs=10,
+            batch=256,
+            lr=2e-3,
+            weight_decay=1e-4,
+            dropout=0.0,
+            activation="gelu",
+        ),
+        train=train_written,
+        step=step_written,
+        seeds=tuple(range(10)),
+        quick={"epochs": 4},
     ),
-    train=train_written,
-    step=step_written,
-    seeds=tuple(range(10)),
-    quick={"epochs": 4},
     remarks=(*WRITTEN, "RigL does rewire here: ten times in the first three quarters of training."),
 )
 BY_US = Recipe(
     kind="ours",
-    data="pbmc3k",
-    data_options={"labels": "louvain"},
-    models=every(
-        {
-            "gate": {"policy": "hard", "rank": 8, "lr": 5e-4, "dropout": 0.5},
-        },
-        budget=0.19,
-        hidden=[1000, 500],
-        epochs=30,
-        batch=128,
-        lr=1e-3,
-        dropout=0.3,
-        activation="gelu",
+    table=Table(
+        name="pbmc3k/ours",
+        data="pbmc3k",
+        data_options={"labels": "louvain"},
+        models=every(
+            {
+                "gate": {"policy": "hard", "rank": 8, "lr": 5e-4, "dropout": 0.5},
+            },
+            budget=0.19,
+            hidden=[1000, 500],
+            epochs=30,
+            batch=128,
+            lr=1e-3,
+            dropout=0.3,
+            activation="gelu",
+        ),
+        train=train_settings,
+        step=step_settings,
+        seeds=tuple(range(10)),
+        quick={"epochs": 4},
     ),
-    train=train_settings,
-    step=step_settings,
-    seeds=tuple(range(10)),
-    quick={"epochs": 4},
     remarks=(
         *OURS,
         "The labels are the published cell types (scanpy's analysis, 8 types), genes are chosen on training cells from "
@@ -259,12 +268,12 @@ BY_US = Recipe(
         "the others are trained, its gates fitted the training cells and failed on new ones.",
     ),
 )
-TABLE = Table(
+SECTION = Section(
     name="pbmc3k",
-    section="5.6",
+    number="5.6",
     title="PBMC 3k, 2000-1000-500-classes",
-    whole=2_100,
-    paper={
+    training_rows=2_100,
+    printed={
         "dense": {"accuracy": 0.9183, "relative": 1.0, "macro_f1": 0.9329},
         "dropout": {"accuracy": 0.9248, "relative": 1.0, "macro_f1": 0.9422},
         "pruned": {"accuracy": 0.9217, "relative": 0.5, "macro_f1": 0.9395},

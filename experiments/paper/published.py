@@ -29,7 +29,7 @@ from dynamicgate.gating.recording import Usage, named_gates, usage
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.hyperparameters import dense_macs
 from dynamicgate.lab.methods.samples import Evidence
-from dynamicgate.lab.methods.train_one import relate_
+from dynamicgate.lab.methods.train_one import rescale_to_full_width_
 from dynamicgate.lab.runner import Change, Job, Step
 from dynamicgate.masks import connections, put_mask_
 from dynamicgate.nn import GatedMLP, Normalize
@@ -109,7 +109,7 @@ def account(
     """A run as `compare.run_one` has it, with `claimed`: relative MACs as the notebook counts them."""
     evidence = Evidence()
     found = measure(model, splits.test, watch=evidence.add).to_dict()
-    relate_(found, dense_macs((splits.train.features, *job.settings["hidden"], splits.classes)))
+    rescale_to_full_width_(found, dense_macs((splits.train.features, *job.settings["hidden"], splits.classes)))
     run = {
         "model": job.model,
         "seed": job.seed,

@@ -12,11 +12,10 @@ from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.runner import Recipe, Table, step_settings, train_settings
+from dynamicgate.lab.runner import Table, step_settings, train_settings
 from dynamicgate.masks import connections, put_mask_
-
-from .common import OURS, SEEDS_42, WRITTEN, every, step_written, train_written, written
-from .published import (
+from experiments.paper.common import OURS, SEEDS_42, WRITTEN, every, step_written, train_written, written
+from experiments.paper.published import (
     IN_MEMORY,
     WHOLE_TRAINING,
     Notebook,
@@ -28,6 +27,7 @@ from .published import (
     step_published,
     train_published,
 )
+from experiments.paper.section import Recipe, Section
 
 NOTEBOOK = {"hidden": [256], "epochs": 20, "batch": 128, "optimizer": "adam", "lr": 1e-3, "weight_decay": 0.0}
 GATE = {
@@ -109,18 +109,21 @@ class Rewiring:
 
 PUBLISHED = Recipe(
     kind="published",
-    data="tiny-imagenet",
-    models={
-        "dense": NOTEBOOK,
-        "dropout": {**NOTEBOOK, "dropout": 0.3},
-        "pruned": {**NOTEBOOK, "prune": 0.3},
-        "gate+rigl": {**NOTEBOOK, **GATE, **RIGL},
-    },
-    train=partial(train_published, make=notebook),
-    step=partial(step_published, make=notebook),
-    seeds=SEEDS_42,
-    changes=(WHOLE_TRAINING,),
-    quick_rows=600,
+    table=Table(
+        name="tiny-imagenet/published",
+        data="tiny-imagenet",
+        models={
+            "dense": NOTEBOOK,
+            "dropout": {**NOTEBOOK, "dropout": 0.3},
+            "pruned": {**NOTEBOOK, "prune": 0.3},
+            "gate+rigl": {**NOTEBOOK, **GATE, **RIGL},
+        },
+        train=partial(train_published, make=notebook),
+        step=partial(step_published, make=notebook),
+        seeds=SEEDS_42,
+        changes=(WHOLE_TRAINING,),
+        quick_rows=600,
+    ),
     remarks=(
         "What the paper calls DynamicMLP is `gate+rigl`: 80 % of the first layer's connections are left out from the "
         "start, which the paper does not say. The gates are static.",
@@ -132,42 +135,48 @@ PUBLISHED = Recipe(
 )
 AS_WRITTEN = Recipe(
     kind="written",
-    data="tiny-imagenet",
-    models=written(
-        ("dense", "gate", "rigl", "gate+rigl"),
-        weight=0.1,
-        warmup=0.15,
-        density=0.2,
-        hidden=[256],
-        epochs=20,
-        batch=128,
-        lr=1e-3,
-        weight_decay=0.01,
-        dropout=0.0,
+    table=Table(
+        name="tiny-imagenet/written",
+        data="tiny-imagenet",
+        models=written(
+            ("dense", "gate", "rigl", "gate+rigl"),
+            weight=0.1,
+            warmup=0.15,
+            density=0.2,
+            hidden=[256],
+            epochs=20,
+            batch=128,
+            lr=1e-3,
+            weight_decay=0.01,
+            dropout=0.0,
+        ),
+        train=train_written,
+        step=step_written,
+        changes=(IN_MEMORY,),
+        quick_rows=600,
     ),
-    train=train_written,
-    step=step_written,
-    changes=(IN_MEMORY,),
-    quick_rows=600,
     remarks=WRITTEN,
 )
 BY_US = Recipe(
     kind="ours",
-    data="tiny-imagenet",
-    models=every(budget=0.39, hidden=[256], epochs=30, batch=256, lr=3e-4, dropout=0.1),
-    train=train_settings,
-    step=step_settings,
-    changes=(IN_MEMORY,),
-    quick={"epochs": 1, "batch": 64},
-    quick_rows=600,
+    table=Table(
+        name="tiny-imagenet/ours",
+        data="tiny-imagenet",
+        models=every(budget=0.39, hidden=[256], epochs=30, batch=256, lr=3e-4, dropout=0.1),
+        train=train_settings,
+        step=step_settings,
+        changes=(IN_MEMORY,),
+        quick={"epochs": 1, "batch": 64},
+        quick_rows=600,
+    ),
     remarks=OURS,
 )
-TABLE = Table(
+SECTION = Section(
     name="tiny-imagenet",
-    section="5.3",
+    number="5.3",
     title="Tiny-ImageNet, 12288-256-classes",
-    whole=100_000,
-    paper={
+    training_rows=100_000,
+    printed={
         "dense": {"accuracy": 0.0324, "relative": 1.0, "params": 3_197_384},
         "dropout": {"accuracy": 0.0251, "relative": 1.0, "params": 3_197_384},
         "pruned": {"accuracy": 0.0428, "relative": 4_506_418 / 6_393_856, "params": 3_197_384},

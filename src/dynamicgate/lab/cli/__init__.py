@@ -1,4 +1,4 @@
-"""The command line: train, compare, measure, bench, report, data, paper. One file for each command."""
+"""The command line: train, compare, measure, bench, report, data. One file for each command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from dynamicgate.lab.cli.bench import Bench
 from dynamicgate.lab.cli.compare import Compare
 from dynamicgate.lab.cli.data import Data
 from dynamicgate.lab.cli.measure import Measure
-from dynamicgate.lab.cli.paper import Paper
 from dynamicgate.lab.cli.report import Report
 from dynamicgate.lab.cli.train import Train
 
@@ -28,7 +27,6 @@ Command = (
     | Annotated[Bench, subcommand("bench")]
     | Annotated[Report, subcommand("report")]
     | Annotated[Data, subcommand("data")]
-    | Annotated[Paper, subcommand("paper")]
 )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from tyro.conf import OmitArgPrefixes
 
 from dynamicgate.lab.cli.options import Training, this_command
-from dynamicgate.lab.methods import compare
 from dynamicgate.lab.report import render_table, write_report
+from dynamicgate.lab.runner.comparison import compare
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Compare:
     """Which models, separated by commas."""
     seeds: int = 5
     """How many seeds, paired over the models."""
+    jobs: int = 1
+    """Models trained in parallel, each with one thread; 1 trains one after the other with all threads."""
     training: OmitArgPrefixes[Training] = field(default_factory=Training)
 
     def run(self) -> int:
@@ -38,7 +40,9 @@ class Compare:
         if self.seeds < 1:
             raise ValueError(f"at least one seed is needed, received {self.seeds}")
         settings, folder = self.training.settings(), self.training.data_dir
-        results = compare(settings, names, range(self.seeds), self.out, data_dir=folder, command=this_command())
+        results = compare(
+            settings, names, range(self.seeds), self.out, data_dir=folder, command=this_command(), jobs=self.jobs
+        )
         print(render_table(results))
         print(f"\nreport: {write_report(self.out)}")
         return 0

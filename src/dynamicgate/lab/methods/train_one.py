@@ -1,15 +1,9 @@
-"""Train models with their controls over paired seeds, and write one folder that a report can be made from.
-
-Every finished run is found again by the hash of its settings and not repeated; an interrupted one goes on from its
-checkpoint. Validation data picks, test data is measured once, at the end of a run.
-"""
+"""Train one model and measure it: what each run of a comparison or an experiment does."""
 
 from __future__ import annotations
 
 import json
-import math
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +12,12 @@ import torch
 from torch import nn
 
 from dynamicgate import distributed
-from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.accounting.measurement import measure
-from dynamicgate.files import environment, write_results, write_text
+from dynamicgate.files import write_text
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import save
-from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, Settings, dense_macs, given, settings_hash
+from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, Settings, dense_macs, given
 from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.samples import Evidence
 from dynamicgate.presets import FEWEST_READ
@@ -44,7 +36,8 @@ def run_one(
 ) -> dict[str, Any]:
     """Train one model, measure it on the test data, and leave model, log, checkpoints and run.json in `folder`.
 
-    `prepare` makes a model that is not in `MODELS`; its name is then yours, and so is telling its runs apart.
+    A finished run is read from its folder, an interrupted one continues from its checkpoint. `prepare` builds a model
+    that is not in `MODELS`; the caller then has to tell its runs apart.
     """
     finished = folder / "run.json"
     if finished.exists():
@@ -82,7 +75,7 @@ def run_one(
     )
     evidence = Evidence()
     found = measure(model, splits.test, watch=evidence.add).to_dict()
-    relate_(found, dense_macs((splits.train.features, *given(settings.hidden), splits.classes)))
+    rescale_to_full_width_(found, dense_macs((splits.train.features, *given(settings.hidden), splits.classes)))
     run = {
         "model": settings.model,
         "seed": settings.seed,
@@ -93,7 +86,7 @@ def run_one(
         "rewiring": sparsifier.rows() if sparsifier else None,
         "samples": found["samples"],
         "gates": found["gates"],
-        "notes": [*_left_out(settings), *found["notes"]],
+        "notes": [*_gate_notes(settings), *found["notes"]],
         "valid": history.final,
         "steps": history.steps,
         "collapses": [str(collapse) for collapse in budget.collapses] if budget else [],
@@ -106,7 +99,7 @@ def run_one(
     return run
 
 
-def _left_out(settings: Settings) -> list[str]:
+def _gate_notes(settings: Settings) -> list[str]:
     if settings.model != GATED_SPARSE or settings.gate_density:
         return []
     return [f"no gates: a budget of {settings.budget:g} pays for fewer than {FEWEST_READ} inputs for each of them"]
@@ -130,67 +123,11 @@ def _train_teacher(settings: Settings, splits: Splits, folder: Path, device: str
     return load_model(folder / "model.safetensors"), run["seconds"]
 
 
-def relate_(found: dict[str, Any], full: int) -> None:
-    """Refer a measurement to the full dense network, whatever the model's own width: a small net saves by being so."""
+def rescale_to_full_width_(found: dict[str, Any], full: int) -> None:
+    """Make a measurement relative to the MACs of the full dense network, whatever the model's own width."""
     own = found["macs"]["dense"]
     for key in ("relative", "relative_zero_skip", "gate_saved"):
         found["macs"][key] *= own / full
     found["macs"]["structure_saved"] = 1.0 - (1.0 - found["macs"]["structure_saved"]) * own / full
     found["samples"] = {key: value * own / full for key, value in found["samples"].items()}
     found["macs"]["dense"] = full
-
-
-def compare(
-    settings: Settings,
-    models: Sequence[str],
-    seeds: Sequence[int],
-    out: Path,
-    *,
-    data_dir: Path | None = None,
-    command: str = "",
-) -> dict[str, Any]:
-    """All models over all seeds; results.json is complete after every run."""
-    unknown = [name for name in models if name not in MODELS]
-    if unknown or not models:
-        raise ValueError(f"unknown models {', '.join(unknown) or '(none given)'}; choose from {', '.join(MODELS)}")
-    if not seeds:
-        raise ValueError("at least one seed is needed")
-    runs: list[dict[str, Any]] = []
-    jobs = [(seed, model) for seed in seeds for model in models]
-    for position, (seed, model) in enumerate(jobs, start=1):
-        splits = load_dataset(settings.data, data_dir=data_dir, seed=seed, options=dict(settings.data_options)).flat()
-        chosen = replace(settings, model=model, seed=seed).resolved(splits)
-        if position == 1:
-            _check_all(replace(settings, seed=seed), models, splits)
-        folder = Path("runs") / f"{model}-s{seed}-{settings_hash(chosen, splits)}"
-        label = f"[{position}/{len(jobs)}] {model} seed {seed}"
-        run = run_one(chosen, splits, out / folder, label=label)
-        runs.append({**run, "folder": folder.as_posix()})
-        accuracy, relative = run["quality"]["accuracy"], run["macs"]["relative"]
-        print(
-            f"{label}  accuracy {accuracy:.2%}  MACs {relative:.3f}  {run['seconds']:.0f} s",
-            file=sys.stderr,
-            flush=True,
-        )
-        meta = {
-            **environment(command),
-            "budget": settings.budget,
-            "seeds": list(seeds),
-            "epochs": chosen.epochs,
-            "hidden": list(given(chosen.hidden)),
-            "data": splits.info(),
-        }
-        results = {"meta": meta, "runs": runs}
-        write_results(out / "results.json", meta, runs)
-    return results
-
-
-def _check_all(settings: Settings, models: Sequence[str], splits: Splits) -> None:
-    """A mistake that only the last model would notice is better known before the first is trained."""
-    for name in models:
-        chosen = replace(settings, model=name).resolved(splits)
-        model, budget, sparsifier = MODELS[name](chosen, splits)
-        if budget is not None:
-            budget.check_(MacCounter(model))
-        if sparsifier is not None:
-            sparsifier.check_(given(chosen.epochs) * math.ceil(len(splits.train) / given(chosen.batch)))

@@ -1,4 +1,4 @@
-"""Recipes whose models are those of `compare`: trained, measured and timed by its one way to do so."""
+"""Train and time the models of `lab.methods` for the jobs of a table."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ import torch
 from dynamicgate import distributed
 from dynamicgate.data import batches
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods import MODELS, Settings, run_one
-from dynamicgate.lab.methods.hyperparameters import given
-from dynamicgate.lab.methods.models import Prepared
+from dynamicgate.lab.methods.hyperparameters import Settings, given
+from dynamicgate.lab.methods.models import MODELS, Prepared
+from dynamicgate.lab.methods.train_one import run_one
 from dynamicgate.lab.runner.jobs import Job, Step
 from dynamicgate.training.loop import Run
 from dynamicgate.training.options import Options, weights_per_class
 
 Prepare = Callable[[Settings, Splits], Prepared]
-FOREVER = 1_000_000  # epochs: a clock stops a run long before it ends
+MANY_EPOCHS = 1_000_000  # timing stops long before they end
 
 
 def settings_of(job: Job, splits: Splits) -> Settings:
-    """What a job asks for as `Settings`.
+    """What a job asks for, as resolved settings.
 
-    An entry `model` says which model of `MODELS` a name stands for, `model_options` is for a recipe's own models.
+    An entry `model` says which of `MODELS` a name stands for; `model_options` is for models that a table builds itself.
     """
-    options = tuple(sorted((key, str(value)) for key, value in job.recipe.data_options.items()))
+    options = tuple(sorted((key, str(value)) for key, value in job.table.data_options.items()))
     asked = {key: value for key, value in {"model": job.model, **job.settings}.items() if key != "model_options"}
-    asked["hidden"] = tuple(asked["hidden"])
-    return Settings(job.recipe.data, seed=job.seed, data_options=options, **asked).resolved(splits)
+    if asked.get("hidden") is not None:
+        asked["hidden"] = tuple(asked["hidden"])
+    return Settings(job.table.data, seed=job.seed, data_options=options, **asked).resolved(splits)
 
 
 def train_settings(job: Job, splits: Splits, prepare: Prepare | None = None) -> dict[str, Any]:
-    """`compare.run_one` for a job."""
+    """`run_one` for a job."""
     chosen = settings_of(job, splits)
     run = run_one(chosen, splits, job.folder, prepare=prepare, device=job.device, show=False)
     return {**run, "model": job.model}
@@ -47,7 +48,7 @@ def step_settings(job: Job, splits: Splits, prepare: Prepare | None = None) -> S
     model, budget, sparsifier = (prepare or MODELS[s.model])(s, splits)
     device = distributed.choose_device(job.device)
     options = Options(
-        epochs=FOREVER,
+        epochs=MANY_EPOCHS,
         batch=given(s.batch),
         lr=given(s.lr),
         weight_decay=s.weight_decay,
@@ -60,8 +61,17 @@ def step_settings(job: Job, splits: Splits, prepare: Prepare | None = None) -> S
         seed=s.seed,
         gate_lr_scale=s.gate_lr_scale,
     )
-    weights = weights_per_class("balanced" if s.balanced else None, splits.train, splits.classes)
-    run = Run(model.to(device), splits.train, None, budget, sparsifier, options, device, weights, None)
+    run = Run(
+        model=model.to(device),
+        train=splits.train,
+        valid=None,
+        budget=budget,
+        sparsifier=sparsifier,
+        options=options,
+        device=device,
+        class_weights=weights_per_class("balanced" if s.balanced else None, splits.train, splits.classes),
+        out=None,
+    )
     model.train()
     order = itertools.chain.from_iterable(
         batches(len(splits.train), given(s.batch), seed=s.seed, epoch=epoch) for epoch in itertools.count()

@@ -1,30 +1,32 @@
-"""docs/paper.md, made from the JSON of the runs: the same runs, the same bytes."""
+"""docs/paper.md, made from the stored runs: the same runs, the same bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from dynamicgate.lab.report.markdown import markdown
-from dynamicgate.lab.runner.claims import Claim, Evidence, MissingRunError, Verdict
-from dynamicgate.lab.runner.jobs import KINDS, Kind, Recipe, Table, jobs_of, load_module, load_tables
+from dynamicgate.lab.report.number_format import signed_points
+from dynamicgate.lab.runner import Experiment
+from dynamicgate.lab.runner.pages import ABSENT, markdown
 from dynamicgate.lab.runner.results import read_results
 from dynamicgate.lab.runner.statistics import Interval, Paired
+from experiments.paper.claims import CLAIMS
+from experiments.paper.evidence import Claim, Evidence, MissingRunError, Verdict
+from experiments.paper.experiment import SECTIONS
+from experiments.paper.section import KINDS, Kind, Recipe, Section
 
-ABSENT = "–"
 INTRO = """\
 # The paper, run again
 
-<!-- Made by `dynamicgate paper page` from experiments/results/paper: do not edit. -->
+<!-- Made by `python -m experiments.paper page` from experiments/results/paper: do not edit. -->
 
 Every table of section 5 of the paper, three times: what it printed, what its published code gives when it is run as it
 is, and what this library gives with equal budgets, controls and several seeds. [The paper and the code](paper-code.md)
 says where each formula is.
 
 ```bash
-dynamicgate paper all            # everything; finished runs are found
-dynamicgate paper mnist --quick  # does it run here? a minute or two, results apart
-dynamicgate paper page           # this page again, from the committed results
+python -m experiments.paper all            # everything; finished runs are found
+python -m experiments.paper mnist --quick  # does it run here? a minute or two, results apart
+python -m experiments.paper page           # this page again, from the committed results
 ```
 
 - **as published** repeats the reference code: its settings, its static gates, and its faults where they make the
@@ -37,13 +39,12 @@ dynamicgate paper page           # this page again, from the committed results
 NO_RESULT = "not run yet"
 
 
-def page(folder: Path, results: Path, *, quick: bool = False) -> str:
-    """The text of the page."""
-    tables = load_tables(folder)
-    evidence = Evidence(*read_results(results, jobs_of(tables, seeds=None, quick=quick)))
-    claims: Sequence[Claim] = load_module(folder, "claims").CLAIMS
-    parts = [INTRO, claims_section(claims, evidence), *(table_section(table, evidence) for table in tables)]
-    return "\n".join(parts).rstrip("\n") + "\n"
+def pages(experiment: Experiment) -> dict[str, str]:
+    """The page of an experiment, by its path; that of a quick one lies beside its runs."""
+    path = "runs/paper-quick/paper.md" if experiment.quick else "docs/paper.md"
+    evidence = Evidence(*read_results(experiment.results, experiment.jobs()))
+    parts = [INTRO, claims_section(CLAIMS, evidence), *(table_section(s, evidence) for s in SECTIONS.values())]
+    return {path: "\n".join(parts).rstrip("\n") + "\n"}
 
 
 def claims_section(claims: Sequence[Claim], evidence: Evidence) -> str:
@@ -71,44 +72,45 @@ def decided(claim: Claim, evidence: Evidence) -> Verdict | None:
         return None
 
 
-def table_section(table: Table, evidence: Evidence) -> str:
+def table_section(section: Section, evidence: Evidence) -> str:
     """One section of the page."""
-    text = [f"## {table.section} {table.title}{subset(table, evidence)}\n", side_by_side(table, evidence)]
-    for recipe in table.recipes:
-        models = [model for model in recipe.models if (table.name, recipe.kind, model) in evidence.runs]
-        title = f"### {table.section} {KINDS[recipe.kind]}\n"
+    text = [f"## {section.number} {section.title}{subset(section, evidence)}\n", side_by_side(section, evidence)]
+    for recipe in section.recipes:
+        models = [model for model in recipe.table.models if (recipe.table.name, model) in evidence.runs]
+        title = f"### {section.number} {KINDS[recipe.kind]}\n"
         if models:
-            text += [title, origin(table, recipe, evidence, models), accounts(table, recipe, evidence, models)]
+            text += [title, origin(recipe, evidence, models), accounts(section, recipe, evidence, models)]
         else:
-            text += [title, f"{NO_RESULT.capitalize()}: `dynamicgate paper {table.name}/{recipe.kind}`\n"]
+            text += [title, f"{NO_RESULT.capitalize()}: `python -m experiments.paper {recipe.table.name}`\n"]
         text.append("\n".join(f"- {remark}" for remark in recipe.remarks) + "\n")
     return "\n".join(text)
 
 
-def subset(table: Table, evidence: Evidence) -> str:
+def subset(section: Section, evidence: Evidence) -> str:
     """What of the data set was there, if not all."""
-    found = [evidence.data[key] for key in evidence.data if key.startswith(f"{table.name}/")]
-    rows = max((data["train"] + data["valid"] for data in found), default=table.whole)
-    return "" if rows >= table.whole else f" (a subset: {rows:,} of {table.whole:,} training rows)"
+    found = [evidence.data[key] for key in evidence.data if key.startswith(f"{section.name}/")]
+    rows = max((data["train"] + data["valid"] for data in found), default=section.training_rows)
+    whole = section.training_rows
+    return "" if rows >= whole else f" (a subset: {rows:,} of {whole:,} training rows)"
 
 
-def side_by_side(table: Table, evidence: Evidence) -> str:
+def side_by_side(section: Section, evidence: Evidence) -> str:
     """The paper's number, what its code gives, and ours."""
-    kinds: list[Kind] = [recipe.kind for recipe in table.recipes]
+    kinds: list[Kind] = [recipe.kind for recipe in section.recipes]
     columns = ["model", "paper: accuracy, %", "paper: MACs"]
     for kind in kinds:
         columns.append(f"{KINDS[kind]}: accuracy, %")
         columns += [f"{KINDS[kind]}: own count"] if kind == "published" else []
         columns.append(f"{KINDS[kind]}: executed")
-    models = dict.fromkeys([*table.paper, *(model for recipe in table.recipes for model in recipe.models)])
+    models = dict.fromkeys([*section.printed, *(model for recipe in section.recipes for model in recipe.table.models)])
     rows = []
     for model in models:
-        printed = table.paper.get(model, {})
+        printed = section.printed.get(model, {})
         row = [model, share(printed.get("accuracy")), ratio(printed.get("relative"))]
         for kind in kinds:
-            row.append(cell(evidence, table, kind, model, "accuracy", 100, 2))
-            row += [cell(evidence, table, kind, model, "claimed", 1, 3)] if kind == "published" else []
-            row.append(cell(evidence, table, kind, model, "relative", 1, 3))
+            row.append(cell(evidence, section, kind, model, "accuracy", 100, 2))
+            row += [cell(evidence, section, kind, model, "claimed", 1, 3)] if kind == "published" else []
+            row.append(cell(evidence, section, kind, model, "relative", 1, 3))
         rows.append(row)
     return markdown(columns, rows) + "\n"
 
@@ -120,43 +122,44 @@ ACCOUNT = {
     "of it gates": ("gate_cost", 1, 3),
     "saved by gates": ("gate_saved", 1, 3),
     "saved by structure": ("structure_saved", 1, 3),
-    "skipping zeros too": ("zero_skip", 1, 3),
-    "ComputeProxy": ("compute_proxy", 1, 3),
-    "RelMAC": ("relmac", 1, 3),
-    "RelMAC fuse": ("relmac_fuse", 1, 3),
-    "time": ("seconds", 1, 2),
+    "skipping zeros too": ("relative_zero_skip", 1, 3),
+    "ComputeProxy": ("proxies.compute_proxy_g", 1, 3),
+    "RelMAC": ("proxies.relmac_g", 1, 3),
+    "RelMAC fuse": ("proxies.relmac_fuse_g", 1, 3),
+    "time": ("seconds_relative", 1, 2),
 }
 
 
-def accounts(table: Table, recipe: Recipe, evidence: Evidence, models: Sequence[str]) -> str:
+def accounts(section: Section, recipe: Recipe, evidence: Evidence, models: Sequence[str]) -> str:
     """Everything that was measured."""
-    dense = next(iter(recipe.models))
+    dense = next(iter(recipe.table.models))
     rivals = [rival for rival in dict.fromkeys([dense, "rigl"]) if rival in models]
     columns = ["model", "seeds", "accuracy, %", *(f"to {rival}, points (p)" for rival in rivals), *ACCOUNT]
     rows = []
     for model in models:
-        accuracy = evidence.interval(table.name, recipe.kind, model, "accuracy")
+        accuracy = evidence.interval(section.name, recipe.kind, model, "accuracy")
         row = [model, str(accuracy.n), bracketed(accuracy)]
         for rival in rivals:
             same = rival == model
-            row.append(ABSENT if same else points(evidence.paired(table.name, recipe.kind, model, rival)))
-        row += [cell(evidence, table, recipe.kind, model, *how) for how in ACCOUNT.values()]
+            row.append(ABSENT if same else points(evidence.paired(section.name, recipe.kind, model, rival)))
+        row += [cell(evidence, section, recipe.kind, model, *how) for how in ACCOUNT.values()]
         rows.append(row)
     found = markdown(columns, rows) + "\n"
-    if table.columns:
+    if section.columns:
         more = [
-            [model, *(cell(evidence, table, recipe.kind, model, path, 1, 4) for path in table.columns.values())]
+            [model, *(cell(evidence, section, recipe.kind, model, path, 1, 4) for path in section.columns.values())]
             for model in models
         ]
         shown = [row for row in more if any(text != ABSENT for text in row[1:])]
-        found += "\n" + markdown(["model", *table.columns], shown) + "\n" if shown else ""
+        found += "\n" + markdown(["model", *section.columns], shown) + "\n" if shown else ""
     return found
 
 
-def origin(table: Table, recipe: Recipe, evidence: Evidence, models: Sequence[str]) -> str:
+def origin(recipe: Recipe, evidence: Evidence, models: Sequence[str]) -> str:
     """Data, commits, machines and versions of the runs."""
-    data = evidence.data[f"{table.name}/{recipe.kind}"]
-    metas = [run["meta"] for model in models for run in evidence.runs[table.name, recipe.kind, model]]
+    table = recipe.table.name
+    data = evidence.data[table]
+    metas = [run["meta"] for model in models for run in evidence.runs[table, model]]
     commits = ", ".join(sorted({str(meta["commit"]) for meta in metas}))
     machines = ", ".join(sorted({meta["machine"]["gpu"] or f"{meta['machine']['arch']} CPU" for meta in metas}))
     versions = ", ".join(sorted({f"torch {meta['versions']['torch']}" for meta in metas}))
@@ -168,10 +171,10 @@ def origin(table: Table, recipe: Recipe, evidence: Evidence, models: Sequence[st
     )
 
 
-def cell(evidence: Evidence, table: Table, kind: Kind, model: str, metric: str, scale: float, digits: int) -> str:
+def cell(evidence: Evidence, section: Section, kind: Kind, model: str, metric: str, scale: float, digits: int) -> str:
     """mean ± std of a metric, where it is known."""
     try:
-        found = evidence.interval(table.name, kind, model, metric)
+        found = evidence.interval(section.name, kind, model, metric)
     except MissingRunError:
         return ABSENT
     mean = f"{found.mean * scale + 0.0:,.{digits}f}"
@@ -190,13 +193,8 @@ def bracketed(found: Interval) -> str:
 
 def points(found: Paired) -> str:
     """A difference of shares in percentage points, and its p-value."""
-    difference = signed(found.difference * 100)
+    difference = signed_points(found.difference)
     return difference if found.p is None else f"{difference} ({'<0.001' if found.p < 0.001 else f'{found.p:.3f}'})"
-
-
-def signed(value: float) -> str:
-    """With a sign that is one character wide."""
-    return f"{value:+.2f}".replace("-", "−")
 
 
 def share(value: float | None) -> str:
