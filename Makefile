@@ -2,14 +2,21 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test check venv docs bench bench-cpu bench-gpu results paper clean
+.PHONY: demo test test-core test-gpu check venv docs bench bench-cpu bench-gpu results paper clean
 
 demo: .venv/.demo   ## train five models on handwritten digits, print the table, write demo-out/report.html
 	$(BIN)/dynamicgate compare --data digits --models dense,small,gate,rigl,gate+rigl --budget 0.3 --seeds 3 --out demo-out
 
-test: check         ## everything: style, types, floors, tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+test: check         ## everything: style, types, layers, all tests
+	$(PYTEST)
+
+test-core: check    ## the library without lab and experiments, and without slow tests
+	$(PYTEST) -m "not slow" --ignore tests/lab --ignore tests/experiments
+
+test-gpu: venv      ## the GPU tests; writes tests/gpu_last_run.json if all pass
+	$(BIN)/python -m tests.gpu_record
 
 check: venv         ## ruff, mypy, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -21,9 +28,9 @@ venv: .venv/.dev    ## .venv with everything the tests need
 docs: .venv/.docs   ## the site, in site/
 	$(BIN)/mkdocs build --strict
 
-bench: venv         ## cost of a gated and of a rewired training step, in benchmarks/results/
+bench: venv         ## cost of a training step with gates and with a sparsifier, in benchmarks/results/
 	$(BIN)/python benchmarks/training_step.py
-	$(BIN)/python benchmarks/rewiring.py
+	$(BIN)/python benchmarks/sparsifier_step.py
 
 bench-cpu: venv     ## compiled plans against dense networks, in benchmarks/results/
 	$(BIN)/python benchmarks/cpu.py
@@ -34,7 +41,7 @@ bench-gpu: venv     ## gated layers on a CUDA GPU against dense ones, in benchma
 results: venv       ## train what is missing for the tables of docs/rewiring.md (MNIST from the folder in DYNAMICGATE_DATA)
 	$(BIN)/python -m experiments.sparse_mnist
 
-paper: venv         ## every table of the paper and docs/paper.md (hours on a CPU; stored runs are not repeated)
+paper: venv         ## every table of the paper and docs/paper.md (hours on a CPU; finished runs are found)
 	$(BIN)/python -m experiments.paper all
 
 clean:

@@ -3,8 +3,8 @@
     python benchmarks/compile_cost.py        # writes results/compile_cost.json
 
 Memory is what the process holds beyond an idle interpreter with torch, as a multiple of the weights, sampled every
-5 ms. Packing alone needs the model and its packed copy. While dense torch is timed for comparison, its own matrix
-product makes a further temporary copy of one weight at a time; the peak of the whole compilation includes it.
+5 ms. Packing alone needs the model and its packed copy. While dense torch is timed for comparison, its matrix product
+makes a further temporary copy of one weight at a time; the peak of the whole compilation includes it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from cpu import gated_model
 import dynamicgate as dg
 from dynamicgate import ops
 from dynamicgate.files import environment, write_text
-from dynamicgate.inference.cpu.find import find_paths, look, trace
-from dynamicgate.inference.cpu.lower import lower
+from dynamicgate.inference.cpu.find import find_chains
+from dynamicgate.inference.cpu.lower import lower_chain
+from dynamicgate.inference.graph import trace
 from dynamicgate.io.model_file import load
 
 SIZE, OPEN, ROWS = "S4", 0.1, 256
@@ -41,32 +42,31 @@ def resident() -> int:
 
 def peak_of(call: Callable[[], object]) -> tuple[Any, int, float]:
     """The result of `call`, the most memory held meanwhile, and the seconds it took."""
-    seen, done = [resident()], threading.Event()
+    samples, done = [resident()], threading.Event()
 
-    def watch() -> None:
+    def sample() -> None:
         while not done.wait(0.005):
-            seen.append(resident())
+            samples.append(resident())
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
+    sampler = threading.Thread(target=sample)
+    sampler.start()
     start = time.perf_counter()
     result = call()
     seconds = time.perf_counter() - start
     done.set()
-    watcher.join()
-    return result, max(seen), seconds
+    sampler.join()
+    return result, max(samples), seconds
 
 
 def pack(model: torch.nn.Module, x: torch.Tensor) -> object:
     """Lower and pack the model's one chain, nothing else."""
-    gates, graph = dg.named_gates(model), trace(model)
-    look(model, graph, x[:8])
-    (path,), _ = find_paths(model, graph, gates)
-    return ops.pack(lower(path, gates).layers)
+    gates = dg.named_gates(model)
+    (chain,), _ = find_chains(model, trace(model), gates, x[:8])
+    return ops.pack(lower_chain(chain, gates).layers)
 
 
 def measured(path: Path, what: str) -> tuple[object, dict[str, float]]:
-    """The packed or compiled model, and what making it took; the model itself is gone on return."""
+    """The packed or compiled model, and what making it took; the original model is freed on return."""
     x = torch.randn(ROWS, 4096, generator=torch.Generator().manual_seed(1))
     before = resident()
     model = load(path).eval()
@@ -77,7 +77,7 @@ def measured(path: Path, what: str) -> tuple[object, dict[str, float]]:
 
 
 def child(path: Path, what: str) -> None:
-    """Measure one of the two in this process, which has seen nothing else."""
+    """Measure one of the two in this process, which has done nothing else before."""
     held, found = measured(path, what)
     gc.collect()
     plan = {"plan": str(held.plan)} if isinstance(held, dg.inference.CompiledModel) else {}
@@ -86,7 +86,7 @@ def child(path: Path, what: str) -> None:
 
 
 def main() -> None:
-    """Save the model, measure in fresh processes, write it down."""
+    """Save the model, measure in fresh processes, write the result."""
     found: dict[str, Any] = {"meta": environment("python benchmarks/compile_cost.py") | {"backend": ops.backend()}}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"

@@ -1,16 +1,16 @@
-"""Compiled plans against dense networks on the CPU, with one thread and with all.
+"""Compiled models against dense networks on the CPU, with one thread and with all.
 
-For each size, open share or density, and batch size: `dynamicgate.compile` checks the plan against the hard model in
-float64 (a wrong plan has no time), then all rivals run in turn in one process and the medians are compared. Gates are
-random and independent for every row, the worst case for batches; their cost is in the times.
+For each network, open fraction or density, and batch size: `dynamicgate.compile` verifies the plan against the model in
+float64 (a wrong plan gets no time), then all candidates take turns in one process and their medians are compared. Gates
+are random and independent for every row, the worst case for batches; the times include them.
 
-    python benchmarks/cpu.py                 # half an hour of a quiet machine; results/cpu.json, docs/figures/cpu.svg
+    python benchmarks/cpu.py                 # half an hour on a quiet machine; results/cpu.json, docs/figures/cpu.svg
     python benchmarks/cpu.py --quick         # minutes, a corner of the grid
 
-Rivals: eager torch, the same under torch.compile with frozen weights, our dense panels, int8 (dynamic, oneDNN); and,
-because none of these closes anything, the two dense ways to run the gated network itself: all units in torch or in our
-panels, closed ones multiplied by zero. The limit is the larger of two times: to read the touched weights and
-activations once, and to do the executed multiply-adds at the rate of torch's best matrix product.
+Baselines: eager torch, the same under torch.compile with frozen weights, our dense panels, int8 (dynamic, oneDNN). None
+of these has a gate, so there are also the two dense ways to run the gated network itself: all units in torch or in our
+panels, closed ones multiplied by zero. The limit is the larger of two times: to read the weights and activations that
+are needed once, and to do the executed multiply-adds at the rate of torch's best matrix product.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ import dynamicgate as dg
 from dynamicgate import ops
 from dynamicgate.files import environment, write_text
 from dynamicgate.inference.cpu.breakdown import ungated
-from dynamicgate.inference.cpu.choose import OWN, TORCH, Forms
-from dynamicgate.inference.cpu.find import find_paths, look, trace
-from dynamicgate.inference.cpu.lower import lower
-from dynamicgate.inference.cpu.timing import batches_of, race
+from dynamicgate.inference.cpu.candidates import DENSE, OWN_DENSE, Candidates
+from dynamicgate.inference.cpu.find import find_chains
+from dynamicgate.inference.cpu.lower import lower_chain
+from dynamicgate.inference.cpu.timing import time_calls
+from dynamicgate.inference.graph import trace
+from dynamicgate.inference.timing import batches_of
 
 HERE = Path(__file__).resolve().parent
 SIZES = {"S1": (784, 256, 10), "S2": (2000, 1000, 500, 10), "S3": (1024, 4096, 1024), "S4": (4096, 16384, 4096)}
@@ -46,13 +48,13 @@ BLOCK = {"S1": 64, "S2": 64, "S3": 64, "S4": 128}
 BATCHES = (1, 4, 16, 64, 256, 1024, 8192)
 OPEN = (0.05, 0.1, 0.2, 0.4, 0.8, 1.0)
 DENSITY = (0.05, 0.1, 0.25)
-MOST_MACS = 2e10  # of one dense call; time is linear in the batch size beyond 256
+MAX_MACS = 2e10  # of one dense call; time is linear in the batch size beyond 256
 SPEEDUPS = ("frozen", "own", "int8", "ours")
 Calls = dict[str, Callable[[Tensor], Tensor]]
 
 
-def gated_model(size: str, share: float) -> tuple[nn.Module, Tensor]:
-    """Random weights, a linear gate on every hidden vector whose blocks are open for `share` of the inputs."""
+def gated_model(size: str, fraction: float) -> tuple[nn.Module, Tensor]:
+    """Random weights, and on every hidden vector a linear gate that opens each block for `fraction` of the inputs."""
     torch.manual_seed(0)
     model = dg.nn.GatedMLP(SIZES[size], dg.GateConfig(block=BLOCK[size], net="linear")).eval()
     x = torch.randn(1024, SIZES[size][0])
@@ -60,37 +62,35 @@ def gated_model(size: str, share: float) -> tuple[nn.Module, Tensor]:
         with torch.no_grad(), dg.usage(model) as used:
             gate.bias.zero_()
             model(x)
-            gate.bias.copy_(
-                torch.full_like(gate.bias, 1e3) if share >= 1 else -used[name].logits.quantile(1 - share, dim=0)
-            )
+            always = torch.full_like(gate.bias, 1e3)
+            gate.bias.copy_(always if fraction >= 1 else -used[name].logits.quantile(1 - fraction, dim=0))
     return model, x
 
 
 def sparse_model(size: str, density: float, pattern: str) -> tuple[nn.Module, Tensor]:
-    """Random weights of which `density` exist, except in the output layer."""
+    """Random weights of which a fraction `density` exists; the output layer is dense."""
     torch.manual_seed(0)
     model = dg.nn.GatedMLP(SIZES[size]).eval()
     dg.sparsity.Static(model, density, pattern=pattern)
     return model, torch.randn(1024, SIZES[size][0])
 
 
-def rivals(model: nn.Module, fast: dg.inference.CompiledModel, x: Tensor, frozen: bool) -> Calls:
-    """Everything that is timed."""
+def calls_to_time(model: nn.Module, compiled: dg.inference.CompiledModel, x: Tensor, frozen: bool) -> Calls:
+    """Baselines, dense candidates, and the compiled model, by name."""
     gates = dg.named_gates(model)
-    graph = trace(model)
-    look(model, graph, x[:8])
-    (path,), _ = find_paths(model, graph, gates)
-    forms = Forms(lower(path, gates))
-    dense = [ops.Layer(s.module.weight.detach(), s.module.bias.detach(), "relu") for s in path.linears]  # type: ignore[union-attr,operator]
+    (chain,), _ = find_chains(model, trace(model), gates, x[:8])
+    candidates = Candidates(lower_chain(chain, gates))
+    dense = [ops.Layer(s.module.weight.detach(), s.module.bias.detach(), "relu") for s in chain.linears]  # type: ignore[union-attr,operator]
     dense[-1] = ops.Layer(dense[-1].weight, dense[-1].bias)
     packed = ops.pack(dense)
     plain = as_modules(dense)
-    calls: Calls = {"eager": ungated(path), "own": lambda x: ops.run(x, packed), "int8": int8(plain)}
+    calls: Calls = {"eager": ungated(chain), "own": lambda x: ops.run(x, packed), "int8": int8(plain)}
     if frozen:
         torch.compiler.reset()  # or the limit on recompilations would count those of earlier cases
         calls["frozen"] = torch.compile(plain, dynamic=False)
-    calls |= {name: forms.call(forms.get(name)) for name in (TORCH, *([OWN] if gates else []))}
-    return calls | {"ours": fast}
+    for candidate in (DENSE, *([OWN_DENSE] if gates else [])):
+        calls[candidate.name] = candidates.call(candidates.build(candidate))
+    return calls | {"ours": compiled}
 
 
 def as_modules(layers: list[ops.Layer]) -> nn.Sequential:
@@ -110,15 +110,15 @@ def int8(plain: nn.Module) -> Callable[[Tensor], Tensor]:
     """Dynamic quantization, the best that this torch has for a CPU without bf16."""
     torch.backends.quantized.engine = "onednn"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is deprecated, and it is there
+        warnings.simplefilter("ignore")  # it is deprecated, and there is no replacement in torch
         return torch.ao.quantization.quantize_dynamic(plain, {nn.Linear}, dtype=torch.qint8)
 
 
 class Machine:
-    """What this machine can do: reading by working set, and multiply-adds."""
+    """How fast this machine reads memory, by working set, and multiplies and adds."""
 
     def __init__(self) -> None:
-        """Measure it."""
+        """Measures it."""
         self.read = {mb: self._read(mb) for mb in (1, 10, 32, 512)}
         a, b = torch.randn(1024, 1024), torch.randn(1024, 1024)
         self.macs = 1024**3 / min(_seconds(lambda: a @ b) for _ in range(5))
@@ -127,16 +127,16 @@ class Machine:
         numbers = torch.ones(mb << 18)
         return (mb << 20) / min(_seconds(numbers.sum) for _ in range(9))
 
-    def limit(self, touched: float, macs: float) -> float:
-        """Microseconds below which no kernel can go."""
-        speed = next((rate for mb, rate in self.read.items() if touched <= mb << 20), self.read[512])
-        return 1e6 * max(touched / speed, macs / self.macs)
+    def limit(self, needed: float, macs: float) -> float:
+        """Microseconds below which no kernel can go that reads `needed` bytes."""
+        speed = next((rate for mb, rate in self.read.items() if needed <= mb << 20), self.read[512])
+        return 1e6 * max(needed / speed, macs / self.macs)
 
 
-def touched_bytes(model: nn.Module, xs: list[Tensor]) -> float:
-    """Weights of which any row needs a part, gates and activations: what a call has to read at least."""
+def needed_bytes(model: nn.Module, xs: list[Tensor]) -> float:
+    """What a call has to read at least: the weights that any of its rows needs, gates and activations."""
     gates = dg.named_gates(model)
-    counter = dg.accounting.MacCounter(model)
+    counter = dg.accounting.MacCounter.for_mlp(model)
     total = 0.0
     for x in xs:
         unions: dict[str, Tensor] = {}
@@ -150,10 +150,10 @@ def touched_bytes(model: nn.Module, xs: list[Tensor]) -> float:
 
 
 def cases(args: argparse.Namespace) -> Iterator[tuple[str, str, float]]:
-    """Size, kind, and open share or density."""
+    """Size, kind, and open fraction or density."""
     for size in args.sizes:
-        for share in args.open:
-            yield size, "gate", share
+        for fraction in args.open:
+            yield size, "gate", fraction
         for density in args.density:
             for pattern in ("16x1", "unstructured"):
                 if size != "S4":
@@ -162,37 +162,39 @@ def cases(args: argparse.Namespace) -> Iterator[tuple[str, str, float]]:
 
 def measure(args: argparse.Namespace, machine: Machine) -> Iterator[dict[str, Any]]:
     """One row for each case and batch size."""
-    for size, kind, share in cases(args):
-        model, x = gated_model(size, share) if kind == "gate" else sparse_model(size, share, kind)
+    for size, kind, fraction in cases(args):
+        model, x = gated_model(size, fraction) if kind == "gate" else sparse_model(size, fraction, kind)
         macs = sum(a * b for a, b in pairwise(SIZES[size]))
-        batches = [b for b in args.batches if b * macs <= MOST_MACS]
-        fast = dg.compile(model, x, batches=batches, seconds=3 * args.seconds * len(batches))
-        frozen = args.frozen and (kind, share) == ("gate", args.open[0])  # a dense network is the same at every share
-        calls = rivals(model, fast, x, frozen)
+        batches = [b for b in args.batches if b * macs <= MAX_MACS]
+        compiled = dg.compile(model, x, batches=batches, seconds=3 * args.seconds * len(batches))
+        verified = compiled.plan.verification
+        assert verified is not None
+        frozen = args.frozen and (kind, fraction) == ("gate", args.open[0])  # the dense network is the same for all
+        calls = calls_to_time(model, compiled, x, frozen)
         for index, batch in enumerate(batches):
-            regime = fast.plan.chains[0][index]
+            regime = compiled.plan.chains[0][index]
             xs = batches_of(x, batch)
-            with torch.inference_mode():  # as in the race: torch.compile compiles here
+            with torch.inference_mode():  # as when it is timed: torch.compile compiles here
                 for call in calls.values():
                     call(xs[0])
-            us = race(calls, xs, args.seconds)
-            if best_dense(us) < us["ours"]:  # in doubt: time it again, longer, and believe that
-                us = race(calls, xs, 5 * args.seconds)
+            us = time_calls(calls, xs, args.seconds)
+            if best_dense(us) < us["ours"]:  # in doubt: time it again for longer, and use that
+                us = time_calls(calls, xs, 5 * args.seconds)
             executed = batch * sum(layer.macs for layer in regime.layers)
             with torch.inference_mode():
-                limit = machine.limit(touched_bytes(model, xs[:4]), executed)
+                limit = machine.limit(needed_bytes(model, xs[:4]), executed)
             yield {
-                "size": size, "kind": kind, "share": share, "batch": batch, "threads": torch.get_num_threads(),
+                "size": size, "kind": kind, "share": fraction, "batch": batch, "threads": torch.get_num_threads(),
                 "chosen": [layer.choice for layer in regime.layers], "us": us,
                 "speedup": {name: us["eager"] / us[name] for name in SPEEDUPS if name in us},
                 "over_best_dense": best_dense(us) / us["ours"], "limit_us": limit, "reached": limit / us["ours"],
-                "error": fast.plan.checked["error"],
+                "error": verified.error,
             }  # fmt: skip
 
 
 def best_dense(us: dict[str, float]) -> float:
     """The faster of the two dense ways to run the gated network."""
-    return min(us[name] for name in (TORCH, OWN) if name in us)
+    return min(us[name] for name in (DENSE.name, OWN_DENSE.name) if name in us)
 
 
 def show(row: dict[str, Any]) -> str:
@@ -205,7 +207,7 @@ def show(row: dict[str, Any]) -> str:
 
 
 def plot(rows: list[dict[str, Any]]) -> str:
-    """Speed-up over eager dense against the open share: one panel for each size and number of threads, log scales."""
+    """Speed-up over eager dense against the open fraction: a panel for each size and number of threads, log scales."""
     rows = [row for row in rows if row["kind"] == "gate"]
     panels = sorted({(row["threads"], row["size"]) for row in rows})
     batches = sorted({row["batch"] for row in rows})
@@ -213,8 +215,8 @@ def plot(rows: list[dict[str, Any]]) -> str:
     colours = ["#0b7285", "#c2255c", "#5f3dc4", "#e67700", "#2b8a3e", "#495057", "#1864ab"]
     low, high = 0.04, 1.1
 
-    def at(panel: int, share: float, speed: float) -> tuple[float, float]:
-        x = torch.tensor([share, low, high]).log()
+    def at(panel: int, fraction: float, speed: float) -> tuple[float, float]:
+        x = torch.tensor([fraction, low, high]).log()
         y = torch.tensor([min(max(speed, 0.5), 64.0), 0.5, 64.0]).log()
         left = 45 + panel * width
         return left + 230 * float((x[0] - x[1]) / (x[2] - x[1])), 190 - 160 * float((y[0] - y[1]) / (y[2] - y[1]))
@@ -227,9 +229,9 @@ def plot(rows: list[dict[str, Any]]) -> str:
             (x1, y), (x2, _) = at(panel, low, speed), at(panel, high, speed)
             drawn.append(f'<path d="M{x1:.1f} {y:.1f}H{x2:.1f}" stroke="#ced4da"/>')
             drawn.append(f'<text x="{x1 - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">{speed}x</text>')
-        for share in (0.05, 0.1, 0.2, 0.4, 0.8):
-            x, y = at(panel, share, 0.5)
-            drawn.append(f'<text x="{x:.1f}" y="{y + 16:.1f}" text-anchor="middle">{share}</text>')
+        for fraction in (0.05, 0.1, 0.2, 0.4, 0.8):
+            x, y = at(panel, fraction, 0.5)
+            drawn.append(f'<text x="{x:.1f}" y="{y + 16:.1f}" text-anchor="middle">{fraction}</text>')
         for batch, colour in zip(batches, colours, strict=False):
             mine = [r for r in rows if (r["threads"], r["size"], r["batch"]) == (threads, size, batch)]
             points = [at(panel, r["share"], r["speedup"]["ours"]) for r in sorted(mine, key=lambda r: r["share"])]
@@ -239,7 +241,7 @@ def plot(rows: list[dict[str, Any]]) -> str:
         drawn.append(f'<text x="{45 + 90 * index}" y="{height}" fill="{colour}">batch {batch}</text>')
     size = f'viewBox="0 0 {max(700, width * len(panels) + 20)} {height + 12}"'
     style = 'font-family="sans-serif" font-size="11" fill="#212529" role="img"'
-    label = 'aria-label="Speed-up over eager dense torch against the share of open blocks"'
+    label = 'aria-label="Speed-up over eager dense torch against the fraction of open blocks"'
     white = '<rect width="100%" height="100%" fill="#ffffff"/>'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style} {label}>{white}{"".join(drawn)}</svg>\n'
 
@@ -251,7 +253,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def child(args: argparse.Namespace) -> None:
-    """Measure with the threads of this process."""
+    """Measure with the number of threads of this process."""
     if args.frozen:
         import torch._inductor.config as inductor
 
@@ -260,9 +262,7 @@ def child(args: argparse.Namespace) -> None:
     machine = Machine()
     head = "".join(f"{name:>8}" for name in SPEEDUPS)
     print(f"{ops.backend()}, threads: {torch.get_num_threads()}; speed-up over eager, limit, reached, over best dense")
-    print(
-        f"{'size':<4}{'kind':<13}{'share':>5}{'batch':>6}{'eager us':>12}{head}{'limit':>8}{'reached':>9}{'dense':>8}"
-    )
+    print(f"{'size':<4}{'kind':<13}{'open':>5}{'batch':>6}{'eager us':>12}{head}{'limit':>8}{'reached':>9}{'dense':>8}")
     rows = []
     for row in measure(args, machine):
         rows.append(row)
@@ -272,14 +272,14 @@ def child(args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Measure with each number of threads in a process of its own: torch.set_num_threads does not restrain oneDNN."""
+    """Measure with each number of threads in its own process: torch.set_num_threads does not limit oneDNN."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="S1 and S3, few shares and batches, half a second each")
+    parser.add_argument("--quick", action="store_true", help="S1 and S3, few fractions and batches, half a second each")
     parser.add_argument("--sizes", nargs="+", choices=list(SIZES))
     parser.add_argument("--open", nargs="+", type=float)
     parser.add_argument("--density", nargs="*", type=float)
     parser.add_argument("--batches", nargs="+", type=int)
-    parser.add_argument("--threads", nargs="+", type=int, default=[], help="only these; others stay as they were")
+    parser.add_argument("--threads", nargs="+", type=int, default=[], help="measure only these; keep other results")
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--no-frozen", dest="frozen", action="store_false", help="leave torch.compile out")
     parser.add_argument("--out", type=Path, help="a folder; benchmarks/results by default, a temporary one if --quick")
@@ -301,7 +301,7 @@ def main() -> None:
     folder = args.out or (Path(tempfile.mkdtemp(prefix="cpu-")) if args.quick else HERE / "results")
     found: dict[str, Any] = {"meta": environment("python benchmarks/cpu.py") | {"backend": ops.backend()}}
     found |= {"limits": {}, "rows": []}
-    if args.threads and (folder / "cpu.json").exists():  # only these anew, beside what is there
+    if args.threads and (folder / "cpu.json").exists():  # keep what was measured with other numbers of threads
         earlier = json.loads((folder / "cpu.json").read_text(encoding="utf-8"))
         found["rows"] = [row for row in earlier["rows"] if row["threads"] not in args.threads]
         found["limits"] = earlier["limits"]

@@ -1,8 +1,8 @@
-"""Is training bound by the model or by the data? The share of an epoch that goes into making batches.
+"""Is training bound by the model or by the data? The fraction of an epoch that goes into making batches.
 
     python benchmarks/data.py            # writes benchmarks/results/data.json; MNIST from DYNAMICGATE_DATA
 
-One process; epochs that only make the batches and epochs that train on them, in turn; medians.
+Epochs that only make the batches and epochs that train on them take turns in one process; medians are compared.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def epoch(splits: Splits, number: int, batch: int) -> Iterator[tuple[torch.Tenso
         yield splits.train.rows(index, training=True), splits.train.y[index]
 
 
-def time_shares(name: str, batch: int, rounds: int) -> dict[str, float]:
-    """Median seconds of an epoch of batches alone and of an epoch of dense training, and their ratio."""
+def time_epochs(name: str, batch: int, rounds: int) -> dict[str, float]:
+    """Median seconds of an epoch that only makes batches and of an epoch of dense training, and their ratio."""
     splits = load_dataset(name).flat()
     model = dg.nn.GatedMLP((splits.train.features, *NETWORKS[name], splits.classes))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
@@ -50,11 +50,11 @@ def time_shares(name: str, batch: int, rounds: int) -> dict[str, float]:
         alone.append(middle - start)
         training.append(time.perf_counter() - middle)
     data, whole = statistics.median(alone), statistics.median(training)
-    return {"rows": len(splits.train), "batches_s": data, "training_s": whole, "share": data / whole}
+    return {"rows": len(splits.train), "batches_s": data, "training_s": whole, "fraction": data / whole}
 
 
 def main() -> None:
-    """Time the data sets that are at hand and write the shares."""
+    """Time each dataset and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="mnist,cifar10,tiny-imagenet")
     parser.add_argument("--batch", type=int, default=128)
@@ -63,8 +63,8 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     for name in args.data.split(","):
-        found = time_shares(name, args.batch, args.rounds)
-        print(f"{name:>14}  batches {found['batches_s']:.2f} s of {found['training_s']:.2f} s = {found['share']:.3f}")
+        found = time_epochs(name, args.batch, args.rounds)
+        print(f"{name:>14}  batches {found['batches_s']:.2f} of {found['training_s']:.2f} s = {found['fraction']:.3f}")
         rows.append({"data": name, "hidden": NETWORKS[name], "batch": args.batch, "rounds": args.rounds, **found})
     write_text(args.out, json.dumps({"meta": environment("python benchmarks/data.py"), "rows": rows}, indent=1))
 

@@ -22,9 +22,9 @@ import torch
 
 import dynamicgate as dg
 from dynamicgate.files import environment, write_results
-from dynamicgate.inference.gpu.choose import UNGATED
-from dynamicgate.inference.gpu.ffn import COMPILED, FeedForward, way
-from dynamicgate.inference.gpu.timing import race
+from dynamicgate.inference.gpu.candidates import COMPILED, UNGATED, strategy
+from dynamicgate.inference.gpu.ffn import FeedForward
+from dynamicgate.inference.gpu.timing import time_calls
 
 HERE = Path(__file__).resolve().parent
 SHAPES = ((1024, 4096), (4096, 16384))
@@ -57,13 +57,14 @@ def cells(features: int, width: int, block: int, share: float, seconds: float) -
     for regime in fast.plan.chains[0]:
         tokens = regime.batch
         xs = [torch.randn(tokens, features, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
-        names = {"plan": body.way_for(tokens), "eager": UNGATED, "compiled": f"{UNGATED}{COMPILED}"}
+        names = {"plan": body.strategy_for(tokens), "eager": UNGATED, "compiled": f"{UNGATED}{COMPILED}"}
         with torch.no_grad():
-            times = race({key: partial(way(name), body) for key, name in names.items()}, xs, seconds / len(TOKENS))
+            calls = {key: partial(strategy(name), body) for key, name in names.items()}
+            times = time_calls(calls, xs, seconds / len(TOKENS))
         ratio = min(times["eager"], times["compiled"]) / times["plan"]
         row = {"features": features, "width": width, "block": block, "share": share, "tokens": tokens}
         found = {"chosen": regime.chosen, "ratio": ratio, "us": times, "timed": regime.times}
-        yield {**row, **found, "checked": fast.plan.checked}
+        yield {**row, **found, "checked": fast.plan.to_dict()["verification"]}
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """What a gate costs in training: the step time of a block-gated network relative to the dense one.
 
-Both networks train in one process, step by step in turn, on the same batches with the same optimizer; the result is the
-median of the ratios. Forward, backward, penalty, controller and optimizer are all inside the time.
+Both networks take turns step by step in one process, on the same batches with the same optimizer; the result is the
+median ratio. The time includes forward and backward pass, penalty, controller and optimizer.
 
     python benchmarks/training_step.py            # writes benchmarks/results/training_step.json
 """
@@ -40,7 +40,7 @@ def make_step(
             budget.apply_(model, progress)
             with dg.usage(model) as used:
                 loss = F.cross_entropy(model(x), y)
-            loss = loss + budget.penalty(used, progress)
+            loss = loss + budget.step(used, progress)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -57,7 +57,7 @@ def time_ratio(sizes: tuple[int, ...], batch: int, gate: dg.GateConfig, rounds: 
         x = torch.randn(batch, sizes[0], generator=generator)
         y = torch.randint(0, sizes[-1], (batch,), generator=generator)
         progress = max(0, index) / rounds
-        first, second = (dense, gated) if index % 2 else (gated, dense)  # neither always finds the caches warm
+        first, second = (dense, gated) if index % 2 else (gated, dense)  # so that neither always finds the caches warm
         times = {}
         for step in (first, second):
             start = time.perf_counter()

@@ -120,7 +120,7 @@ class Run:
         x, y = self.batch(0, self.split, self.generator)
         with dg.usage(self.model) as used:
             loss = self.loss(x, y)
-        (loss + self.budget.penalty(used, progress)).backward()
+        (loss + self.budget.step(used, progress)).backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -134,7 +134,7 @@ class Run:
         windows = [self.batch(self.split, len(self.data), generator) for _ in range(8)]
         with dg.usage(self.model) as used:
             losses = [float(self.loss(x, y)) for x, y in windows]
-            rate = statistics.mean(float(g) for g in used.mean_g().values())
+            rate = statistics.mean(float(g) for g in used.mean_open().values())
         self.model.train()
         return statistics.mean(losses), rate
 

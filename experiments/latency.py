@@ -29,9 +29,10 @@ import torch
 from dynamicgate.files import environment, write_results
 from dynamicgate.gating.attach import ungate_
 from dynamicgate.inference import compile
-from dynamicgate.inference.cpu.timing import batches_of, race
+from dynamicgate.inference.cpu.timing import time_calls
+from dynamicgate.inference.timing import batches_of
 from dynamicgate.io.model_file import load as load_model
-from dynamicgate.lab.datasets.single_cell.prepare import import_scanpy
+from dynamicgate.lab.datasets.single_cell.preprocessing import import_scanpy
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.runner import Change, Experiment, Job, Table, run_jobs, run_parallel, train_settings
 from dynamicgate.lab.runner.prepared import load_splits
@@ -106,7 +107,7 @@ def time_model(
     candidates = {"dense": ungate_(load_model(dense)).eval(), "ours": compiled}
     found: dict[str, Any] = {}
     for at, batch in enumerate(batches):
-        times = race(candidates, batches_of(rows, batch), seconds)
+        times = time_calls(candidates, batches_of(rows, batch), seconds)
         layers = [layer for chain in compiled.plan.chains for layer in chain[at].layers]
         found[str(batch)] = {
             "ratio": times["ours"] / times["dense"],

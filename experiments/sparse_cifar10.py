@@ -57,7 +57,7 @@ def run(name: str, args: argparse.Namespace) -> None:
         "data": splits.name,
         **{key: found[key] for key in ("quality", "macs", "layers", "params")},
         "connections": sum(layer.count for layer in sparsifier.layers) if sparsifier else None,
-        "rewiring": sparsifier.rows() if sparsifier else None,
+        "rewiring": sparsifier.stats() if sparsifier else None,
         "updates": sparsifier.updates if sparsifier else 0,
         "valid": history.final,
         "seconds": history.seconds,

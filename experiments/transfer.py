@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dynamicgate.lab.datasets.folders import default_data_dir
+from dynamicgate.lab.datasets import default_data_dir
 from dynamicgate.lab.runner import Experiment, Table, train_settings
 from experiments import ROOT
 from experiments.command import asked_experiment, exit_code, parser_of, run_asked

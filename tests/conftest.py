@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests import gpu_record
+
 
 def pytest_configure() -> None:
     """A shell that starts tests in the background makes them deaf to Ctrl-C, which some of them are about."""
@@ -24,3 +26,9 @@ def _seeded_and_poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(not torch.cuda.is_available())  # on a GPU it needs a cuBLAS workspace setting
     yield
     torch.use_deterministic_algorithms(before)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say when the GPU tests last passed, and whether kernels have changed since."""
+    if not torch.cuda.is_available():
+        terminalreporter.write_line(gpu_record.summary())

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Files are written whole or not at all; of JSON lines only a last one that was cut short is left out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamicgate.files import write_atomically, write_text
+from dynamicgate.files import read_json_lines, write_atomically, write_text
 
 
 def test_text_arrives_as_written_and_replaces_what_was_there(tmp_path: Path) -> None:
@@ -61,3 +61,34 @@ def test_an_error_without_a_number_reads_as_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="could not write") as caught:
         write_atomically(tmp_path / "x", fail)
     assert str(caught.value) == f"could not write {tmp_path / 'x'}: the other library says no"
+
+
+def test_json_lines_are_read_in_order_and_empty_lines_are_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text('{"step": 1, "site": "λ"}\n\n{"step": 2}\r\n{"step": 3}', encoding="utf-8")
+    assert read_json_lines(path) == [{"step": 1, "site": "λ"}, {"step": 2}, {"step": 3}]
+    path.write_text("")
+    assert read_json_lines(path) == []
+
+
+@pytest.mark.parametrize("rest", [b'{"st', b'{"step": 2, "site": "\xce', b"{", b"nu"])
+def test_a_last_json_line_that_was_cut_short_is_left_out(rest: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + rest)
+    assert read_json_lines(path) == [{"step": 1}]
+
+
+@pytest.mark.parametrize("damaged", ['{"st', "null", "3", "[1]", "\x00\x00"])
+@pytest.mark.parametrize("after", ["", '{"step": 3}\n'])
+def test_a_whole_line_that_is_no_json_object_is_an_error_naming_file_and_line(
+    damaged: str, after: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(f'{{"step": 1}}\n{damaged}\n{after}')
+    with pytest.raises(ValueError, match=rf"{path}, line 2: expected a JSON object, received "):
+        read_json_lines(path)
+
+
+def test_json_lines_of_a_file_that_is_not_there_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_json_lines(tmp_path / "absent.jsonl")

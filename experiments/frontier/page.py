@@ -1,4 +1,4 @@
-"""docs/why-it-works.md with its figures, and two tables of the README, made from the stored runs."""
+"""docs/why-it-works.md with its figures, and the table of the README, made from the stored runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ from experiments.frontier.plot import by_cost, by_latency
 from experiments.frontier.search import search
 from experiments.frontier.summary import (
     count_outcomes,
-    latency_overview,
     latency_summary,
     list_lost,
     list_untimed,
@@ -98,7 +97,7 @@ cache, and below 0.1 it is the better choice there.
 
 
 def pages(experiment: Experiment) -> dict[str, str | Mapping[str, str]]:
-    """The page, the figures of all datasets that have runs, and the tables of the README; quick ones beside their
+    """The page, the figures of all datasets that have runs, and the table of the README; quick ones beside their
     runs."""
     where = f"{experiment.work.relative_to(experiment.root).as_posix()}/" if experiment.quick else ""
     read = {name: read_entries(experiment, name) for name in DATASETS}
@@ -130,7 +129,7 @@ def pages(experiment: Experiment) -> dict[str, str | Mapping[str, str]]:
             made[f"{where}docs/figures/latency-{name}-{batch}.svg"] = by_latency(name, entries, timed, batch)
     if not experiment.quick:
         parts.append(transfer_section(read_transfer()))
-        made["README.md"] = {"frontier": overview(found, compared), "clock": latency_overview(found, latencies)}
+        made["README.md"] = {"frontier": overview(found, compared)}
     made[where + PAGE] = "\n".join(part for part in parts if part).rstrip("\n") + "\n"
     return made
 

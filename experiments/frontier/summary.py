@@ -28,20 +28,6 @@ def overview(found: Mapping[str, Entries], compared: Sequence[Comparison]) -> st
     return f"{table}\n\nAt 0.05, 0.1 and 0.2 against all {len(CONTROLS)} controls: {counts}."
 
 
-def latency_overview(found: Mapping[str, Entries], latencies: Mapping[str, Latencies]) -> str:
-    """Latency and accuracy relative to dense of the variant that is made for speed."""
-    rows = []
-    for name, entries in found.items():
-        for budget in COMPARED_AT:
-            key = OURS_IN_TILES, budget
-            if key in latencies[name] and key in entries:
-                ratios = (latencies[name][key]["batches"][str(batch)]["ratio"] for batch in BATCHES)
-                points = entries[key].mean - entries["dense", None].mean
-                rows.append([name, f"{budget:g}", *(f"{ratio:.3f}" for ratio in ratios), f"{points:+.2f}"])
-    times = (f"latency at batch {batch}" for batch in BATCHES)
-    return markdown([OURS_IN_TILES, "MACs", *times, "accuracy minus dense, points"], rows, numbers=True)
-
-
 def summary(compared: Sequence[Comparison], ungated: Sequence[Comparison]) -> str:
     """Comparisons won, tied and lost, and every lost one by name; then the comparison with the recipe without gates."""
     if not compared:

@@ -26,8 +26,8 @@ def train(job: Job, splits: Splits) -> dict[str, Any]:
     try:
         settings = settings_of(job, splits)
         model, budget, _ = MODELS[settings.model](settings, splits)
-        if budget is not None:
-            budget.check_(MacCounter(model))
+        if isinstance(budget, dg.Budget):
+            budget.bind(MacCounter.for_mlp(model))
     except ValueError as error:
         return {"model": job.model, "seed": job.seed, "unreachable": str(error)}
     run = run_one(settings, splits, job.folder, device=job.device, show=False)
@@ -53,4 +53,4 @@ def accuracy_of_mean_mask(model: nn.Module, splits: Splits) -> float:
         gate.bias.fill_(-FIXED_LOGIT).index_fill_(0, most_open, FIXED_LOGIT)
         gate.tau.fill_(1.0)
         gate.theta.fill_(0.5)
-    return evaluate(model, splits.test, MacCounter(model))["accuracy"]
+    return evaluate(model, splits.test, MacCounter.for_mlp(model))["accuracy"]

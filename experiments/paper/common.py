@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dynamicgate import schedule
-from dynamicgate.budget import Budget
+from dynamicgate.budget import OpenLoopBudget
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import MODELS, Settings
@@ -51,7 +51,7 @@ def prepare_written(job: Job) -> Any:
         model = GatedMLP(
             sizes, config, activation=s.activation, dropout=s.dropout, normalize=Normalize(splits.mean, splits.std)
         )
-        budget = Budget(
+        budget = OpenLoopBudget(
             form="linear",
             weight=schedule.linear(0.0, penalty["weight"], begin=penalty["warmup"]),
             tau=schedule.linear(2.0, 1.0),

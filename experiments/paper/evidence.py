@@ -6,18 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from dynamicgate.lab.report.summary import METRICS as SHARED_METRICS
+from dynamicgate.lab.report.run_metrics import METRICS
 from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner.results import Runs
 from dynamicgate.lab.runner.statistics import Interval, Paired, interval, paired
 
 Outcome = Literal["holds", "does not hold", "cannot be tested"]
-METRICS: dict[str, Callable[[Run], float | None]] = {
-    **SHARED_METRICS,
-    "gate_cost": lambda run: run["macs"]["gate"] / run["macs"]["dense"],
-    "claimed": lambda run: run.get("claimed", run["macs"]["relative"]),
-    "varying": lambda run: max((gate["varying"] for gate in run["gates"]), default=0.0),
-}
 
 
 class Verdict(NamedTuple):

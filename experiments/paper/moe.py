@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.accounting.routing_stats import measure_routing
-from dynamicgate.budget import Budget
+from dynamicgate.budget import OpenLoopBudget
 from dynamicgate.budget.penalties import PENALTIES
 from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig
@@ -34,7 +34,7 @@ BATCH = 128  # experts have places in a batch, also in testing
 def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Notebook:
     """The gate or the experts of the published notebook, or the dense network beside them."""
     if "experts" in asked:
-        model: nn.Module = switch_mlp(asked, splits, overflow="random").to(device)
+        model: nn.Module = switch_mlp(asked, splits, drop_policy="random").to(device)
     else:
         model = network(asked, splits, device)
     if "theta" in asked:  # on the units of the same layer, which are computed by then; no open start
@@ -87,22 +87,22 @@ class Watched:
         }
 
 
-def switch_mlp(asked: dict[str, Any], splits: Splits, overflow: Any = "first") -> SwitchMLP:
+def switch_mlp(asked: dict[str, Any], splits: Splits, drop_policy: Any = "position") -> SwitchMLP:
     """The mixture of experts of the notebook."""
     (hidden,) = asked["hidden"]
     return SwitchMLP(
         splits.train.features, hidden, asked["experts"], asked["width"], splits.classes, asked["top_k"],
-        asked["capacity"], overflow=overflow, normalize=Normalize(splits.mean, splits.std),
+        asked["capacity"], drop_policy=drop_policy, normalize=Normalize(splits.mean, splits.std),
     )  # fmt: skip
 
 
 def routed(model: nn.Module, splits: Splits) -> dict[str, Any]:
     """How the gate shares out its work on the test rows; hardness is also judged by a dense network of its own."""
-    torch.manual_seed(0)  # random overflow draws in testing too
+    torch.manual_seed(0)  # the random drop policy draws in testing too
     device = next(model.parameters()).device
     judge = GatedMLP((splits.train.features, 512, splits.classes), normalize=Normalize(splits.mean, splits.std))
     fit(judge, splits.train, epochs=2, batch=BATCH, lr=1e-3, device=str(device), show=False)
-    return measure_routing(model, splits.test, batch=BATCH, judge=judge).to_dict()
+    return measure_routing(model, splits.test, batch=BATCH, reference_model=judge).to_dict()
 
 
 def prepare(s: Settings, splits: Splits, experts: dict[str, Any]) -> Prepared:
@@ -110,7 +110,7 @@ def prepare(s: Settings, splits: Splits, experts: dict[str, Any]) -> Prepared:
     if not experts:
         return MODELS[s.model](s, splits)
     model = switch_mlp({"hidden": s.hidden, **experts}, splits)
-    return Prepared(model, Budget(form="balance", weight=experts["balance"]))
+    return Prepared(model, OpenLoopBudget(form="balance", weight=experts["balance"]))
 
 
 def train(job: Job, splits: Splits) -> dict[str, Any]:

@@ -123,9 +123,9 @@ ACCOUNT = {
     "saved by gates": ("gate_saved", 1, 3),
     "saved by structure": ("structure_saved", 1, 3),
     "skipping zeros too": ("relative_zero_skip", 1, 3),
-    "ComputeProxy": ("proxies.compute_proxy_g", 1, 3),
-    "RelMAC": ("proxies.relmac_g", 1, 3),
-    "RelMAC fuse": ("proxies.relmac_fuse_g", 1, 3),
+    "ComputeProxy": ("compute_proxy", 1, 3),
+    "RelMAC": ("relmac", 1, 3),
+    "RelMAC fuse": ("relmac_fuse", 1, 3),
     "time": ("seconds_relative", 1, 2),
 }
 

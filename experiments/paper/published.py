@@ -118,7 +118,7 @@ def account(
         "seconds": seconds,
         "budget": None,
         "rewiring": None,
-        "valid": evaluate(model, splits.valid, MacCounter(model)) if len(splits.valid) else None,
+        "valid": evaluate(model, splits.valid, MacCounter.for_mlp(model)) if len(splits.valid) else None,
         "steps": steps,
         "collapses": [],
         "settings": job.settings,
@@ -143,7 +143,7 @@ def step_published(job: Job, splits: Splits, make: Make) -> Step:
 
 
 def _epochs(notebook: Notebook, job: Job, splits: Splits, accuracies: list[float]) -> int:
-    steps, kept, counter = 0, None, MacCounter(notebook.model)
+    steps, kept, counter = 0, None, MacCounter.for_mlp(notebook.model)
     for epoch in range(notebook.epochs):
         notebook.before_epoch(epoch)
         notebook.model.train()
@@ -282,7 +282,7 @@ def nonzero_share(model: nn.Module) -> float:
 
 def readers_only(model: nn.Module) -> float:
     """Relative MACs of static gates if a closed unit saves its reader's work and never its writer's."""
-    counter, g = MacCounter(model, readers_only=True), hard_gates(model)
+    counter, g = MacCounter.for_mlp(model, readers_only=True), hard_gates(model)
     return float(counter.executed({name: g_G.unsqueeze(0) for name, g_G in g.items()})) / counter.dense
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dynamicgate.gating import GateConfig, Site, find_sites, gate_, named_gates, ungate_, usage, where
     from dynamicgate.inference import compile
     from dynamicgate.io import load, save
-    from dynamicgate.presets import recipe_
+    from dynamicgate.presets import sparsify_
     from dynamicgate.sparsity import RigL
     from dynamicgate.training import fit
 
@@ -41,9 +41,9 @@ __all__ = [
     "measure",
     "named_gates",
     "nn",
-    "recipe_",
     "save",
     "schedule",
+    "sparsify_",
     "sparsity",
     "ungate_",
     "usage",
@@ -57,7 +57,7 @@ _HOME = {
     "gating.where": ("where",),
     "inference": ("compile",),
     "io": ("load", "save"),
-    "presets": ("recipe_",),
+    "presets": ("sparsify_",),
     "sparsity": ("RigL",),
     "training": ("fit",),
 }

@@ -6,13 +6,13 @@ import sys
 
 
 def main() -> int:
-    """Run the command line; without its packages, say how to get them."""
+    """Run the command line; if its packages are missing, say how to install them."""
     try:
         from dynamicgate.lab.cli import main as run
     except ModuleNotFoundError as error:
         if error.name not in ("tyro", "rich"):
             raise
-        print("dynamicgate: the command line needs more packages: pip install 'dynamicgate[cli]'", file=sys.stderr)
+        print("dynamicgate: the command line needs tyro and rich: pip install 'dynamicgate[cli]'", file=sys.stderr)
         return 2
     return run(sys.argv[1:])
 

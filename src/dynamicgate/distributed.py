@@ -1,4 +1,4 @@
-"""One or many processes: which one am I, and who writes."""
+"""One process or many: which one am I, who writes, and sums and means over all of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch import distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -50,38 +50,73 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def parallel(model: nn.Module) -> nn.Module:
-    """The model as `DistributedDataParallel` sees it, or itself in a single process."""
+    """The model wrapped in `DistributedDataParallel`, or itself in a single process."""
     if world_size() == 1:
         return model
-    # Statistics that a layer gathers on its own must be shared; masks, tau and theta are the same everywhere, and
-    # sending a mask as large as the weight before every forward pass would cost more than the gradients.
-    gathers = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
-    return DistributedDataParallel(model, broadcast_buffers=gathers)
+    # Running statistics must be shared; masks, tau and theta are the same everywhere, and sending a mask as large as
+    # the weight before every forward pass would cost more than the gradients.
+    has_statistics = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+    return DistributedDataParallel(model, broadcast_buffers=has_statistics)
 
 
 def without_sync(model: nn.Module, *, skip: bool) -> AbstractContextManager[Any]:
-    """Do not exchange gradients for a piece of a batch whose other pieces are still to come."""
+    """Do not exchange gradients for a micro-batch that others of the same batch follow."""
     return model.no_sync() if skip and isinstance(model, DistributedDataParallel) else nullcontext()
+
+
+def sum_(value: Tensor) -> Tensor:
+    """The sum over all processes, in place."""
+    if world_size() > 1:
+        dist.all_reduce(value)
+    return value
+
+
+def mean_(value: Tensor) -> Tensor:
+    """The mean over all processes, in place: what DDP does to gradients."""
+    return sum_(value).div_(world_size()) if world_size() > 1 else value
 
 
 def average(*values: float, device: torch.device) -> list[float]:
     """The mean of each value over the processes."""
     if world_size() == 1:
         return list(values)
-    means = torch.tensor(values, dtype=torch.float64, device=device) / world_size()
-    dist.all_reduce(means)
-    return means.tolist()
+    return mean_(torch.tensor(values, dtype=torch.float64, device=device)).tolist()
 
 
 def any_of(*flags: bool, device: torch.device) -> list[bool]:
     """Whether any process says so: what all must do together cannot depend on the clock of each."""
-    return [share > 0.0 for share in average(*map(float, flags), device=device)]
+    return [mean > 0.0 for mean in average(*map(float, flags), device=device)]
 
 
-def gather_named(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def gather_named(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Each process's tensors, under "<rank>.<name>", on every process."""
     if world_size() == 1:
         return {f"0.{name}": value for name, value in state.items()}
     every: list[Any] = [None] * world_size()
     dist.all_gather_object(every, state)
     return {f"{r}.{name}": value for r, part in enumerate(every) for name, value in part.items()}
+
+
+class RowMeans:
+    """Means over rows that are spread over processes. Their gradients, averaged over the processes as DDP does, are
+    those of one process on the joined batch."""
+
+    def __init__(self, rows: Tensor) -> None:
+        """For a batch of which this process holds `rows`; processes may hold different numbers of them."""
+        self.weight = 1.0
+        if world_size() > 1:
+            count = torch.tensor(float(rows.shape[0]), device=rows.device)
+            self.weight = float(count) * world_size() / float(sum_(count.clone()))
+
+    def values(self, *weighted: Tensor) -> list[float]:
+        """The means of weighted values over processes, all at once: on a GPU every answer is a wait."""
+        return mean_(torch.stack([value.detach() for value in weighted])).tolist()
+
+    def local(self, value: Tensor) -> Tensor:
+        """This process's part of `mean`, weighted by its rows."""
+        return value.sum() / max(1, value.numel()) * self.weight
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean over all rows of all processes, with this process's part of the gradient."""
+        local = self.local(value)
+        return local + (self.values(local)[0] - local.detach()) if world_size() > 1 else local

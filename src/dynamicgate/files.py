@@ -1,4 +1,4 @@
-"""Atomic writes, and the provenance of a result.
+"""Atomic writes, reading JSON lines, and the provenance of a result. Imports neither torch nor numpy.
 
 A crash, a full disk or a kill never damages the file that was there before.
 """
@@ -59,6 +59,33 @@ def write_results(path: Path, meta: Mapping[str, Any], runs: Iterable[Mapping[st
     write_text(path, f'{{"meta": {json.dumps(meta, indent=1)},\n"runs": [\n{lines}\n]}}\n')
 
 
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """The objects in a file with one JSON object a line, such as log.jsonl.
+
+    A last line that was cut short (no newline, not a whole object: the writer was killed) is left out, and empty lines
+    are skipped. Any other line that is not an object is damage, and raises ValueError.
+    """
+    found = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        entry = _json_object(line)
+        if entry is not None:
+            found.append(entry)
+        elif number < len(lines):
+            raise ValueError(f"{path}, line {number}: expected a JSON object, received {line[:60]!r}")
+    return found
+
+
+def _json_object(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def _write(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
@@ -101,7 +128,7 @@ def _commit() -> str | None:
 
 def _git(root: Path, *words: str) -> str | None:
     try:
-        told = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
+        done = subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return told.stdout.strip()
+    return done.stdout.strip()

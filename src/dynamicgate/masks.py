@@ -1,7 +1,7 @@
-"""Which connections of a Linear layer exist: a bool buffer `mask`, shaped like the weight, and the name of its pattern.
+"""The mask of a Linear layer: a bool buffer `mask`, shaped like the weight, and the name of its pattern.
 
-Weights without a connection are exactly zero *in the parameter*, so that the forward pass uses the weight as it is and
-its gradient stays dense, which is what new connections are chosen by (sec 3.7). `dynamicgate.sparsity` keeps it so.
+Weights without a connection are exactly zero *in the parameter*. The forward pass uses the weight as it is, and the
+gradient stays dense, so that new connections can be chosen by it (sec 3.7). `dynamicgate.sparsity` keeps these zeros.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ def connections(linear: nn.Linear) -> Tensor | None:
 
 
 def pattern_of(linear: nn.Linear) -> str:
-    """The pattern that the mask keeps to, for example "16x1": what a kernel may rely on."""
+    """The pattern of the mask, for example "16x1": what a kernel may rely on."""
     return getattr(linear, "mask_pattern", UNSTRUCTURED)
 
 
 @torch.no_grad()
-def put_mask_(linear: nn.Linear, mask: Tensor, pattern: str = UNSTRUCTURED, *, density: float | None = None) -> None:
-    """Give a layer its mask and set the weights of missing connections to zero. density: the share of the connections
-    that will be left when training has ended, where some are still to go."""
+def put_mask_(linear: nn.Linear, mask: Tensor, pattern: str = UNSTRUCTURED) -> None:
+    """Register a mask on a layer and set the weights of missing connections to zero."""
     if mask.shape != linear.weight.shape:
         raise ValueError(
             f"a mask has the shape of the weight, {list(linear.weight.shape)}, received {list(mask.shape)}"
         )
     linear.register_buffer("mask", mask.to(linear.weight.device, torch.bool))
     held: Any = linear
-    held.mask_pattern, held.mask_density = pattern, density
+    held.mask_pattern = pattern
     linear.weight.mul_(linear.mask)  # type: ignore[arg-type]
 
 
@@ -43,9 +42,3 @@ def present(linear: nn.Linear) -> int:
     """How many connections exist."""
     mask = connections(linear)
     return linear.weight.numel() if mask is None else int(mask.sum())
-
-
-def final_connections(linear: nn.Linear) -> float:
-    """How many connections will be left: as many as exist, unless a sparsifier has said that some will go."""
-    density = getattr(linear, "mask_density", None)
-    return present(linear) if density is None else min(density * linear.weight.numel(), present(linear))

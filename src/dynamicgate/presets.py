@@ -1,46 +1,51 @@
-"""The recipe: gates and rewiring that meet a budget together, with settings that follow from the budget alone.
+"""`sparsify_`: gates and dynamic sparse training that meet a MAC budget together, with settings from the budget alone.
 
-They were found on validation rows of six data sets and are the same for all: docs/why-it-works.md.
+The settings were tuned on validation rows of six datasets and are the same for all of them: docs/why-it-works.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.budget import Budget
+from dynamicgate.data.contract import Inputs
 from dynamicgate.gating.attach import Where, gate_, ungate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import named_gates
+from dynamicgate.gating.sites import UNIT_WISE_MODULES
 from dynamicgate.gating.where import hidden
+from dynamicgate.nn import GatedMLP, Normalize
 from dynamicgate.sparsity import Distribution, RigL, densities
 
 BLOCK = 16  # units that open and close together
-START = 1.0  # dense at first: what is worth keeping is then known, and not only guessed from a gradient
+INITIAL_DENSITY = 1.0  # start dense: which connections to keep is then learned, not only guessed from a gradient
 DISTRIBUTION: Distribution = "erk"
-FEWEST_READ = 4  # inputs of a gate: one that reads fewer says next to nothing about them, and is not worth its cost
+STACKED = (nn.Linear, nn.Flatten, Normalize, *UNIT_WISE_MODULES)
+MIN_GATE_INPUTS = 4  # a gate that reads fewer inputs hardly depends on them and is not worth its cost
 
 
 class Spending(NamedTuple):
-    """What becomes of a budget: the share its gates take, how many units they leave open, how wide layers best are."""
+    """How to spend a budget: fraction for gate networks, open rate of units, and how much wider to make layers."""
 
-    gate_share: float
+    gate_fraction: float
     open_rate: float
     widen: float
 
 
-SPENDING = {  # from this budget on
-    0.0: Spending(0.05, 0.85, 1.0),  # connections are scarce: what closed units save pays for some
-    0.1: Spending(0.02, 0.95, 1.25),  # there are enough: more units to choose from are worth more
+SPENDING = {  # by the smallest budget that each applies to
+    0.0: Spending(0.05, 0.85, 1.0),  # connections are scarce: what closed units save pays for more of them
+    0.1: Spending(0.02, 0.95, 1.25),  # connections suffice: more units to choose from help more
     0.2: Spending(0.02, 0.95, 1.5),
 }
 
 
 class Densities(NamedTuple):
-    """Shares of the connections that exist in the end."""
+    """Final fractions of the connections."""
 
     layers: float  # of all sparse layers together
     gates: float  # of the gate networks; 0 where there are none
@@ -52,24 +57,27 @@ def spending(budget: float) -> Spending:
 
 
 def sparse_output(output: float, affordable: float) -> bool:
-    """Whether the output layer is sparse as well: dense it would take more than half of what there is."""
+    """Whether the output layer must be sparse too: a dense one would take more than half of the affordable MACs."""
     return output > 0.5 * affordable
 
 
 def affordable_densities(
     affordable: float, full: float, kept: float, gates: float, blocks: int, spend: Spending, *, always: bool = False
 ) -> Densities:
-    """What `affordable` MACs pay for in a model of `full` ones, `kept` of them in layers that stay dense, with `gates`
-    in dense gate networks over so many blocks. No gates where they could tell no input from another, but for `always`.
+    """The densities that `affordable` MACs pay for. The dense model has `full` MACs, `kept` of them in layers that stay
+    dense; dense gate networks over all `blocks` would have `gates` MACs. There are no gates where each could read too
+    few inputs to depend on them, except with `always`.
     """
-    share = spend.gate_share
-    if always or share * affordable >= FEWEST_READ * blocks > 0:
-        wanted = (1.0 - share) * affordable / spend.open_rate  # closed units also save what reads them
-        layers = min(1.0, max(share * affordable / full, (wanted - kept) / (full - kept)))
-        return Densities(layers, min(1.0, share * affordable / gates))
+    fraction = spend.gate_fraction
+    if always or fraction * affordable >= MIN_GATE_INPUTS * blocks > 0:
+        wanted = (
+            (1.0 - fraction) * affordable / spend.open_rate
+        )  # closed units also save the MACs of the layer that reads them
+        layers = min(1.0, max(fraction * affordable / full, (wanted - kept) / (full - kept)))
+        return Densities(layers, min(1.0, fraction * affordable / gates))
     if affordable <= kept:
         budget = affordable / full
-        raise ValueError(f"a budget of {budget:.3g} does not even pay for the dense output layer: ask for more")
+        raise ValueError(f"a budget of {budget:.3g} does not even pay for the dense output layer: raise the budget")
     return Densities(min(1.0, (affordable - kept) / (full - kept)), 0.0)
 
 
@@ -82,49 +90,116 @@ def fused_sparsifier(
     distribution: Distribution,
     **rest: Any,
 ) -> RigL:
-    """One sparsifier for layers and all gate networks; gate networks are sparse from the first step."""
+    """One RigL for the layers and all gate networks; gate networks are sparse from the first step."""
     shapes = {name: model.get_submodule(name).weight.shape for name in layers}
-    shares = densities(shapes, found.layers, distribution)  # type: ignore[arg-type]
-    shares |= {f"{gate.site.consumer}.gate.net*": found.gates for gate in named_gates(model).values()}
-    return RigL(model, shares, initial_density=dict.fromkeys(layers, initial_density), **rest)
+    each = densities(shapes, found.layers, distribution)  # type: ignore[arg-type]
+    each |= {f"{name}.gate.net*": found.gates for name in named_gates(model)}
+    return RigL(model, each, initial_density=dict.fromkeys(layers, initial_density), **rest)
 
 
-def recipe_(
+class SparsityPlan(Mapping[str, Any]):
+    """What `sparsify_` put on a model, as the arguments that `fit` needs: ``dg.fit(model, data, **plan)``.
+
+    budget: controls the gates; None where the budget does not pay for gates. sparsifier: prunes and regrows
+        connections. notes: what the benchmarked recipe also does, but which cannot be done to an existing model.
+    """
+
+    def __init__(self, budget: Budget | None, sparsifier: RigL, notes: Sequence[str]) -> None:
+        """Made by `sparsify_`."""
+        self.budget, self.sparsifier, self.notes = budget, sparsifier, list(notes)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in ("budget", "sparsifier"):
+            raise KeyError(name)
+        return getattr(self, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("budget", "sparsifier"))
+
+    def __len__(self) -> int:
+        return 2
+
+    def __str__(self) -> str:
+        gates = "no gates" if self.budget is None else f"gates held to {self.budget.target:g} of the dense MACs"
+        return "\n".join([gates, str(self.sparsifier), *(f"note: {note}" for note in self.notes)])
+
+
+def sparsify_(
     model: nn.Module,
-    budget: float,
+    macs: float,
     *,
+    example: Inputs | None = None,
     where: Where = hidden,
     pattern: str = "unstructured",
-    every: int = 100,
+    every: int | None = None,
     seed: int = 0,
-) -> tuple[Budget | None, RigL]:
-    """Put the recipe on a model, in place: gates on its hidden units, sparse layers, and what steers both.
+) -> SparsityPlan:
+    """Apply the benchmarked recipe to a model, in place: gates on its hidden units and sparse layers. Returns the
+    budget and the sparsifier that control them.
 
-    budget: executed MACs relative to the dense model, gate networks and output layer included.
-    where: the units to gate, as in `gate_`. pattern, every, seed: as in `RigL`; "16x1" is for speed on CPUs.
+    macs: executed MACs relative to the dense model, gate networks and output layer included.
+    example: a few inputs. Needed unless the model is a stack of Linear layers and unit-wise operations.
+    where: the units to gate, as in `gate_`. pattern, seed: as in `RigL`; "16x1" is for speed on CPUs.
+    every: optimizer steps between updates of the connections. None: 100, or fewer in a short run.
 
-    Give both results to `fit`, or to your own loop. The first is None where the budget does not pay for gates that
-    could tell inputs apart: then there are none, and connections alone meet it. From a budget of 0.1 on it pays to make
-    hidden layers a quarter wider, from 0.2 on half as wide again, and to ask for as many MACs as before.
+    >>> plan = dg.sparsify_(model, macs=0.1)
+    >>> dg.fit(model, (x, y), **plan)
+
+    The recipe is the `gate+rigl` of docs/why-it-works.md, except that the width of the model stays as it is:
+    `plan.notes` says how wide the benchmark makes hidden layers at this budget, and how it trains.
     """
-    if not 0.0 < budget <= 1.0:
-        raise ValueError(f"a budget is a share of the dense MACs: expected 0 < budget <= 1, received {budget}")
+    if not 0.0 < macs <= 1.0:
+        raise ValueError(f"macs is a fraction of the dense MACs: expected 0 < macs <= 1, received {macs}")
     if named_gates(model):
-        raise ValueError("this model has gates already: take them off with ungate_, the recipe chooses its own")
-    counter = MacCounter(model)
-    names, output = [layer.name for layer in counter.layers], counter.layers[-1].dense
-    affordable = budget * counter.dense
+        raise ValueError("this model has gates already: remove them with ungate_, sparsify_ adds its own")
+    counter = _count(model, example)
+    names, output = [layer.name for layer in counter.layers], counter.layers[-1].dense * counter.layers[-1].rows
+    affordable = macs * counter.dense - counter.other
     thin = sparse_output(output, affordable)
     layers = names if thin else names[:-1]
     gate_(model, GateConfig(block=BLOCK, net="linear"), where)
     try:
-        cost, blocks = MacCounter(model).gate, sum(gate.blocks for gate in named_gates(model).values())
-        found = affordable_densities(affordable, counter.dense, 0 if thin else output, cost, blocks, spending(budget))
+        cost, blocks = _count(model, example).gate, sum(gate.blocks for gate in named_gates(model).values())
+        linear = counter.dense - counter.other
+        found = affordable_densities(affordable, linear, 0 if thin else output, cost, blocks, spending(macs))
         if not found.gates:
             ungate_(model)
         options: dict[str, Any] = {"pattern": pattern, "every": every, "seed": seed}
-        sparsifier = fused_sparsifier(model, layers, found, initial_density=START, distribution=DISTRIBUTION, **options)
-    except ValueError:  # the model stays what it was
+        sparsifier = fused_sparsifier(
+            model, layers, found, initial_density=INITIAL_DENSITY, distribution=DISTRIBUTION, **options
+        )
+    except ValueError:  # leave the model as it was
         ungate_(model)
         raise
-    return (Budget(target=budget) if found.gates else None), sparsifier
+    budget = Budget(target=macs, sparsifier=sparsifier) if found.gates else None
+    return SparsityPlan(budget, sparsifier, _notes(macs, gated=budget is not None))
+
+
+def _notes(macs: float, *, gated: bool) -> list[str]:
+    notes = [] if gated else [f"a budget of {macs:g} does not pay for gates that depend on the input: there are none"]
+    widen = spending(macs).widen
+    if widen > 1.0:
+        notes.append(
+            f"at this budget the benchmarked recipe first makes hidden layers {widen:g} times as wide, and then "
+            f"executes {macs:g} of the MACs of the model before that"
+        )
+    notes.append("the benchmarked recipe trains with 5/3 of the dense learning rate, weight decay 0.05 and dropout 0.1")
+    return notes
+
+
+def _count(model: nn.Module, example: Inputs | None) -> MacCounter:
+    if example is not None:
+        return count_macs(model, example)
+    others = [m for m in model.modules() if not any(m.children()) and not isinstance(m, STACKED)]
+    others = [m for m in others if not getattr(m, "unit_wise", False) and not _inside_gate(model, m)]
+    if others or not isinstance(model, nn.Sequential | GatedMLP):
+        what = type(others[0] if others else model).__name__
+        raise ValueError(
+            f"in a model with {what}, how often each layer runs per sample is only known from a forward pass: pass "
+            "example= with a few inputs"
+        )
+    return MacCounter.for_mlp(model)
+
+
+def _inside_gate(model: nn.Module, module: nn.Module) -> bool:
+    return any(module is part for gate in named_gates(model).values() for part in gate.modules())

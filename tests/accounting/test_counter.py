@@ -61,7 +61,7 @@ def test_the_ledger_counts_the_connections_between_open_units_that_exist(
             mask_(layer, torch.rand_like(layer.weight) < 0.5)
     gates = dg.named_gates(model)
     decisions = {name: torch.randint(0, 2, (3, gate.blocks)).float() for name, gate in gates.items()}
-    counter = MacCounter(model)
+    counter = MacCounter.for_mlp(model)
     expected = brute_force(model, decisions)
     assert float(counter.executed(decisions)) == pytest.approx(float(expected.mean()), rel=1e-6)
     dense = sum(a * b for a, b in itertools.pairwise(sizes))
@@ -77,7 +77,7 @@ def test_counts_are_a_sum_of_products_and_not_a_product_of_means() -> None:
     taking_turns = {"layers.1": torch.tensor([[1.0], [0.0]]).expand(2, 10), "layers.2": torch.tensor([[0.0], [1.0]])}
     taking_turns["layers.2"] = taking_turns["layers.2"].expand(2, 10)
     together = {"layers.1": taking_turns["layers.1"], "layers.2": taking_turns["layers.1"]}
-    counter = MacCounter(model)
+    counter = MacCounter.for_mlp(model)
     middle = counter.layers[1]
     assert float(middle.executed(taking_turns).mean()) == 0.0
     assert float(middle.executed(together).mean()) == 50.0
@@ -89,7 +89,7 @@ def test_counts_are_a_sum_of_products_and_not_a_product_of_means() -> None:
 def test_the_expected_cost_of_probabilities_is_differentiable_and_right() -> None:
     model = GatedMLP((4, 6, 3), GateConfig(kind="static", block=4))
     p = torch.tensor([[0.25, 0.5]], requires_grad=True)
-    executed = MacCounter(model).executed({"layers.1": p})
+    executed = MacCounter.for_mlp(model).executed({"layers.1": p})
     units = 0.25 * 4 + 0.5 * 2
     assert float(executed.detach()) == units * 4 + units * 3
     executed.backward()
@@ -98,9 +98,9 @@ def test_the_expected_cost_of_probabilities_is_differentiable_and_right() -> Non
 
 def test_a_gate_that_reads_its_own_layer_does_not_save_the_work_that_made_it() -> None:
     closed = {"layers.1": torch.zeros(1, 6)}
-    early = MacCounter(GatedMLP((4, 6, 3), GateConfig()))
-    late = MacCounter(GatedMLP((4, 6, 3), GateConfig(reads="same")))
-    static = MacCounter(GatedMLP((4, 6, 3), GateConfig(reads="same", kind="static")))
+    early = MacCounter.for_mlp(GatedMLP((4, 6, 3), GateConfig()))
+    late = MacCounter.for_mlp(GatedMLP((4, 6, 3), GateConfig(reads="same")))
+    static = MacCounter.for_mlp(GatedMLP((4, 6, 3), GateConfig(kind="static")))
     assert float(early.executed(closed)) == early.gate == 24.0
     assert float(late.executed(closed)) == 4 * 6 + late.gate
     assert late.gate == 36.0
@@ -110,8 +110,8 @@ def test_a_gate_that_reads_its_own_layer_does_not_save_the_work_that_made_it() -
 def test_readers_only_counts_as_the_published_code_does() -> None:
     model = GatedMLP((4, 6, 3), GateConfig(kind="static"), where=dg.where.everywhere)
     decisions = {"layers.0": torch.tensor([[1.0, 0, 0, 1]]), "layers.1": torch.tensor([[1.0, 0, 0, 0, 0, 0]])}
-    assert float(MacCounter(model).executed(decisions)) == 2 * 1 + 1 * 3
-    assert float(MacCounter(model, readers_only=True).executed(decisions)) == 2 * 6 + 1 * 3
+    assert float(MacCounter.for_mlp(model).executed(decisions)) == 2 * 1 + 1 * 3
+    assert float(MacCounter.for_mlp(model, readers_only=True).executed(decisions)) == 2 * 6 + 1 * 3
 
 
 def test_both_writers_of_a_gated_linear_unit_are_saved() -> None:
@@ -123,20 +123,20 @@ def test_both_writers_of_a_gated_linear_unit_are_saved() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.down(nn.functional.silu(self.a(x)) * self.b(x))
 
-    counter = MacCounter(dg.gate_(SwiGLU(), GateConfig(kind="static")))
+    counter = MacCounter.for_mlp(dg.gate_(SwiGLU(), GateConfig(kind="static")))
     half = torch.tensor([[1.0] * 4 + [0.0] * 4])
     assert counter.dense == 4 * 8 * 2 + 8 * 3
     assert float(counter.executed({"down": half})) == counter.dense / 2
 
 
 def test_no_rows_cost_nothing_but_the_fixed_part() -> None:
-    counter = MacCounter(GatedMLP((4, 6, 3), GateConfig()))
+    counter = MacCounter.for_mlp(GatedMLP((4, 6, 3), GateConfig()))
     assert float(counter.executed({"layers.1": torch.zeros(0, 6)})) == counter.gate
 
 
 def test_relative_at_is_the_cost_at_a_uniform_open_rate() -> None:
     model = GatedMLP((4, 6, 5, 3), GateConfig(kind="static"))
-    counter = MacCounter(model)
+    counter = MacCounter.for_mlp(model)
     assert counter.relative_at(1.0) == 1.0
     assert counter.relative_at(0.5) == pytest.approx((24 * 0.5 + 30 * 0.25 + 15 * 0.5) / 69)
 
@@ -156,7 +156,7 @@ def test_trace_agrees_with_the_flop_counter_of_torch_on_dense_networks(sizes: tu
     counter = count_macs(model, torch.randn(6, sizes[0]))
     assert counter.dense * 2 * 6 == flops(model, torch.randn(6, sizes[0]))
     assert counter.other == 0
-    assert counter.dense == MacCounter(model).dense
+    assert counter.dense == MacCounter.for_mlp(model).dense
 
 
 def test_trace_leaves_the_dense_cost_alone_when_gates_are_put_on() -> None:

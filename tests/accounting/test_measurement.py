@@ -314,7 +314,7 @@ def test_the_data_may_be_a_pair_an_object_a_tensor_or_batches() -> None:
 
 
 def test_nothing_to_measure_is_an_error() -> None:
-    with pytest.raises(ValueError, match="nothing to measure: the data set is empty"):
+    with pytest.raises(ValueError, match="nothing to measure: the dataset is empty"):
         measure(network(), (torch.zeros(0, 6), torch.zeros(0, dtype=torch.long)))
 
 
@@ -322,12 +322,13 @@ def test_a_measurement_survives_json_and_prints_its_headline() -> None:
     model, (x, y) = network(), data()
     y[y == 1] = 2  # a class without samples must still be valid JSON
     result = measure(model, (x, y))
-    text = result.to_json()
+    text = json.dumps(result.to_dict())
     again = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert again == result.to_dict()
     assert dg.accounting.Measurement(**again) == result
     assert again["gates"][0]["open_by_class"][1] == [None, None, None]
-    assert f"of 164 per sample = {result.macs['relative']:.4f}" in str(result)
+    assert (result.relative, result.accuracy) == (result.macs["relative"], result.quality["accuracy"])
+    assert f"of 164 per sample = {result.relative:.4f}" in str(result)
     assert "layers.1" in str(result)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dynamicgate as dg
-from dynamicgate.accounting.metrics import confusion_counts, evaluate, quality_of
+from dynamicgate.accounting.metrics import confusion_counts, correlation, evaluate, quality_of
 from dynamicgate.data import Arrays
 
 
@@ -16,6 +16,15 @@ def test_the_confusion_matrix_has_true_classes_in_rows() -> None:
     scores = torch.eye(3)[torch.tensor([0, 1, 1, 2, 0])]
     counts = confusion_counts(scores, torch.tensor([0, 0, 1, 1, 0]))
     assert counts.tolist() == [[2, 1, 0], [0, 1, 1], [0, 0, 0]]
+
+
+def test_correlation_is_pearsons_and_none_where_one_side_does_not_vary() -> None:
+    a = torch.randn(50, dtype=torch.float64)
+    b = a + torch.randn(50, dtype=torch.float64)
+    assert correlation(a, b) == pytest.approx(float(torch.corrcoef(torch.stack([a, b]))[0, 1]), abs=1e-12)
+    assert correlation(a, -a) == pytest.approx(-1.0, abs=1e-12)
+    assert correlation(a, torch.ones(50, dtype=torch.float64)) is None
+    assert correlation(torch.ones(50, dtype=torch.float64), a) is None
 
 
 def test_quality_by_hand() -> None:
@@ -44,7 +53,7 @@ def test_guessing_the_majority_is_not_good_quality() -> None:
 def test_batches_do_not_change_the_result(batch: int) -> None:
     model = dg.nn.GatedMLP((6, 20, 4), dg.GateConfig(open=0.6), dropout=0.5)
     data = Arrays(torch.randn(50, 6), torch.randint(0, 4, (50,)))
-    found = evaluate(model, data, dg.accounting.MacCounter(model), batch=batch)
+    found = evaluate(model, data, dg.accounting.MacCounter.for_mlp(model), batch=batch)
     model.eval()
     with torch.no_grad():
         scores = model(data.x)
@@ -61,8 +70,8 @@ def test_evaluation_uses_evaluation_mode_and_puts_every_mode_back() -> None:
     model.train()
     model[0].eval()
     data = Arrays(torch.randn(50, 6), torch.randint(0, 4, (50,)))
-    assert evaluate(model, data, dg.accounting.MacCounter(model)) == evaluate(
-        model, data, dg.accounting.MacCounter(model)
+    assert evaluate(model, data, dg.accounting.MacCounter.for_mlp(model)) == evaluate(
+        model, data, dg.accounting.MacCounter.for_mlp(model)
     )
     assert [m.training for m in model] == [False, True, True]
     assert all(p.grad is None for p in model.parameters())

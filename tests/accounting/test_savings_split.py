@@ -100,7 +100,7 @@ def test_two_gates_that_take_turns_are_noted_without_any_mask() -> None:
     model.layers[1].register_buffer("mask", torch.eye(8) == 1)
     assert measure(model, torch.tensor([[1.0], [-1.0]])).notes == [
         "layers.1: density x open rates would claim 2 MACs, the masked and gated layer executes 0: "
-        "open inputs and open outputs share fewer connections than by chance"
+        "open inputs and open outputs have fewer connections in common than by chance"
     ]
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 import dynamicgate as dg
 from dynamicgate import Budget, GateConfig
 from dynamicgate.accounting import MacCounter
-from dynamicgate.budget import cut, executed_relative
+from dynamicgate.budget import GateBudget, OpenLoopBudget, executed_relative
 from dynamicgate.nn import GatedMLP
 from dynamicgate.schedule import three_phase
 
@@ -31,7 +31,7 @@ def task(rows: int = 2000, seed: int = 0) -> tuple[Tensor, Tensor]:
     return centres[cluster] + torch.randn(rows, 32, generator=generator), cluster % 4
 
 
-def train(model: GatedMLP, budget: Budget, steps: int, *, start: int = 0, stop: int | None = None, optimizer=None):
+def train(model: GatedMLP, budget: GateBudget, steps: int, *, start: int = 0, stop: int | None = None, optimizer=None):
     """The loop of the design, line by line."""
     x, y = task()
     optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=1e-2)
@@ -41,7 +41,7 @@ def train(model: GatedMLP, budget: Budget, steps: int, *, start: int = 0, stop: 
         budget.apply_(model, progress := step / steps)
         with dg.usage(model) as used:
             loss = F.cross_entropy(model(x[batch]), y[batch])
-        (loss + budget.penalty(used, progress)).backward()
+        (loss + budget.step(used, progress)).backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
@@ -84,7 +84,7 @@ def test_a_site_under_its_floor_is_lifted_and_one_above_it_is_not() -> None:
     budget.apply_(model, 0.1)  # still warming up: lambda is zero
     with dg.usage(model) as used:
         model(task(rows=8)[0])
-    budget.penalty(used, 0.1).backward()
+    budget.step(used, 0.1).backward()
     assert budget.lambda_ == 0.0
     assert (gates["layers.2"].net.bias.grad < 0).all()  # descent opens it
     assert torch.equal(gates["layers.1"].net.bias.grad, torch.zeros(16))
@@ -98,7 +98,7 @@ def test_lambda_is_zero_during_warm_up_and_the_reference_falls_gently_from_fully
         budget.apply_(model, step / 100)
         with dg.usage(model) as used:
             model(task(rows=4)[0])
-        budget.penalty(used, step / 100)
+        budget.step(used, step / 100)
         references.append(budget.reference)
         assert (budget.lambda_ == 0.0) == (step <= 20)
     assert references[0] == references[20] == 1.0
@@ -119,7 +119,7 @@ def test_the_penalty_pushes_down_above_the_reference_and_up_below_it() -> None:
         budget.apply_(model, 0.9)
         with dg.usage(model) as used:
             model(task(rows=4)[0])
-        budget.penalty(used, 0.9).backward()
+        budget.step(used, 0.9).backward()
         signs.append(gate.net.bias.grad.sign().unique().tolist())
     assert signs == [[1.0], [-1.0]]
 
@@ -131,10 +131,9 @@ def test_lambda_is_proportional_to_the_error_plus_its_sum_over_the_steps_and_bou
     for step in range(500):
         progress = 0.9 + step / 10_000
         budget.apply_(model, progress)
-        for _piece in range(2):  # the pieces of one batch are one step
-            with dg.usage(model) as used:
-                model(task(rows=4)[0])
-            budget.penalty(used, progress)
+        with dg.usage(model) as used:
+            model(task(rows=4)[0])
+        budget.step(used, progress)
         found.append(budget.lambda_)
     assert found[:4] == pytest.approx([0.1 * (3.0 + 0.25 * n) for n in (1, 2, 3, 4)], rel=1e-5)
     assert found[-1] == max(found) == 10.0
@@ -149,7 +148,7 @@ def test_the_biases_of_all_gates_are_steered_by_the_error_and_no_further_than_th
         budget.apply_(model, 0.5)
         with dg.usage(model) as used:
             model(task(rows=4)[0])
-        budget.penalty(used, 0.5)
+        budget.step(used, 0.5)
         assert torch.equal(gate.bias, before)  # nothing moves while autograd may still need it
         budget.apply_(model, 0.6)
         assert (before - gate.bias).tolist() == pytest.approx([moved] * 16, rel=1e-4)
@@ -165,19 +164,20 @@ def test_the_reference_starts_where_the_model_is_not_at_fully_open() -> None:
         budget.apply_(model, progress)
         with dg.usage(model) as used:
             model(task(rows=4)[0])
-        budget.penalty(used, progress)
+        budget.step(used, progress)
     assert budget.reference == pytest.approx(0.5)
     assert budget.lambda_ == pytest.approx(0.0, abs=1e-6)
 
 
-def test_gates_do_not_pay_for_connections_that_are_still_to_go() -> None:
+def test_gates_do_not_pay_for_connections_that_are_still_to_be_pruned() -> None:
     model = GatedMLP((32, 16, 4), STATIC)
     sparsifier = dg.RigL(model, 0.5, initial_density=1.0, every=1, until=0.75, prune_from=0.0)
     dense, going = 32 * 16 + 16 * 4, 32 * 16 / 2
-    assert dg.accounting.MacCounter(model).all_open == 1.0
-    assert dg.accounting.MacCounter(model).final_relative == pytest.approx(1.0 - going / dense)
+    assert dg.accounting.MacCounter.for_mlp(model).all_open == 1.0
+    after = dg.accounting.MacCounter.for_mlp(model).all_open_without(sparsifier.pending)
+    assert after == pytest.approx(1.0 - going / dense)
     target = 0.8 * (1.0 - going / dense)
-    budget = Budget(target=target, warmup=0.1, anneal=0.5)
+    budget = Budget(target=target, warmup=0.1, anneal=0.5, sparsifier=sparsifier)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     x, y = task(rows=8)
     for step in range(101):
@@ -186,11 +186,10 @@ def test_gates_do_not_pay_for_connections_that_are_still_to_go() -> None:
         with dg.usage(model) as used:
             loss = F.cross_entropy(model(x), y)
         sparsifier.watch(used)
-        (loss + 0.0 * budget.penalty(used, progress)).backward()
-        all_open = budget.counter.all_open
-        share = budget.reference / all_open
-        assert 0.79 <= share <= 1.0, "a fifth of what exists is all they ever save"
-        assert progress < 0.6 or share == pytest.approx(0.8, abs=0.01)
+        (loss + 0.0 * budget.step(used, progress)).backward()
+        fraction = budget.reference / budget.counter.all_open
+        assert 0.79 <= fraction <= 1.0, "a fifth of what exists is all they ever save"
+        assert progress < 0.6 or fraction == pytest.approx(0.8, abs=0.01)
         sparsifier.step(optimizer, progress)
         optimizer.zero_grad()
     assert budget.reference == pytest.approx(target, abs=1e-3)
@@ -203,14 +202,14 @@ def test_a_target_for_gates_without_a_hard_threshold_is_refused(setting: dict[st
         Budget(target=0.9).apply_(model, 0.0)
 
 
-def test_the_controller_counts_what_the_ledger_counts() -> None:
+def test_the_controller_counts_what_measure_counts() -> None:
     model = GatedMLP((32, 16, 12, 4), LOW_RANK)
     x, _ = task(rows=50)
     budget = Budget(target=0.6)
     budget.apply_(model, 0.5)
     with dg.usage(model) as used:
         model(x)
-    budget.penalty(used, 0.5)
+    budget.step(used, 0.5)
     assert budget.relative == pytest.approx(dg.measure(model, x).macs["relative"], rel=1e-6)
 
 
@@ -220,8 +219,15 @@ def test_the_controller_counts_what_the_ledger_counts() -> None:
 def test_a_target_under_the_fixed_costs_is_refused_and_the_gate_cost_named() -> None:
     model = GatedMLP((32, 64, 4), GateConfig(net="linear"))  # a full linear gate: 32 x 64 of 2304 MACs
     with pytest.raises(ValueError, match=r"a budget of 0.3 cannot be met: the gate networks alone cost 0.889 of dense"):
-        Budget(target=0.3).apply_(model, 0.0)
-    Budget(target=0.3).apply_(GatedMLP((32, 64, 4), GateConfig(net="low-rank", rank=1, block=16)), 0.0)
+        first_step(Budget(target=0.3), model)
+    first_step(Budget(target=0.3), GatedMLP((32, 64, 4), GateConfig(net="low-rank", rank=1, block=16)))
+
+
+def first_step(budget: Budget, model: GatedMLP) -> Tensor:
+    budget.apply_(model, 0.0)
+    with dg.usage(model) as used:
+        model(task(rows=4)[0])
+    return budget.step(used, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +239,6 @@ def test_a_target_under_the_fixed_costs_is_refused_and_the_gate_cost_named() -> 
         ({"theta": 0.0}, "expected 0 < theta < 1, received 0.0"),
         ({"theta": 1.0}, "expected 0 < theta < 1, received 1.0"),
         ({"tau": 0.0}, "tau must be positive and finite, received 0.0"),
-        ({"form": "cubic"}, "form must be one of linear, cost, hinge.*received 'cubic'"),
         ({"warmup": 0.6, "anneal": 0.5}, "received 0.6, 0.5"),
         ({"anneal": 0.0}, "0 < anneal"),
         ({"floor": 1.0}, "floor is an open rate: expected 0 <= floor < 1, received 1.0"),
@@ -242,17 +247,29 @@ def test_a_target_under_the_fixed_costs_is_refused_and_the_gate_cost_named() -> 
 )
 def test_a_budget_that_makes_no_sense_is_answered_with_a_sentence(setting: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
-        Budget(**setting)
+        Budget(**{"target": 0.5, **setting})
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ({"form": "cubic"}, "form must be one of linear, cost, hinge.*received 'cubic'"),
+        ({"form": "linear", "target_rate": 0.3}, "the penalty 'linear' has no target rate, received target_rate=0.3"),
+    ],
+)
+def test_an_open_loop_that_makes_no_sense_is_answered_with_a_sentence(setting: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        OpenLoopBudget(**setting)
 
 
 def test_a_schedule_that_leaves_the_meaningful_range_is_refused_when_it_gets_there() -> None:
     model = GatedMLP((32, 16, 4), STATIC)
-    budget = Budget(theta=lambda t: 0.5 + t)
+    budget = OpenLoopBudget(theta=lambda t: 0.5 + t)
     budget.apply_(model, 0.2)
     with pytest.raises(ValueError, match=r"expected 0 < theta < 1, received 1\.1"):
         budget.apply_(model, 0.6)
     with pytest.raises(ValueError, match="tau must be positive"):
-        Budget(tau=lambda t: 1.0 - t).apply_(model, 1.0)
+        OpenLoopBudget(tau=lambda t: 1.0 - t).apply_(model, 1.0)
 
 
 def test_the_penalty_before_apply_says_what_to_call() -> None:
@@ -260,7 +277,7 @@ def test_the_penalty_before_apply_says_what_to_call() -> None:
     with dg.usage(model) as used:
         model(task(rows=4)[0])
     with pytest.raises(RuntimeError, match=r"call budget.apply_\(model, progress\) before the forward pass"):
-        Budget(target=0.5).penalty(used, 0.0)
+        Budget(target=0.5).step(used, 0.0)
 
 
 def test_a_loss_that_is_not_a_number_is_reported_as_such() -> None:
@@ -270,7 +287,7 @@ def test_a_loss_that_is_not_a_number_is_reported_as_such() -> None:
     with dg.usage(model) as used:
         model(torch.full((4, 32), float("nan")))
     with pytest.raises(ValueError, match="not finite: has the loss become NaN"):
-        budget.penalty(used, 0.5)
+        budget.step(used, 0.5)
 
 
 # --- tau, theta and the open loop
@@ -279,29 +296,28 @@ def test_a_loss_that_is_not_a_number_is_reported_as_such() -> None:
 def test_tau_and_theta_are_set_before_the_forward_pass_and_left_alone_without_a_schedule() -> None:
     model = GatedMLP((32, 16, 4), GateConfig(kind="static", tau=1.5, theta=0.4))
     gate = dg.named_gates(model)["layers.1"]
-    Budget().apply_(model, 0.5)
+    OpenLoopBudget().apply_(model, 0.5)
     assert (float(gate.tau), float(gate.theta)) == (1.5, pytest.approx(0.4))
-    Budget(tau=lambda t: 2.0 - t, theta=0.6).apply_(model, 0.5)
+    OpenLoopBudget(tau=lambda t: 2.0 - t, theta=0.6).apply_(model, 0.5)
     assert (float(gate.tau), float(gate.theta)) == (1.5, pytest.approx(0.6))
-    assert float(cut(gate)) == pytest.approx(1.5 * 0.405465, rel=1e-5)  # tau * logit(theta)
+    assert float(gate.logit_threshold) == pytest.approx(1.5 * 0.405465, rel=1e-5)  # tau * logit(theta)
 
 
 def test_the_open_loop_adds_lambda_times_the_form_over_the_sites() -> None:
     model = GatedMLP((32, 16, 12, 4), LOW_RANK)
-    budget = Budget(form="linear", weight=lambda t: 0.5 * t)
+    budget = OpenLoopBudget(form="linear", weight=lambda t: 0.5 * t)
     budget.apply_(model, 0.4)
     with dg.usage(model) as used:
         model(task(rows=10)[0])
     expected = 0.2 * sum(used[site].p.mean() for site in used)
-    torch.testing.assert_close(budget.penalty(used, 0.4), expected)
+    torch.testing.assert_close(budget.step(used, 0.4), expected)
     assert budget.lambda_ == pytest.approx(0.2)
-    assert budget.relative is None
 
 
 def test_the_three_phases_of_the_paper_are_a_budget() -> None:
     model = GatedMLP((32, 48, 4), LOW_RANK)
     plan = three_phase(weight=(0.0, 20.0, 40.0), theta=(0.5, 0.55, 0.6))
-    budget = Budget(form="squared-soft", keep=plan.keep, theta=plan.theta, weight=plan.weight)
+    budget = OpenLoopBudget(form="squared-soft", target_rate=plan.target_rate, theta=plan.theta, weight=plan.weight)
     train(model, budget, 250)
     result = dg.measure(model, task())
     p = budget.readings["layers.1"][-1].p
@@ -314,10 +330,10 @@ def test_the_three_phases_of_the_paper_are_a_budget() -> None:
 # --- collapse, reported and acted on
 
 
-def dying(on_collapse: Any, **settings: Any) -> tuple[Budget, dg.accounting.Measurement]:
+def dying(on_collapse: Any, **settings: Any) -> tuple[OpenLoopBudget, dg.accounting.Measurement]:
     torch.manual_seed(0)
     model = GatedMLP((32, 48, 4), STATIC)
-    budget = Budget(floor=0.05, on_collapse=on_collapse, **settings)
+    budget = OpenLoopBudget(floor=0.05, on_collapse=on_collapse, **settings)
     train(model, budget, 200, optimizer=torch.optim.Adam(model.parameters(), lr=2e-2))
     return budget, dg.measure(model, task())
 
@@ -327,7 +343,7 @@ CAUSES: dict[str, dict[str, Any]] = {
     "probability-collapse": {"theta": 0.15, "weight": lambda t: 0.0 if t < 0.2 else 40.0, "tau": 0.5},
     "phase-shock": {
         "form": "squared-soft",
-        "keep": lambda t: 0.9 if t < 0.5 else 0.1,
+        "target_rate": lambda t: 0.9 if t < 0.5 else 0.1,
         "theta": lambda t: 0.5 if t < 0.5 else 0.98,
         "weight": lambda t: 0.0 if t < 0.5 else 20.0,
     },
@@ -354,8 +370,8 @@ def test_a_collapse_is_reported_once_under_its_name_and_acting_on_it_revives_the
 def test_executed_relative_weighs_batches_by_their_rows() -> None:
     model = GatedMLP((32, 64, 4), GateConfig(net="low-rank", rank=2, open=0.55))
     x, _ = task(rows=100)
-    whole = executed_relative(model, MacCounter(model), [x])
-    assert executed_relative(model, MacCounter(model), [x[:7], x[7:]]) == pytest.approx(whole, rel=1e-6)
+    whole = executed_relative(model, MacCounter.for_mlp(model), [x])
+    assert executed_relative(model, MacCounter.for_mlp(model), [x[:7], x[7:]]) == pytest.approx(whole, rel=1e-6)
 
 
 # --- saving
@@ -367,12 +383,13 @@ def test_executed_relative_weighs_batches_by_their_rows() -> None:
 def test_a_budget_saved_as_json_continues_exactly_where_it_was(settings: dict[str, Any]) -> None:
     model = GatedMLP((32, 48, 4), STATIC)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    budget = Budget(**settings)
+    kind = Budget if "target" in settings else OpenLoopBudget
+    budget = kind(**settings)
     train(model, budget, 200, stop=120, optimizer=optimizer)
     twin = copy.deepcopy(model)
     twin_optimizer = torch.optim.Adam(twin.parameters(), lr=1e-2)
     twin_optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    restored = Budget(**settings)
+    restored = kind(**settings)
     restored.load_state_dict(json.loads(json.dumps(budget.state_dict())))
     assert restored.state_dict() == budget.state_dict()
     if "target" not in settings:
@@ -391,7 +408,7 @@ def test_readings_are_kept_at_a_bounded_rate() -> None:
         budget.apply_(model, step / 1000)
         with dg.usage(model) as used:
             model(x)
-        budget.penalty(used, step / 1000)
+        budget.step(used, step / 1000)
     readings = budget.readings["layers.1"]
     assert 100 <= len(readings) <= 200
     assert readings[-1].progress > 0.99

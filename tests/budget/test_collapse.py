@@ -10,7 +10,7 @@ from dynamicgate.budget.collapse import Reading
 
 def run(steps: int = 101, **knobs) -> list[Reading]:
     """Readings over the whole of training; every knob is a number or a function of progress."""
-    values = {"p": 0.8, "g": 0.9, "theta": 0.5, "tau": 1.0, "weight": 0.1, "keep": 0.5} | knobs
+    values = {"p": 0.8, "g": 0.9, "theta": 0.5, "tau": 1.0, "weight": 0.1, "target_rate": 0.5} | knobs
     times = [i / (steps - 1) for i in range(steps)]
     return [Reading(t, **{name: v(t) if callable(v) else v for name, v in values.items()}) for t in times]
 
@@ -54,26 +54,33 @@ def test_p_that_drops_is_a_probability_collapse() -> None:
 
 
 @pytest.mark.parametrize(
-    "moving", [("keep", "theta"), ("theta", "weight"), ("keep", "weight"), ("keep", "theta", "weight")]
+    "moving",
+    [("target_rate", "theta"), ("theta", "weight"), ("target_rate", "weight"), ("target_rate", "theta", "weight")],
 )
 def test_knobs_that_jump_together_are_a_phase_shock(moving: tuple[str, ...]) -> None:
-    jumps = {"keep": step(0.55, 0.2), "theta": step(0.6, 0.9), "weight": step(0.1, 2.0)}
+    jumps = {"target_rate": step(0.55, 0.2), "theta": step(0.6, 0.9), "weight": step(0.1, 2.0)}
     found = first_collapse(run(p=step(0.7, 0.05), g=step(0.6, 0.0), **{knob: jumps[knob] for knob in moving}))
     assert found is not None
     assert found.name == "phase-shock"
-    names = ["lambda" if knob == "weight" else knob for knob in ("keep", "theta", "weight") if knob in moving]
+    names = [
+        {"weight": "lambda", "target_rate": "target rate"}.get(knob, knob)
+        for knob in ("target_rate", "theta", "weight")
+        if knob in moving
+    ]
     assert ", ".join(names) in found.evidence
-    assert "one knob at a time" in found.remedy
+    assert "one setting at a time" in found.remedy
 
 
 @pytest.mark.parametrize(
     "readings",
     [
         run(),
-        run(p=0.3, g=0.25, keep=0.3),
+        run(p=0.3, g=0.25, target_rate=0.3),
         run(p=slope(0.8, 0.1), g=slope(0.9, 0.05)),  # a slow closing, as ordered
         run(p=slope(0.8, 0.1), g=slope(0.9, 0.03), theta=slope(0.5, 0.75), weight=slope(0.0, 1.0)),
-        run(theta=step(0.5, 0.7), weight=step(0.0, 1.0), keep=step(0.9, 0.5), g=step(0.9, 0.4)),  # a shock survived
+        run(
+            theta=step(0.5, 0.7), weight=step(0.0, 1.0), target_rate=step(0.9, 0.5), g=step(0.9, 0.4)
+        ),  # a shock survived
         run(g=lambda t: 0.3 if int(t * 100) % 2 else 0.05),  # noisy, and alive
     ],
 )

@@ -13,7 +13,7 @@ from torch import distributed as dist
 
 from dynamicgate import GateConfig, Site
 from dynamicgate.budget.penalties import PENALTIES, straight_through_usage
-from dynamicgate.budget.processes import Processes
+from dynamicgate.distributed import RowMeans
 from dynamicgate.gating import Decision, Gate, Usage
 
 P = [[0.9, 0.6, 0.2], [0.7, 0.4, 0.1]]  # mean 0.4833
@@ -178,9 +178,9 @@ def shares_of_two(rank: int, folder: str) -> None:
     torch.manual_seed(0)
     gate, x = router(top_k=2), torch.randn(11, 2)
     mine = x[:7] if rank == 0 else x[7:]
-    used = Usage(["out"])
+    used = Usage({"out": gate})
     used(gate, gate(mine))
-    penalty = PENALTIES["balance"](used["out"], gate, 0.0, Processes(used).mean)
+    penalty = PENALTIES["balance"](used["out"], gate, 0.0, RowMeans(mine).mean)
     penalty.backward()
     for parameter in gate.net.parameters():
         dist.all_reduce(parameter.grad)
@@ -203,7 +203,7 @@ def test_two_processes_with_uneven_shares_give_the_penalty_and_the_gradients_of_
 
 
 def test_a_gate_that_does_not_route_is_answered_with_a_sentence() -> None:
-    with pytest.raises(ValueError, match="form 'balance' spreads rows over the experts of a router; the gate at 'out'"):
+    with pytest.raises(ValueError, match="over the experts of a router, received a gate of kind 'static'"):
         PENALTIES["balance"](decision(), gate(), 0.0, torch.mean)
 
 

@@ -1,3 +1,5 @@
+"""`Arrays` and `Splits`: rows, labels and parts of a dataset."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -16,7 +18,7 @@ def arrays(rows: int, *shape: int) -> Arrays:
     )
 
 
-def test_features_counts_the_values_of_one_flattened_row() -> None:
+def test_features_is_the_number_of_values_of_one_row() -> None:
     assert arrays(5, 3, 8, 8).features == 192
     assert len(arrays(5, 3, 8, 8)) == 5
 
@@ -35,7 +37,7 @@ def test_take_accepts_a_mask_and_returns_a_copy() -> None:
     assert whole.x.sum() == 0
 
 
-def test_arrays_and_splits_cannot_be_reassigned() -> None:
+def test_arrays_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         arrays(3, 2).x = torch.zeros(3, 2)  # type: ignore[misc]
 
@@ -60,7 +62,7 @@ def test_parts_with_different_features_are_refused() -> None:
         Splits("toy", arrays(6, 4), arrays(3, 4), arrays(3, 5), classes=3, mean=0.0, std=1.0)
 
 
-def test_rows_of_any_shape_become_vectors_with_constants_to_match() -> None:
+def test_flat_flattens_rows_and_normalization_constants() -> None:
     x = torch.arange(48.0).reshape(4, 3, 2, 2)
     arrays = Arrays(x, torch.tensor([0, 1, 0, 1]))
     splits = Splits("mine", arrays, arrays, arrays, classes=2, mean=x[0], std=1.0).flat()
@@ -71,7 +73,7 @@ def test_rows_of_any_shape_become_vectors_with_constants_to_match() -> None:
     assert splits.flat() is splits
 
 
-def test_augmentation_is_for_training_only() -> None:
+def test_augmentation_applies_in_training_only() -> None:
     arrays = Arrays(torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), augment=lambda batch: batch * 2)
     index = torch.arange(2)
     assert torch.equal(arrays.rows(index), torch.ones(2, 2))

@@ -1,3 +1,5 @@
+"""Checks of rows and labels, and their error messages."""
+
 from __future__ import annotations
 
 from typing import Any
@@ -26,7 +28,7 @@ def test_tensors_and_numpy_arrays_become_float32_rows_and_int64_labels(as_torch:
     assert data.y.tolist() == Y.tolist()
 
 
-def test_bytes_stay_raw_so_that_exact_zeros_survive() -> None:
+def test_bytes_are_not_rescaled() -> None:
     pixels = np.array([[0, 255], [7, 0]], dtype=np.uint8)
     data = check_arrays(pixels, np.array([0, 1], dtype=np.uint8))
     assert data.x.tolist() == [[0.0, 255.0], [7.0, 0.0]]
@@ -63,7 +65,7 @@ def test_float_labels_that_are_whole_numbers_are_converted() -> None:
     assert check_arrays(X, Y.astype(np.float64)).y.tolist() == [0, 1, 2, 1]
 
 
-def test_one_class_is_enough_where_a_part_may_lack_the_others() -> None:
+def test_one_class_is_enough_with_least_classes_1() -> None:
     assert len(check_arrays(X, np.ones(4), classes=3, least_classes=1)) == 4
 
 
@@ -104,19 +106,19 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
 }
 
 
-@pytest.mark.parametrize(("x", "y", "sentence"), WRONG.values(), ids=WRONG.keys())
-def test_wrong_data_is_refused_with_a_sentence_that_says_what_was_found(x: Any, y: Any, sentence: str) -> None:
-    with pytest.raises(ValueError, match=f"^my data.*{sentence}"):
+@pytest.mark.parametrize(("x", "y", "message"), WRONG.values(), ids=WRONG.keys())
+def test_invalid_data_is_refused_with_a_readable_message(x: Any, y: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^my data.*{message}"):
         check_arrays(x, y, classes=10, what="my data")
 
 
-def test_labels_that_are_identifiers_are_refused_when_the_number_of_classes_is_not_given() -> None:
+def test_huge_labels_are_refused_without_a_number_of_classes() -> None:
     with pytest.raises(
         ValueError, match=r"^training data: labels must be 0\.\.999999, found 100000000000000000000 at row 2"
     ):
         check_arrays(X, np.array([0, 1, 1e20, 2]))
 
 
-def test_a_list_is_refused_with_the_way_to_convert_it() -> None:
+def test_a_list_is_refused_with_advice_to_convert_it() -> None:
     with pytest.raises(TypeError, match=r"x must be a torch tensor or a numpy array, got list; .*numpy\.asarray"):
         check_arrays([[1.0], [2.0]], np.array([0, 1]))  # type: ignore[arg-type]

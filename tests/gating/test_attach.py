@@ -168,7 +168,7 @@ def test_every_gate_in_a_chain_reads_the_gated_units_before_it_in_whatever_order
     x = torch.randn(40, 5)
     with dg.usage(model) as used:
         out = model(x)
-    assert all(0.1 < rate < 0.9 for rate in used.mean_g().values())
+    assert all(0.1 < rate < 0.9 for rate in used.mean_open().values())
     torch.testing.assert_close(out, chain_by_hand(model, x))
 
 
@@ -278,12 +278,14 @@ def test_under_autocast_the_layers_are_bfloat16_and_the_decisions_float32() -> N
 # --- two processes
 
 
-def _train_step(model: nn.Module, wrapped: nn.Module, x: Tensor, y: Tensor, budget: dg.Budget) -> dict[str, Tensor]:
+def _train_step(
+    model: nn.Module, wrapped: nn.Module, x: Tensor, y: Tensor, budget: dg.budget.GateBudget
+) -> dict[str, Tensor]:
     processes = dist.get_world_size() if dist.is_initialized() else 1
     budget.apply_(wrapped, 0.5)
     with dg.usage(wrapped) as used:
         loss = F.cross_entropy(wrapped(x), y, reduction="sum") * processes / 12
-    (loss + budget.penalty(used, 0.5)).backward()
+    (loss + budget.step(used, 0.5)).backward()
     return gradients(model)
 
 
@@ -298,8 +300,8 @@ def _ddp_inputs() -> tuple[nn.Module, Tensor, Tensor]:
 
 BUDGETS = {
     "closed loop": {"target": 0.75, "floor": 0.7, "anneal": 0.2, "integral": 0.1},
-    "squared-hard": {"form": "squared-hard", "weight": 2.0, "keep": 0.4},
-    "hinge": {"form": "hinge", "weight": 2.0, "keep": 0.4},
+    "squared-hard": {"form": "squared-hard", "weight": 2.0, "target_rate": 0.4},
+    "hinge": {"form": "hinge", "weight": 2.0, "target_rate": 0.4},
 }
 
 
@@ -310,7 +312,7 @@ def _rank(rank: int, rendezvous: str, results: str) -> None:
     for name, settings in BUDGETS.items():
         model, x, y = _ddp_inputs()
         share = slice(0, 4) if rank == 0 else slice(4, 12)  # unequal, as a last batch is
-        budget = dg.Budget(**settings)
+        budget = (dg.Budget if "target" in settings else dg.budget.OpenLoopBudget)(**settings)
         found[name] = _train_step(model, nn.parallel.DistributedDataParallel(model), x[share], y[share], budget)
         found[name]["lambda"] = torch.tensor(budget.lambda_)
     torch.save(found, f"{results}.{rank}")
@@ -324,14 +326,14 @@ def test_two_processes_compute_the_gradients_of_one_on_the_joined_batch_penalty_
     ranks = [torch.load(f"{results}.{rank}") for rank in range(2)]
     for name, settings in BUDGETS.items():
         model, x, y = _ddp_inputs()
-        budget = dg.Budget(**settings)
+        budget = (dg.Budget if "target" in settings else dg.budget.OpenLoopBudget)(**settings)
         alone = _train_step(model, model, x, y, budget)
         assert budget.lambda_ != 0.0
         with dg.usage(model) as part:
             model(x[:4])
         with dg.usage(model) as rest:
             model(x[4:])
-        assert all(abs(part.mean_g()[site] - rest.mean_g()[site]) > 0.01 for site in part)
+        assert all(abs(part.mean_open()[site] - rest.mean_open()[site]) > 0.01 for site in part)
         unpenalised, _, _ = _ddp_inputs()
         F.cross_entropy(unpenalised(x), y).backward()
         assert any(not torch.allclose(alone[key], grad) for key, grad in gradients(unpenalised).items())

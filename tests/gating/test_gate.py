@@ -52,6 +52,16 @@ def test_the_forward_pass_of_a_hard_gate_is_the_hard_mask_bit_for_bit(tau: float
 
 
 @pytest.mark.parametrize("tau", TAUS)
+@pytest.mark.parametrize("theta", [0.2, 0.5, 0.83])
+def test_a_gate_opens_the_blocks_whose_logit_is_above_its_logit_threshold(tau: float, theta: float) -> None:
+    gate = static_gate(torch.randn(4096) * 3.0, tau=tau, theta=theta)
+    assert gate.logit_threshold.dtype == torch.float64
+    far = (gate.net.bias - gate.logit_threshold).abs() > 1e-5
+    opened = gate(torch.zeros(1, 3)).open[0].bool()
+    assert torch.equal(opened[far], (gate.net.bias > gate.logit_threshold)[far])
+
+
+@pytest.mark.parametrize("tau", TAUS)
 def test_the_gradient_of_a_hard_gate_is_p_times_one_minus_p_over_tau(tau: float) -> None:
     gate = static_gate(torch.linspace(-4.0, 4.0, 257), tau=tau)
     gate(torch.zeros(1, 3)).scale.sum().backward()
@@ -193,7 +203,7 @@ def test_ties_in_a_wide_layer_go_to_the_lowest_indices() -> None:
 def test_a_top_k_gate_opens_exactly_k_whatever_the_threshold(
     top_k: int | float, blocks: int, expected: int, training: bool
 ) -> None:
-    gate = static_gate(torch.randn(blocks) - 5.0, top_k=top_k, theta=0.9, train="bernoulli").train(training)
+    gate = static_gate(torch.randn(blocks) - 5.0, top_k=top_k, train="bernoulli").train(training)
     decision = gate(torch.zeros(4, 3))
     assert decision.open.sum(-1).tolist() == [expected] * 4
     assert torch.equal(decision.scale, decision.open)

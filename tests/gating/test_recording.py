@@ -31,7 +31,7 @@ def test_the_means_are_differentiable_where_p_is() -> None:
     with dg.usage(model) as used:
         model(torch.randn(5, 4))
     assert torch.equal(used.mean_p()["2"], used["2"].p.mean())
-    assert torch.equal(used.mean_g()["4"], used["4"].open.mean())
+    assert torch.equal(used.mean_open()["4"], used["4"].open.mean())
     used.mean_p()["2"].backward()
     assert dg.named_gates(model)["2"].net.weight.grad.abs().sum() > 0
 
@@ -78,10 +78,13 @@ def test_an_exception_inside_the_block_leaves_no_watcher_behind() -> None:
     assert all(gate.watcher is None for gate in dg.named_gates(model).values())
 
 
-def test_a_model_without_gates_is_answered_with_what_to_do() -> None:
-    with pytest.raises(ValueError, match=r"this model has no gates; put some on with dynamicgate.gate_"):  # noqa: SIM117
-        with dg.usage(nn.Linear(3, 3)):
-            pass
+def test_the_usage_of_a_model_without_gates_is_empty() -> None:
+    model = nn.Linear(3, 3)
+    with dg.usage(model) as used:
+        model(torch.zeros(1, 3))
+    assert dict(used) == {}
+    with pytest.raises(ValueError, match=r"a budget steers gates, and this model has none: call dynamicgate.gate_"):
+        dg.Budget(target=0.5).apply_(model, 0.0)
 
 
 def test_asking_before_any_forward_pass_names_the_site() -> None:

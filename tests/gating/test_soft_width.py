@@ -26,7 +26,9 @@ def ramped(z: Tensor, tau: float, theta: float, soft_width: float) -> Tensor:
 def test_a_ramp_opens_units_by_how_far_their_logit_is_above_the_threshold(
     tau: float, theta: float, soft_width: float, kind: Any, training: bool
 ) -> None:
-    config = GateConfig(kind=kind, net="linear", tau=tau, theta=theta, soft_width=soft_width)
+    config = GateConfig(
+        kind=kind, net="auto" if kind == "static" else "linear", tau=tau, theta=theta, soft_width=soft_width
+    )
     gate = Gate(Site("out", ("in",), "in", 301), config, features=3).train(training)
     with torch.no_grad():
         gate.bias.copy_(torch.linspace(-12.0, 12.0, 301))

@@ -1,4 +1,4 @@
-"""Models and inputs that the tests of plans share."""
+"""Models and inputs that the tests of compiled models share."""
 
 from __future__ import annotations
 
@@ -8,48 +8,71 @@ import torch
 from torch import Tensor, nn
 
 import dynamicgate as dg
+from dynamicgate.inference.cpu.candidates import DENSE, OWN_DENSE, Candidates, LayerLayout, packed
+from dynamicgate.inference.cpu.chain import Chain
+from dynamicgate.inference.cpu.find import find_chains
+from dynamicgate.inference.cpu.lower import Lowered, lower_chain
+from dynamicgate.inference.graph import trace
 
 
-def quick(model: nn.Module, x: Tensor, **options: Any) -> dg.inference.CompiledModel:
-    """`compile` that does not care which way is fastest."""
+def compile_quickly(model: nn.Module, x: Any, **options: Any) -> dg.inference.CompiledModel:
+    """`compile` for tests that do not care which candidate is fastest."""
     return dg.compile(model, x, **{"seconds": 0.01, "batches": (1, 16), **options})
 
 
-def gated(config: dg.GateConfig, sizes: tuple[int, ...] = (20, 48, 33, 5), **options: Any) -> dg.nn.GatedMLP:
+def lower_only_chain(model: nn.Module, x: Tensor) -> Lowered:
+    """The one chain of `model`, lowered."""
+    gates = dg.named_gates(model)
+    (chain,), _ = find_chains(model, trace(model), gates, x)
+    return lower_chain(chain, gates)
+
+
+def with_three_implementations(model: nn.Module, x: Tensor) -> dg.inference.CompiledModel:
+    """A compiled model that uses another implementation for each of three batch sizes, whatever is fastest here."""
+    compiled = compile_quickly(model, x)
+    candidates = Candidates(lower_only_chain(model, x))
+    panels = packed([LayerLayout("panels")] * len(candidates.lowered.stages))
+    implementations = [candidates.build(candidate) for candidate in (DENSE, OWN_DENSE, panels)]
+    chain = Chain(implementations, [2, 1, 0], [1, 16, 256], 20)
+    return dg.inference.CompiledModel(chain, compiled.plan, compiled.nodes)
+
+
+def gated_mlp(config: dg.GateConfig, sizes: tuple[int, ...] = (20, 48, 33, 5), **options: Any) -> dg.nn.GatedMLP:
     """An MLP whose gates are open for some inputs and closed for others."""
     model = dg.nn.GatedMLP(sizes, config, **options)
-    scatter(model)
+    spread_logits_(model)
     return model.eval()
 
 
-def scatter(model: nn.Module) -> None:
-    """Gate logits around their threshold, biases away from zero."""
+def spread_logits_(model: nn.Module) -> None:
+    """Spread the gate logits around their threshold, with biases away from zero."""
     with torch.no_grad():
         for gate in dg.named_gates(model).values():
             for name, parameter in gate.net.named_parameters():
                 parameter.copy_(torch.randn_like(parameter) * (0.7 if name.endswith("bias") else 0.4))
 
 
-def undecided(model: nn.Module, x: Tensor) -> Tensor:
+def rows_near_threshold(model: nn.Module, x: Tensor) -> Tensor:
     """Rows that have a logit at its threshold, or ranked so closely that rounding may decide."""
-    tied = torch.zeros(len(x), dtype=torch.bool)
+    near = torch.zeros(len(x), dtype=torch.bool)
     with torch.no_grad(), dg.usage(model) as used:
         model(x)
         for name, gate in dg.named_gates(model).items():
             z = used[name].logits.reshape(len(x), -1, gate.blocks)
-            cut = float(gate.tau) * float(torch.logit(gate.theta))
             gaps = z.sort(-1).values.diff(dim=-1)
-            tied |= ((z - cut).abs() < 1e-4).any(-1).any(-1) | (gaps < 1e-5).any(-1).any(-1)
-    return tied
+            near |= ((z - gate.logit_threshold).abs() < 1e-4).any(-1).any(-1) | (gaps < 1e-5).any(-1).any(-1)
+    return near
 
 
-def assert_same(fast: dg.inference.CompiledModel, model: nn.Module, x: Tensor, tied: Tensor | None = None) -> None:
-    """The compiled model's outputs are the hard model's, up to float32."""
+def assert_same_outputs(
+    compiled: dg.inference.CompiledModel, model: nn.Module, x: Tensor, near: Tensor | None = None
+) -> None:
+    """The compiled model's outputs are the model's, up to float32; rows that are `near` a threshold are left out."""
     with torch.no_grad():
-        y, want = fast(x), model.eval()(x)
+        y, want = compiled(x), model.eval()(x)
     assert y.shape == want.shape
-    keep = slice(None) if tied is None else ~tied
-    torch.testing.assert_close(y[keep], want[keep], rtol=1e-4, atol=1e-4)
+    compared = slice(None) if near is None else ~near
+    torch.testing.assert_close(y[compared], want[compared], rtol=1e-4, atol=1e-4)
 
 
 class Residual(nn.Module):
@@ -80,7 +103,7 @@ class Branching(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and a gated MLP, each behind a layer norm and around a residual path."""
+    """Attention and a gated MLP, each after a layer norm and inside a residual connection."""
 
     def __init__(self, features: int = 16) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""One file, no pickle, and the same bits back."""
+"""Saving and loading a model: one file, no pickle, the same bits back, and clear errors for anything else."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 import dynamicgate as dg
 from dynamicgate import GateConfig, load, named_gates, save
-from dynamicgate.io.model_file import read_notes
+from dynamicgate.io.model_file import read_notes, read_tensors
+from dynamicgate.masks import pattern_of, put_mask_
 from dynamicgate.nn import GatedMLP, Normalize
 
 
-class Mine(nn.Module):
-    """A class that only its author can make again."""
+class OwnModel(nn.Module):
+    """A class that the file cannot describe."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,7 +33,7 @@ class Mine(nn.Module):
         return self.third(torch.relu(self.second(torch.relu(self.first(x)))))
 
 
-class Doubled(nn.Linear):
+class Twice(nn.Linear):
     """A subclass that computes something else."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -43,8 +44,8 @@ def sequential() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
 
 
-def moved(model: nn.Module) -> nn.Module:
-    """Every tensor away from the value it was made with, as training does."""
+def perturbed(model: nn.Module) -> nn.Module:
+    """Every tensor moved away from its initial value, as training does."""
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if name.endswith("tau"):
@@ -66,7 +67,7 @@ def masked() -> nn.Module:
     return dg.gate_(model, GateConfig(block=2))
 
 
-def shared() -> nn.Module:
+def reused() -> nn.Module:
     layer, activation = nn.Linear(6, 6), nn.ReLU()
     return nn.Sequential(layer, activation, layer, activation, nn.Linear(6, 3))
 
@@ -81,9 +82,9 @@ def tied_weights() -> nn.Module:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "a gated MLP": lambda: GatedMLP((6, 9, 7, 3), GateConfig(block=2, open=0.6), dropout=0.1, activation="gelu"),
-    "with a constant a feature": lambda: GatedMLP((6, 9, 3), normalize=Normalize(torch.randn(6), torch.rand(6) + 0.5)),
-    "with a ramp": lambda: GatedMLP((6, 9, 3), GateConfig(soft_width=0.7)),
-    "with one constant": lambda: GatedMLP((6, 9, 3), GateConfig(kind="static"), normalize=Normalize(0.1, 0.3)),
+    "normalised by feature": lambda: GatedMLP((6, 9, 3), normalize=Normalize(torch.randn(6), torch.rand(6) + 0.5)),
+    "with a soft width": lambda: GatedMLP((6, 9, 3), GateConfig(soft_width=0.7)),
+    "normalised by one constant": lambda: GatedMLP((6, 9, 3), GateConfig(kind="static"), normalize=Normalize(0.1, 0.3)),
     "with gates everywhere": lambda: GatedMLP(
         (6, 9, 3), GateConfig(net="two-layer", rank=3), where=dg.where.everywhere
     ),
@@ -91,26 +92,26 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "two kinds of gates": lambda: dg.gate_(
         dg.gate_(sequential(), GateConfig(kind="static"), where="2"), GateConfig(top_k=0.5, reads="same"), where="4"
     ),
-    "many layers": lambda: nn.Sequential(
+    "layers of many kinds": lambda: nn.Sequential(
         Normalize(0.2, 0.9), nn.Flatten(), nn.Linear(6, 8), nn.LayerNorm(8, eps=0.1), nn.GELU("tanh"), nn.Dropout(0.4),
         nn.Sequential(nn.Linear(8, 8, bias=False), nn.SiLU(), nn.Mish()), nn.Sigmoid(), nn.Identity(), nn.Linear(8, 3),
     ),
-    "layers with other constants": lambda: nn.Sequential(
+    "layers with arguments other than the defaults": lambda: nn.Sequential(
         nn.Linear(6, 8), nn.BatchNorm1d(8, eps=0.3, momentum=None), nn.ELU(2.0), nn.LayerNorm(8, bias=False),
         nn.Softplus(3.0, 5.0), nn.LayerNorm(8, elementwise_affine=False), nn.BatchNorm1d(8, affine=False),
     ),
     "masks": masked,
     "one layer": lambda: nn.Linear(6, 3),
-    "weights of two layers tied": tied_weights,
-    "one module in two places": shared,
+    "two layers with tied weights": tied_weights,
+    "one module used twice": reused,
     "half precision": lambda: dg.gate_(sequential(), GateConfig()).bfloat16(),
     "double precision": lambda: sequential().double(),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
-    model = moved(MODELS[name]())
+def test_a_loaded_model_equals_the_saved_one_bit_for_bit(name: str, tmp_path: Path) -> None:
+    model = perturbed(MODELS[name]())
     save(model, tmp_path / "model.safetensors")
     torch.manual_seed(123)
     back = load(tmp_path / "model.safetensors")
@@ -125,8 +126,8 @@ def test_a_model_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a gated MLP", "two kinds of gates", "a gated Sequential", "with gates everywhere"])
-def test_gates_come_back_with_their_sites_settings_tau_and_theta(name: str, tmp_path: Path) -> None:
-    model = moved(MODELS[name]())
+def test_loading_restores_the_site_config_tau_and_theta_of_every_gate(name: str, tmp_path: Path) -> None:
+    model = perturbed(MODELS[name]())
     save(model, tmp_path / "model.safetensors")
     back = load(tmp_path / "model.safetensors")
     was, now = named_gates(model), named_gates(back)
@@ -140,8 +141,8 @@ def test_gates_come_back_with_their_sites_settings_tau_and_theta(name: str, tmp_
     assert dg.measure(model, (x, y)) == dg.measure(back, (x, y))
 
 
-def test_masks_come_back_as_masks(tmp_path: Path) -> None:
-    model = moved(masked())
+def test_loading_restores_masks_as_bool_buffers(tmp_path: Path) -> None:
+    model = perturbed(masked())
     save(model, tmp_path / "model.safetensors")
     back = load(tmp_path / "model.safetensors")
     assert back[0].mask.dtype == torch.bool
@@ -151,17 +152,43 @@ def test_masks_come_back_as_masks(tmp_path: Path) -> None:
     assert dg.measure(back, x).layers == dg.measure(model, x).layers
 
 
-def test_a_loaded_model_goes_on_training(tmp_path: Path) -> None:
-    save(moved(MODELS["a gated MLP"]()), tmp_path / "model.safetensors")
+def test_loading_restores_the_pattern_of_each_mask(tmp_path: Path) -> None:
+    model = sequential()
+    put_mask_(model[0], torch.rand(4, 6).repeat_interleave(2, 0) < 0.5, "2x1")
+    put_mask_(model[2], torch.rand(8, 8) < 0.5)
+    save(model, tmp_path / "model.safetensors")
+    back = load(tmp_path / "model.safetensors")
+    assert [pattern_of(back[index]) for index in (0, 2, 4)] == ["2x1", "unstructured", "unstructured"]
+    assert torch.equal(back[0].mask, model[0].mask)
+    assert not hasattr(back[4], "mask")
+
+
+def test_the_header_names_the_architecture_the_gates_and_the_masks(tmp_path: Path) -> None:
+    model = dg.gate_(sequential(), GateConfig(block=2, soft_width=0.5), where="4")
+    put_mask_(model[0], torch.ones(8, 6, dtype=torch.bool), "4x1")
+    save(model, tmp_path / "model.safetensors", notes={"seed": 3})
+    _, header = read_tensors(tmp_path / "model.safetensors", kind="model")
+    assert header.keys() == {"format", "kind", "architecture", "gates", "masks", "notes"}
+    assert header["architecture"]["kind"] == "Sequential"
+    assert header["masks"] == {"0": {"pattern": "4x1"}}
+    (gate,) = header["gates"]
+    assert gate["site"] == {"consumer": "4", "producers": ["2"], "source": "2", "width": 8}
+    assert gate["config"]["soft_width"] == 0.5
+
+
+def test_a_loaded_model_can_be_trained_further(tmp_path: Path) -> None:
+    save(perturbed(MODELS["a gated MLP"]()), tmp_path / "model.safetensors")
     back = load(tmp_path / "model.safetensors").train()
     assert back.dropout.p == 0.1
     back(torch.randn(5, 6)).sum().backward()
     assert all(p.grad is not None for p in back.parameters())
 
 
-@pytest.mark.parametrize("make", [Mine, lambda: nn.Sequential(Doubled(6, 3)), lambda: nn.Sequential(nn.LeakyReLU())])
-def test_what_only_its_author_can_make_needs_an_instance(make: Callable[[], nn.Module], tmp_path: Path) -> None:
-    model = moved(make())
+@pytest.mark.parametrize("make", [OwnModel, lambda: nn.Sequential(Twice(6, 3)), lambda: nn.Sequential(nn.LeakyReLU())])
+def test_a_model_of_an_unknown_class_needs_an_instance_to_load_into(
+    make: Callable[[], nn.Module], tmp_path: Path
+) -> None:
+    model = perturbed(make())
     save(model, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=r"your own class \S+: pass an instance with load\(path, into=model\)"):
         load(tmp_path / "model.safetensors")
@@ -170,10 +197,10 @@ def test_what_only_its_author_can_make_needs_an_instance(make: Callable[[], nn.M
     assert torch.equal(back(x), model(x))
 
 
-def test_gates_are_put_on_the_instance_that_is_given(tmp_path: Path) -> None:
-    model = moved(dg.gate_(Mine(), GateConfig(block=4, kind="static")))
+def test_gates_are_added_to_the_given_instance_unless_it_has_them(tmp_path: Path) -> None:
+    model = perturbed(dg.gate_(OwnModel(), GateConfig(block=4, kind="static")))
     save(model, tmp_path / "model.safetensors")
-    for instance in (Mine(), dg.gate_(Mine(), GateConfig(block=4, kind="static"))):
+    for instance in (OwnModel(), dg.gate_(OwnModel(), GateConfig(block=4, kind="static"))):
         back = load(tmp_path / "model.safetensors", into=instance)
         assert back is instance
         assert list(named_gates(back)) == ["second", "third"]
@@ -181,30 +208,30 @@ def test_gates_are_put_on_the_instance_that_is_given(tmp_path: Path) -> None:
         assert torch.equal(back(x), model(x))
 
 
-def test_a_tie_of_the_instance_stays_tied(tmp_path: Path) -> None:
-    def tied_mine() -> Mine:
-        model = Mine()
+def test_tied_weights_of_the_given_instance_stay_tied(tmp_path: Path) -> None:
+    def tied_model() -> OwnModel:
+        model = OwnModel()
         model.first = nn.Linear(6, 8)
         model.third = nn.Linear(8, 8)
         model.third.weight = model.second.weight
         return model
 
-    model = moved(tied_mine())
+    model = perturbed(tied_model())
     save(model, tmp_path / "model.safetensors")
-    back = load(tmp_path / "model.safetensors", into=tied_mine())
+    back = load(tmp_path / "model.safetensors", into=tied_model())
     assert back.third.weight is back.second.weight
     x = torch.randn(4, 6)
     assert torch.equal(back(x), model(x))
 
 
-def test_a_compiled_wrapper_saves_as_the_plain_model(tmp_path: Path) -> None:
-    model = moved(sequential())
+def test_a_torch_compiled_model_is_saved_as_the_plain_one(tmp_path: Path) -> None:
+    model = perturbed(sequential())
     save(torch.compile(model, backend="eager"), tmp_path / "model.safetensors")  # type: ignore[arg-type]
     assert torch.equal(load(tmp_path / "model.safetensors")[0].weight, model[0].weight)
 
 
 def test_any_safetensors_reader_can_read_the_tensors(tmp_path: Path) -> None:
-    model = moved(MODELS["a gated Sequential"]())
+    model = perturbed(MODELS["a gated Sequential"]())
     save(model, tmp_path / "model.safetensors")
     tensors = load_file(tmp_path / "model.safetensors")
     assert tensors.keys() == model.state_dict().keys()
@@ -213,7 +240,7 @@ def test_any_safetensors_reader_can_read_the_tensors(tmp_path: Path) -> None:
     assert torch.equal(plain[0].weight, model[0].weight)
 
 
-def test_notes_travel_with_the_model(tmp_path: Path) -> None:
+def test_notes_are_saved_with_the_model(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save(sequential(), path, notes={"data": "digits", "settings": {"seed": 3, "hidden": [1, 2]}})
     assert read_notes(path) == {"data": "digits", "settings": {"seed": 3, "hidden": [1, 2]}}
@@ -221,26 +248,26 @@ def test_notes_travel_with_the_model(tmp_path: Path) -> None:
     assert read_notes(path) == {}
 
 
-@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.999])
-def test_a_truncated_file_is_named(share: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fraction", [0.0, 0.001, 0.3, 0.999])
+def test_a_truncated_file_is_refused_by_name(fraction: float, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save(sequential(), path)
     content = path.read_bytes()
-    path.write_bytes(content[: int(share * len(content))])
+    path.write_bytes(content[: int(fraction * len(content))])
     for read in (load, read_notes):
         with pytest.raises(ValueError, match=f"{path} is not a readable safetensors file") as caught:
             read(path)
-        assert "truncated or of another kind" in str(caught.value)
+        assert "truncated, or another kind of file" in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"PK\x03\x04 a zip", b"\x80\x02}q\x00." * 20, "Liebe Grüße".encode() * 50])
-def test_a_file_of_another_kind_is_named(content: bytes, tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_refused_by_name(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.pt").write_bytes(content)
     with pytest.raises(ValueError, match=r"model.pt is not a readable safetensors file"):
         load(tmp_path / "model.pt")
 
 
-def test_a_safetensors_file_of_someone_else_is_recognised(tmp_path: Path) -> None:
+def test_a_safetensors_file_of_another_program_is_refused(tmp_path: Path) -> None:
     for metadata in (None, {"format": "pt"}):
         save_file(sequential().state_dict(), tmp_path / "theirs.safetensors", metadata)
         with pytest.raises(ValueError, match="is a safetensors file, but DynamicGate did not write it"):
@@ -254,31 +281,23 @@ def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
         load(path)
 
 
-def test_a_layer_of_a_newer_version_asks_for_an_upgrade(tmp_path: Path) -> None:
-    path = tmp_path / "model.safetensors"
-    header = {"format": 1, "kind": "model", "structure": {"kind": "Nouveau"}, "gates": [], "masks": [], "notes": {}}
-    save_file({}, path, {"dynamicgate": json.dumps(header)})
-    with pytest.raises(ValueError, match="a layer of kind 'Nouveau', which this version does not know: upgrade"):
-        load(path)
-
-
-def test_another_structure_is_answered_with_the_differences(tmp_path: Path) -> None:
+def test_a_model_of_another_architecture_is_refused_with_the_differences(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save(sequential(), path)
     other = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3, bias=False))
-    with pytest.raises(ValueError, match=f"{path} holds a model of another structure") as caught:
+    with pytest.raises(ValueError, match=f"{path} holds a model of another architecture") as caught:
         load(path, into=other)
-    said = str(caught.value)
-    assert "0.weight is [9, 6] in the model and [8, 6] in the file" in said
-    assert "(and 1 more)" in said
+    message = str(caught.value)
+    assert "0.weight is [9, 6] in the model and [8, 6] in the file" in message
+    assert "(and 1 more)" in message
     wider = nn.Sequential(*sequential(), nn.Linear(3, 3))
-    with pytest.raises(ValueError, match=r"5.bias is missing in the file; 5.weight is missing in the file"):
+    with pytest.raises(ValueError, match=r"5.bias is not in the file; 5.weight is not in the file"):
         load(path, into=wider)
-    with pytest.raises(ValueError, match=r"4.bias has no place in the model; 4.weight has no place in the model$"):
+    with pytest.raises(ValueError, match=r"4.bias is not in the model; 4.weight is not in the model$"):
         load(path, into=nn.Sequential(*list(sequential())[:4]))
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=f"no file at {tmp_path / 'absent'}"):
         load(tmp_path / "absent")
     with pytest.raises(FileNotFoundError, match=f"no file at {tmp_path}"):
@@ -297,7 +316,7 @@ except OSError as error:
 """
 
 
-def test_a_full_disk_costs_nothing_that_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_earlier_file_untouched(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save(nn.Linear(100, 100), path)
     before = path.read_bytes()
@@ -318,10 +337,10 @@ def test_nothing_in_the_package_unpickles() -> None:
         for line in path.read_text(encoding="utf-8").splitlines()
         if pickles.search(line)
     ]
-    # The official Python edition of CIFAR-10 is made of pickles: one file reads them, and refuses others.
+    # The official Python edition of CIFAR-10 consists of pickles: one module reads them, and refuses all others.
     reader = str(Path("lab", "datasets", "images", "cifar10_python.py"))
     ours = [line for line in found if not line.startswith(f"{reader}: ")]
     assert [line for line in ours if '"""One safetensors file' not in line] == []
-    assert len(ours) == 1, "the pattern finds the docstring that promises it"
+    assert len(ours) == 1, "the pattern must find the docstring that says so"
     assert "(pickle.Unpickler):" in (package / reader).read_text(encoding="utf-8")
     assert not re.search(r"pickle\.loads?\b", (package / reader).read_text(encoding="utf-8"))

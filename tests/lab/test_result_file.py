@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dynamicgate.lab.report import read_results
 from dynamicgate.lab.result_file import read_runs, write_runs
 
 
@@ -64,3 +65,13 @@ def test_two_runs_of_a_model_and_seed_are_refused_and_the_file_stays(tmp_path: P
 
 def test_a_table_without_a_file_is_empty(tmp_path: Path) -> None:
     assert read_runs(tmp_path / "none.jsonl") == []
+
+
+def test_a_report_reads_tables_and_leaves_out_runs_without_results(tmp_path: Path) -> None:
+    result = {"data": "clouds", "quality": {"accuracy": 0.5}, "macs": {"relative": 1.0}, "params": 3, "seconds": 1.0}
+    runs = [run_of("dense", seed, **result) for seed in (0, 1)]
+    runs.append(run_of("gate", 0, unreachable="the budget is too small"))
+    write_runs(tmp_path / "small" / "table.jsonl", runs)
+    found = read_results(tmp_path)
+    assert [(run["model"], run["data"]) for run in found["runs"]] == [("dense", "small/table")] * 2
+    assert found["meta"]["commit"] == "abc"

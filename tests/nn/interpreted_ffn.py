@@ -9,8 +9,10 @@ import torch
 from torch import nn
 
 import dynamicgate as dg
-from dynamicgate.inference.gpu.ffn import WAYS, FeedForward
-from dynamicgate.inference.gpu.find import find_pairs
+from dynamicgate.inference.gpu.candidates import STRATEGIES
+from dynamicgate.inference.gpu.ffn import FeedForward
+from dynamicgate.inference.gpu.find import find_ffns
+from dynamicgate.inference.gpu.lower import lower_ffn
 from dynamicgate.nn import ffn as room
 from tests.nn.test_ffn import assert_alike, gated, outputs_and_gradients
 
@@ -49,10 +51,10 @@ def test_experts_on_the_kernels_are_the_dense_experts(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("options", [{}, SWIGLU], ids=["relu", "swiglu"])
 def test_the_ways_of_a_plan_agree(options: dict[str, Any]) -> None:
     layer = gated(dg.GateConfig(block=32, net="linear", open=0.5), **options).eval()
-    (found,), _ = find_pairs(layer, dg.named_gates(layer))
-    planned = FeedForward(found.pairs[0])
+    (found,), _ = find_ffns(layer, dg.named_gates(layer))
+    planned = FeedForward(lower_ffn(found.ffns[0]))
     x = torch.randn(5, 12)
     with torch.no_grad():
         y = layer(x)
         for name in ("dense", "dense, fused", "gated", "decode"):
-            torch.testing.assert_close(WAYS[name](planned, x), y, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(STRATEGIES[name](planned, x), y, rtol=1e-5, atol=1e-5)

@@ -229,7 +229,7 @@ def test_usage_penalty_and_budget_see_the_gate(mode: str, skipping: Callable[[],
         budget.apply_(model, 0.3)
         with dg.usage(model) as used:
             model(x)
-        found.append((used["0.down"], budget.penalty(used, 0.3), budget.relative))
+        found.append((used["0.down"], budget.step(used, 0.3), budget.relative))
         calls = skipping()
     with dg.usage(model) as used:
         model(x)
@@ -237,9 +237,9 @@ def test_usage_penalty_and_budget_see_the_gate(mode: str, skipping: Callable[[],
     for mine, theirs in zip(used["0.down"], found[0][0], strict=True):
         assert torch.equal(mine, theirs)
     assert found[1][1:] == found[0][1:]
-    open_loop = dg.Budget(form="linear", weight=1.0)
+    open_loop = dg.budget.OpenLoopBudget(form="linear", weight=1.0)
     open_loop.apply_(model, 0.3)
-    open_loop.penalty(used, 0.3).backward()
+    open_loop.step(used, 0.3).backward()
     assert model[0].down.gate.net.bias.grad.any()
 
 
@@ -257,7 +257,7 @@ def test_it_costs_what_its_layers_cost(skipping: Callable[[], list[int]]) -> Non
     opened = float(used["0.down"].open.sum(-1).mean()) * 32
     assert there.macs == here.macs
     assert there.macs["executed"] == pytest.approx(opened * (12 + 12 + 5) + 12 * 3)
-    assert dg.accounting.MacCounter(model).dense == 96 * (12 + 12 + 5)
+    assert dg.accounting.MacCounter.for_mlp(model).dense == 96 * (12 + 12 + 5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -328,12 +328,12 @@ def test_fit_holds_the_budget(gradient: Any, skipping: Callable[[], list[int]]) 
     assert abs(found.macs["relative"] - 0.5) <= 0.05
 
 
-@pytest.mark.parametrize("unserved", ["identity", "bias"])
+@pytest.mark.parametrize("fallback", ["identity", "bias"])
 @pytest.mark.parametrize(("top_k", "capacity"), [(1, None), (2, None), (1, 0.7), (2, 0.5)])
 def test_experts_that_are_left_out_are_experts_multiplied_by_zero(
-    top_k: int, capacity: float | None, unserved: Any, skipping: Callable[[], list[int]]
+    top_k: int, capacity: float | None, fallback: Any, skipping: Callable[[], list[int]]
 ) -> None:
-    switch = dg.nn.Switch(8, 4, 32, top_k, capacity, unserved=unserved, activation="gelu")
+    switch = dg.nn.Switch(8, 4, 32, top_k, capacity, fallback=fallback, activation="gelu")
     nn.init.normal_(switch.down.gate.net.weight)
     switch = switch.double()
     x = torch.randn(2, 9, 8, dtype=torch.float64)

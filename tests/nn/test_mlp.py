@@ -1,4 +1,4 @@
-"""The paper's network and its input normalisation."""
+"""The gated MLP and its input normalisation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from dynamicgate import GateConfig
 from dynamicgate.nn import GatedMLP, Normalize
 
 
-def test_the_network_computes_what_its_docstring_says() -> None:
+def test_the_network_computes_the_formula_in_its_docstring() -> None:
     model = GatedMLP((5, 9, 7, 3), GateConfig(tau=0.5, theta=0.6, open=0.6))
     x = torch.randn(8, 5)
     h = x
-    for layer, reader in zip(model.layers[:-1], model.layers[1:], strict=True):
-        net = reader.gate.net
+    for layer, consumer in zip(model.layers[:-1], model.layers[1:], strict=True):
+        net = consumer.gate.net
         g = (torch.sigmoid((h @ net.weight.T + net.bias) / 0.5) > 0.6).float()
         assert 0 < g.mean() < 1
         h = g * torch.relu(h @ layer.weight.T + layer.bias)
@@ -32,7 +32,7 @@ def test_without_a_gate_it_is_dense_and_can_be_gated_later() -> None:
     assert list(dg.named_gates(model)) == ["layers.1"]
 
 
-def test_a_gate_belongs_to_the_layer_that_reads_the_units() -> None:
+def test_a_gate_is_a_child_of_the_layer_that_consumes_the_units() -> None:
     model = GatedMLP((5, 9, 7, 3), GateConfig(), where=dg.where.everywhere)
     assert list(dg.named_gates(model)) == ["layers.0", "layers.1", "layers.2"]
     assert model.layers[1].gate.site.producers == ("layers.0",)
@@ -52,7 +52,7 @@ def test_the_activation_is_the_one_named(name: str, kind: type[nn.Module]) -> No
     assert torch.equal(model(x), model.layers[1](kind()(model.layers[0](x))))
 
 
-def test_dropout_acts_in_training_only_and_dropped_units_are_gated_like_the_rest() -> None:
+def test_dropout_acts_in_training_only() -> None:
     model = GatedMLP((5, 64, 3), GateConfig(kind="static"), dropout=0.5)
     x = torch.randn(4, 5)
     assert not torch.equal(model(x), model(x))
@@ -69,7 +69,7 @@ def test_dropout_acts_in_training_only_and_dropped_units_are_gated_like_the_rest
         ({"sizes": (5, 4, 3), "dropout": 1.0}, r"dropout must be in \[0, 1\), received 1.0"),
     ],
 )
-def test_a_network_that_makes_no_sense_is_answered_with_a_sentence(arguments: dict[str, Any], sentence: str) -> None:
+def test_arguments_that_make_no_sense_are_refused(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         GatedMLP(**arguments)
 
@@ -89,7 +89,7 @@ def test_normalize_refuses_a_feature_without_spread() -> None:
         Normalize(0.0, torch.tensor([1.0, 0.0]))
 
 
-def test_normalisation_inside_the_model_is_normalisation_of_its_input() -> None:
+def test_normalisation_in_the_model_equals_normalising_its_input() -> None:
     model = GatedMLP((5, 9, 3), GateConfig(), normalize=Normalize(0.5, 2.0))
     x = torch.randn(4, 5)
     expected = model(x)

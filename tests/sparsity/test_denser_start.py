@@ -1,4 +1,4 @@
-"""Sparsifiers that begin denser than they end."""
+"""Sparsifiers that start denser than they end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import dynamicgate as dg
-from tests.sparsity.test_sparsifiers import rigl, train
+from tests.sparsity.steps import rigl, train
 
 
 def masks_over_training(model: dg.nn.GatedMLP, sparsifier: dg.RigL) -> list[list[Tensor]]:
@@ -25,7 +25,7 @@ def masks_over_training(model: dg.nn.GatedMLP, sparsifier: dg.RigL) -> list[list
 
 
 @pytest.mark.parametrize("pattern", ["unstructured", "fan-in", "4x1"])
-def test_a_denser_start_falls_along_the_cubic_and_ends_at_the_density(pattern: str) -> None:
+def test_the_density_falls_along_the_cubic_from_a_denser_start(pattern: str) -> None:
     torch.manual_seed(0)
     model = dg.nn.GatedMLP((20, 30, 16, 3))
     sparsifier = rigl(
@@ -45,16 +45,16 @@ def test_a_denser_start_falls_along_the_cubic_and_ends_at_the_density(pattern: s
     assert bool((dense.weight[~dense.mask] == 0.0).all())
 
 
-def test_a_denser_start_goes_on_from_its_state() -> None:
+def test_a_sparsifier_with_a_denser_start_continues_from_its_state() -> None:
     models = [dg.nn.GatedMLP((20, 30, 3)) for _ in range(2)]
     first, second = (rigl(model, 0.2, initial_density=1.0) for model in models)
     train(models[0], first, torch.optim.AdamW(models[0].parameters()), 50, 60)
-    assert first.done
+    assert first.pruning_done
     second.load_state_dict(first.state_dict())
-    assert second.done
+    assert second.pruning_done
 
 
-def test_what_is_too_many_may_be_gone_long_before_rewiring_ends() -> None:
+def test_the_surplus_may_be_pruned_long_before_the_last_update() -> None:
     torch.manual_seed(0)
     model = dg.nn.GatedMLP((20, 30, 3))
     sparsifier = rigl(model, 0.2, every=10, until=0.7, initial_density=1.0, prune_from=0.1, prune_until=0.3)
@@ -65,6 +65,13 @@ def test_what_is_too_many_may_be_gone_long_before_rewiring_ends() -> None:
 
 
 @pytest.mark.parametrize("given", [{"prune_until": 0.8}, {"prune_until": 0.1}, {"prune_from": 0.9}])
-def test_connections_go_between_two_moments_of_rewiring(given: dict[str, float]) -> None:
+def test_pruning_must_start_before_it_ends_and_end_before_the_last_update(given: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="expected 0 <= prune_from < prune_until <= until"):
         dg.RigL(dg.nn.GatedMLP((6, 8, 3)), 0.5, initial_density=1.0, **given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("given", [{"prune_until": 0.5}, {"prune_from": 0.0}])
+@pytest.mark.parametrize("kind", [dg.RigL, dg.sparsity.SET])
+def test_pruning_times_without_a_denser_start_are_refused(kind: type[dg.RigL], given: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="pass initial_density as well"):
+        kind(dg.nn.GatedMLP((6, 8, 3)), 0.5, **given)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Properties that must hold whatever the shapes, densities, patterns and optimizers."""
+"""Properties that must hold for all shapes, densities, patterns and optimizers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def off_mask(sparsifier: Sparsifier) -> float:
     kind=st.sampled_from(["rigl", "set", "static", "rigl averaged"]),
     seed=st.integers(0, 1000),
 )
-def test_counts_stay_and_weights_off_the_mask_are_zero_after_200_steps(
+def test_counts_stay_constant_and_weights_off_the_mask_stay_zero_for_200_steps(
     sizes: tuple[int, ...], density: float, pattern: str, distribution: str, optimizer: str, kind: str, seed: int
 ) -> None:
     torch.manual_seed(seed)
@@ -75,9 +75,9 @@ def test_counts_stay_and_weights_off_the_mask_are_zero_after_200_steps(
         if sparsifier.updates > updates:
             for layer, mask in zip(sparsifier.layers, before, strict=True):
                 grown = layer.mask & ~mask
-                assert not layer.weight[grown].any(), "a new connection starts at zero"
-                remembered = [v for v in opt.state[layer.weight].values() if getattr(v, "shape", None) == mask.shape]
-                assert all(not value[grown | (mask & ~layer.mask)].any() for value in remembered)
+                assert not layer.weight[grown].any(), "a grown connection starts at zero"
+                state = [v for v in opt.state[layer.weight].values() if getattr(v, "shape", None) == mask.shape]
+                assert all(not value[grown | (mask & ~layer.mask)].any() for value in state)
         opt.step()
         opt.zero_grad()
         assert off_mask(sparsifier) == 0.0
@@ -85,25 +85,25 @@ def test_counts_stay_and_weights_off_the_mask_are_zero_after_200_steps(
     for layer, mask in zip(sparsifier.layers, first, strict=True):
         assert layer.mask.dtype == torch.bool
         assert pattern_of(layer.linear) == pattern
-        assert kept_pattern(layer.mask, pattern)
-        assert bool((layer.explored & mask).sum() == mask.sum()), "what was once active counts as explored"
+        assert follows_pattern(layer.mask, pattern)
+        assert bool((layer.explored & mask).sum() == mask.sum()), "a connection that ever existed counts as explored"
         assert kind != "static" or torch.equal(layer.mask, mask)
     if kind != "static" and any(0 < count < mask.numel() for count, mask in zip(counts, first, strict=True)):
         assert sparsifier.updates == 25
 
 
-def kept_pattern(mask: torch.Tensor, pattern: str) -> bool:
+def follows_pattern(mask: torch.Tensor, pattern: str) -> bool:
     if pattern == "unstructured":
         return True
     if pattern == "fan-in":
         return len(mask.sum(1).unique()) == 1
     rows, columns = map(int, pattern.split("x"))
-    cells = [
+    tiles = [
         mask[i : i + rows, j : j + columns]
         for i in range(0, mask.shape[0], rows)
         for j in range(0, mask.shape[1], columns)
     ]
-    return all(bool(cell.all()) or not bool(cell.any()) for cell in cells)
+    return all(bool(tile.all()) or not bool(tile.any()) for tile in tiles)
 
 
 @settings(max_examples=40, deadline=None)
@@ -114,7 +114,7 @@ def kept_pattern(mask: torch.Tensor, pattern: str) -> bool:
     optimizer=st.sampled_from(sorted(OPTIMIZERS)),
     prune_from=st.floats(0.0, 0.7),
 )
-def test_pruning_only_takes_away_and_ends_at_its_density(
+def test_pruning_never_grows_and_ends_at_its_density(
     sizes: tuple[int, ...], density: float, pattern: str, optimizer: str, prune_from: float
 ) -> None:
     torch.manual_seed(0)
@@ -130,7 +130,7 @@ def test_pruning_only_takes_away_and_ends_at_its_density(
         opt.zero_grad()
         assert off_mask(sparsifier) == 0.0
         now = [layer.mask.clone() for layer in sparsifier.layers]
-        assert all(not bool((b & ~a).any()) for a, b in zip(before, now, strict=True)), "nothing comes back"
+        assert all(not bool((b & ~a).any()) for a, b in zip(before, now, strict=True)), "nothing is regrown"
         before = now
     if pattern == "unstructured":
         for layer in sparsifier.layers:
@@ -139,14 +139,14 @@ def test_pruning_only_takes_away_and_ends_at_its_density(
         for linear, width in zip(model.layers[:-1], sizes[1:-1], strict=True):
             alive = linear.mask.any(1)  # type: ignore[union-attr,operator]
             assert int(alive.sum()) <= max(1, round(density * width))
-            assert not linear.bias[~alive].any(), "a unit that is gone says nothing"
+            assert not linear.bias[~alive].any(), "a pruned unit has no bias"
     else:
-        assert all(kept_pattern(layer.mask, pattern) for layer in sparsifier.layers)
+        assert all(follows_pattern(layer.mask, pattern) for layer in sparsifier.layers)
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw fused", "adam foreach amsgrad"])
-def test_a_grown_connection_never_takes_a_step_beyond_the_learning_rate(name: str) -> None:
-    """Adam's step count belongs to the tensor: cleared moments alone would give steps of up to 6.5 learning rates."""
+def test_a_grown_connection_takes_no_larger_steps_than_an_old_one(name: str) -> None:
+    """Adam counts steps per tensor: with cleared moments alone the steps would be up to 6.5 learning rates."""
     torch.manual_seed(0)
     model = dg.nn.GatedMLP((20, 30, 3))
     sparsifier = dg.RigL(model, 0.2, every=100, until=0.9, fraction=0.5)
@@ -168,4 +168,4 @@ def test_a_grown_connection_never_takes_a_step_beyond_the_learning_rate(name: st
         if grown.any():
             worst = max(worst, float((layer.weight.detach() - weights)[grown].abs().max()))
     assert grown.any()
-    assert 0.0 < worst <= 1.6 * 0.001, "an old connection's steps are as large as that, too"
+    assert 0.0 < worst <= 1.6 * 0.001, "the steps of old connections are as large as that"

@@ -1,4 +1,4 @@
-"""Small data and models that train in a moment."""
+"""Small datasets and models that train in a second."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dynamicgate.nn import GatedMLP
 
 
 def blobs(rows: int = 240, *, seed: int = 0, spread: float = 0.5, classes: int = 3) -> tuple[Tensor, Tensor]:
-    """Clouds around one corner of a cube each, the same corners for every seed."""
+    """Gaussian clusters, one per class, around the same corners of a cube for every seed."""
     generator = torch.Generator().manual_seed(seed)
     corners = torch.randn(classes, 8, generator=torch.Generator().manual_seed(99)).sign()
     y = torch.arange(rows) % classes
@@ -32,13 +32,13 @@ def gated(seed: int = 0, *, dropout: float = 0.0, **config: Any) -> GatedMLP:
 
 
 def differences(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
-    """The names under which two sets of tensors are not the same bits."""
+    """The names of the tensors that are not equal to the bit."""
     assert one.keys() == other.keys()
     return [name for name in one if not torch.equal(one[name], other[name])]
 
 
-def furthest(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-    """The largest difference of two sets of tensors."""
+def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    """The largest absolute difference between two sets of tensors."""
     assert one.keys() == other.keys()
     return max(float((one[name].double() - other[name].double()).abs().max()) for name in one)
 

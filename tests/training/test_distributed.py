@@ -1,4 +1,4 @@
-"""Two processes give what one gives."""
+"""Two processes train to the same weights as one."""
 
 from __future__ import annotations
 
@@ -15,102 +15,105 @@ import pytest
 from dynamicgate.lab.cli import main as command_line
 from dynamicgate.training import read_log
 from tests.training import train_run
-from tests.training.easy import furthest, weights_in
+from tests.training.easy import largest_difference, weights_in
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-ALONE = {**os.environ, "OMP_NUM_THREADS": "1"}
+SINGLE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 
-# Two processes add the same float32 numbers in another order. A sum of a batch's gradients is then off by a few
-# roundings (6e-8 relative), and each of AdamW's steps, of at most lr, by as much: measured 1e-7 after 14 steps. A row
-# lost, counted twice or weighted by the wrong share moves weights by 1e-4 and more.
+# Two processes add the same float32 numbers in another order. The sum of a batch's gradients then differs by a few
+# roundings (6e-8 relative), and so does each AdamW step of at most lr: measured 1e-7 after 14 steps. A row that is
+# lost, counted twice or weighted wrongly moves weights by 1e-4 and more.
 TOLERANCE = 3e-6
 
 
 def test_the_command_line_on_two_processes_gives_the_weights_of_one(tmp_path: Path) -> None:
-    # 1222 rows in batches of 203: shares of 102 and 101, and a last batch of 4
+    # 1222 rows in batches of 203: 102 and 101 rows per process, and a last batch of 4
     arguments = ["train", "--model", "gate", "--dropout", "0", "--policy", "hard", "--epochs", "2", "--batch", "203"]
     arguments += ["--hidden", "37"]
     two = [*TORCHRUN, "-m", "dynamicgate", *arguments, "--out", str(tmp_path / "two")]
-    done = subprocess.run(two, env=ALONE, capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(two, env=SINGLE_THREAD, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("saved ") == 1, "only one process speaks"
+    assert done.stdout.count("saved ") == 1, "only one process prints"
     assert command_line([*arguments, "--out", str(tmp_path / "one")]) == 0
     one, two_ = (weights_in(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    assert furthest(one, two_) < TOLERANCE
+    assert largest_difference(one, two_) < TOLERANCE
     logs = [list(read_log(tmp_path / name / "log.jsonl")) for name in ("one", "two")]
     assert [row["step"] for row in logs[0]] == [row["step"] for row in logs[1]]
     for key in ("loss", "penalty", "relative", "lambda"):
         assert [row[key] for row in logs[0]] == pytest.approx([row[key] for row in logs[1]], abs=1e-5)
     runs = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("one", "two")]
     assert runs[0]["macs"] == runs[1]["macs"]
-    assert runs[0]["macs"]["relative"] == pytest.approx(0.3, abs=0.01), "calibrated alike"
+    assert runs[0]["macs"]["relative"] == pytest.approx(0.3, abs=0.01), "both are calibrated"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the processes to kill in /proc")
-def test_two_processes_that_were_killed_go_on_to_the_weights_of_one(tmp_path: Path) -> None:
-    """With uneven shares (11 and 10 rows; in the last batch 3 and 2) in uneven pieces (the last has none to give), and
-    a checkpoint after every step, which both must agree to make."""
+def test_two_killed_processes_resume_to_the_weights_of_one(tmp_path: Path) -> None:
+    """With uneven parts (11 and 10 rows; in the last batch 3 and 2), uneven micro-batches (the last one of a process is
+    empty), and a checkpoint after every step, which both processes must make together."""
     out = tmp_path / "two"
     settings = {"noisy": False, "rows": 89, "batch": 21, "epochs": 12, "lr": 2e-3}
-    told = {**settings, "out": str(out), "accumulate": 3, "checkpoint_seconds": 0}
-    command = [*TORCHRUN, str(Path(train_run.__file__)), json.dumps(told)]
+    arguments = {**settings, "out": str(out), "accumulate": 3, "checkpoint_seconds": 0}
+    command = [*TORCHRUN, str(Path(train_run.__file__)), json.dumps(arguments)]
     run_and_kill(command, out)
-    subprocess.run(command, env=ALONE, check=True, timeout=180)
+    subprocess.run(command, env=SINGLE_THREAD, check=True, timeout=180)
 
     train_run.main(str(tmp_path / "one"), **settings)
-    assert furthest(*(weights_in(tmp_path / name / "final.safetensors") for name in ("one", "two"))) < TOLERANCE
+    assert (
+        largest_difference(*(weights_in(tmp_path / name / "final.safetensors") for name in ("one", "two"))) < TOLERANCE
+    )
     logs = [list(read_log(tmp_path / name / "log.jsonl")) for name in ("one", "two")]
     assert [row["step"] for row in logs[0]] == [row["step"] for row in logs[1]]
     assert len(logs[0]) == 12 * (5 + 1)
 
 
 @pytest.mark.parametrize("sparsifier", ["rigl", "set"])
-def test_two_processes_rewire_as_one_does(tmp_path: Path, sparsifier: str) -> None:
+def test_two_processes_grow_the_same_masks_as_one(tmp_path: Path, sparsifier: str) -> None:
     settings = {"noisy": False, "sparsifier": sparsifier, "rows": 89, "batch": 21, "epochs": 10, "lr": 2e-3}
     command = [*TORCHRUN, str(Path(train_run.__file__)), json.dumps({**settings, "out": str(tmp_path / "two")})]
-    subprocess.run(command, env=ALONE, check=True, timeout=180)
+    subprocess.run(command, env=SINGLE_THREAD, check=True, timeout=180)
     train_run.main(str(tmp_path / "one"), **settings)  # type: ignore[arg-type]
     masks = [[row["masks"] for row in read_log(tmp_path / name / "log.jsonl")] for name in ("one", "two")]
     assert masks[0] == masks[1], "the same after every update"
     assert len(set(masks[0])) > 10
-    assert furthest(*(weights_in(tmp_path / name / "final.safetensors") for name in ("one", "two"))) < 1e-6
+    final = [weights_in(tmp_path / name / "final.safetensors") for name in ("one", "two")]
+    assert largest_difference(*final) < 1e-6
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the processes to kill in /proc")
-def test_what_two_processes_began_one_can_finish(tmp_path: Path) -> None:
+def test_one_process_can_finish_a_run_of_two(tmp_path: Path) -> None:
     settings = {"noisy": False, "sparsifier": "rigl", "rows": 89, "batch": 21, "epochs": 12, "lr": 2e-3}
-    told = {**settings, "out": str(tmp_path / "two"), "checkpoint_seconds": 0}
-    run_and_kill([*TORCHRUN, str(Path(train_run.__file__)), json.dumps(told)], tmp_path / "two")
-    train_run.main(**told)  # type: ignore[arg-type]
+    arguments = {**settings, "out": str(tmp_path / "two"), "checkpoint_seconds": 0}
+    run_and_kill([*TORCHRUN, str(Path(train_run.__file__)), json.dumps(arguments)], tmp_path / "two")
+    train_run.main(**arguments)  # type: ignore[arg-type]
     train_run.main(str(tmp_path / "one"), **settings)  # type: ignore[arg-type]
     masks = [[row["masks"] for row in read_log(tmp_path / name / "log.jsonl")] for name in ("one", "two")]
     assert masks[0] == masks[1]
     assert len(set(masks[0])) > 10
-    assert furthest(*(weights_in(tmp_path / name / "final.safetensors") for name in ("one", "two"))) < 1e-6
+    final = [weights_in(tmp_path / name / "final.safetensors") for name in ("one", "two")]
+    assert largest_difference(*final) < 1e-6
 
 
-def test_processes_that_hold_different_masks_are_stopped(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*TORCHRUN, str(Path(__file__).parent / "quarrel.py")], env=ALONE, capture_output=True, text=True, timeout=180
-    )  # fmt: skip
+def test_processes_with_different_masks_raise_an_error(tmp_path: Path) -> None:
+    command = [*TORCHRUN, str(Path(__file__).parent / "different_masks.py")]
+    done = subprocess.run(command, env=SINGLE_THREAD, capture_output=True, text=True, timeout=180, check=False)
     assert done.returncode != 0
     assert "differ from those of another process" in done.stderr
 
 
 def run_and_kill(command: list[str], out: Path) -> None:
-    """Start the processes and kill them somewhere in the middle."""
-    process = subprocess.Popen(command, env=ALONE)
+    """Start the processes and kill them in the middle of training."""
+    process = subprocess.Popen(command, env=SINGLE_THREAD)
     until, log = time.monotonic() + 120, out / "log.jsonl"
     while process.poll() is None and time.monotonic() < until and not (log.exists() and len(log.read_text()) > 9000):
         time.sleep(0.002)
     kill_with_descendants(process)
-    assert time.monotonic() < until, "the processes wait for each other"
+    assert time.monotonic() < until, "the processes are in a deadlock"
     assert not (out / "final.safetensors").exists()
     assert (out / "last.safetensors").exists()
 
 
 def kill_with_descendants(process: subprocess.Popen[bytes]) -> None:
-    """kill -9 for torchrun and the processes it started, by their numbers."""
+    """kill -9 for torchrun and the processes it started, by process id."""
     found = [process.pid]
     for pid in found:
         children = Path(f"/proc/{pid}/task/{pid}/children")

@@ -1,4 +1,4 @@
-"""What a user may get wrong, and the sentence that says so."""
+"""Wrong data and arguments of `fit`, and their error messages."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ X, Y = blobs(30)
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "sentence"),
+    ("x", "y", "message"),
     [
         (replaced(X, (4, 2), torch.nan), Y, r"x must be finite in float32, found 1 NaN .* at index \(4, 2\)"),
         (replaced(X, (0, 7), torch.inf), Y, r"at index \(0, 7\) \(inf\)"),
-        (X, replaced(Y, 5, 3), r"training data: labels must be 0..2 for a model of 3 outputs, found 0..3"),
+        (X, replaced(Y, 5, 3), r"training data: labels must be 0..2 for a model with 3 outputs, found 0..3"),
         (X, replaced(Y, 5, -1), r"labels must be 0.., found -1 at row 5|labels must be 0..\d+, found -1 at row 5"),
         (X, Y + 0.5, r"labels must be integers, found 0.5 at row 0"),
         (X[:0], Y[:0], r"training data is empty: x has shape \(0, 8\)"),
@@ -40,21 +40,21 @@ X, Y = blobs(30)
         (X.reshape(30, 2, 4), Y, r"the model cannot read rows of shape \[2, 4\]"),
     ],
 )
-def test_bad_training_data_is_answered_with_a_sentence(x: Tensor, y: Tensor, sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_bad_training_data_is_refused_with_a_readable_message(x: Tensor, y: Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         fit(dense(), (x, y), epochs=1, show=False)
 
 
 @pytest.mark.parametrize(
-    ("valid", "sentence"),
+    ("valid", "message"),
     [
         ((replaced(X, (4, 2), torch.nan), Y), "validation data: x must be finite"),
         ((X, replaced(Y, 5, 3)), "validation data: labels must be 0..2"),
         ((X[:0], Y[:0]), "validation data is empty"),
     ],
 )
-def test_bad_validation_data_is_answered_with_a_sentence(valid: tuple[Tensor, Tensor], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_bad_validation_data_is_refused_with_a_readable_message(valid: tuple[Tensor, Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         fit(dense(), (X, Y), valid=valid, epochs=1, show=False)
 
 
@@ -63,14 +63,22 @@ def test_validation_data_may_lack_classes() -> None:
     assert history.best is not None
 
 
-def test_a_data_loader_is_answered_with_what_is_expected() -> None:
-    loader = DataLoader(TensorDataset(X, Y), batch_size=10)
-    with pytest.raises(TypeError, match=r"training data is a pair \(x, y\) of tensors .*, received DataLoader"):
-        fit(dense(), loader, epochs=1, show=False)  # type: ignore[arg-type]
+def test_training_from_a_data_loader_equals_training_from_its_tensors() -> None:
+    models = [dense(), dense()]
+    models[1].load_state_dict(models[0].state_dict())
+    fit(models[0], DataLoader(TensorDataset(X, Y), batch_size=10), epochs=2, show=False)
+    fit(models[1], (X, Y), epochs=2, show=False)
+    assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in models), strict=True))
+
+
+@pytest.mark.parametrize("data", [X, {"x": X}, "digits", 3, [X, X]])
+def test_data_of_another_type_is_refused(data: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"training data"):
+        fit(dense(), data, epochs=1, show=False)
 
 
 @pytest.mark.parametrize(
-    ("options", "sentence"),
+    ("options", "message"),
     [
         ({"epochs": 0}, "epochs must be 1 or more, received 0"),
         ({"batch": 0}, "batch must be 1 or more, received 0"),
@@ -89,24 +97,24 @@ def test_a_data_loader_is_answered_with_what_is_expected() -> None:
         ({"seed": -1}, "seeds and epochs must be 0 or more, got seed -1"),
     ],
 )
-def test_options_that_make_no_sense_are_answered_with_a_sentence(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_invalid_options_are_refused_with_a_readable_message(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         fit(dense(), (X, Y), show=False, **options)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
-def test_a_gpu_that_is_not_there_is_named() -> None:
+def test_a_missing_gpu_is_an_error() -> None:
     with pytest.raises(ValueError, match="'cuda' was asked for, but this machine has no CUDA GPU; use 'cpu' or 'auto'"):
         fit(dense(), (X, Y), device="cuda", show=False)
 
 
-def test_a_budget_below_the_cost_of_the_gates_says_what_they_cost() -> None:
+def test_a_budget_below_the_cost_of_the_gates_is_refused_with_that_cost() -> None:
     model = gated(block=1)  # a linear gate network: 8 * 32 of 8 * 32 + 32 * 3 MACs
     with pytest.raises(ValueError, match=r"budget of 0.5 cannot be met: the gate networks alone cost 0.727 of dense"):
         fit(model, (X, Y), budget=Budget(target=0.5), epochs=1, show=False)
 
 
-def test_a_loss_that_explodes_is_answered_with_what_to_do() -> None:
+def test_a_diverging_loss_is_an_error_with_advice() -> None:
     with pytest.raises(ValueError, match=r"the loss became (nan|inf) at step \d+: lower the learning rate or set clip"):
         fit(dense(), (X, Y), epochs=20, lr=1e30, show=False)
 

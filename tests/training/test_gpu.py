@@ -1,4 +1,4 @@
-"""The same library on a CUDA GPU. Skipped where there is none."""
+"""Training on a CUDA GPU. Skipped where there is none."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def test_training_on_the_gpu_meets_the_budget_and_the_measurement_agrees_with_th
     model = network()
     dg.fit(model, (x, y), budget=dg.Budget(target=0.4), epochs=20, device="cuda", show=False, out=tmp_path)
     assert next(model.parameters()).is_cuda
-    there = dg.measure(model, (x, y))
-    assert abs(there.macs["relative"] - 0.4) <= 0.01
+    on_gpu = dg.measure(model, (x, y))
+    assert abs(on_gpu.macs["relative"] - 0.4) <= 0.01
     dg.save(model, tmp_path / "model.safetensors")
-    here = dg.measure(dg.load(tmp_path / "model.safetensors"), (x, y))
-    assert there.macs["relative"] == pytest.approx(here.macs["relative"], abs=2e-3)  # a logit on the cut may flip
-    assert there.quality["accuracy"] == pytest.approx(here.quality["accuracy"], abs=5e-3)
+    on_cpu = dg.measure(dg.load(tmp_path / "model.safetensors"), (x, y))
+    assert on_gpu.macs["relative"] == pytest.approx(on_cpu.macs["relative"], abs=2e-3)  # a logit may flip
+    assert on_gpu.quality["accuracy"] == pytest.approx(on_cpu.quality["accuracy"], abs=5e-3)
 
 
-def test_a_layer_trained_on_the_kernels_is_the_same_on_the_cpu(tmp_path: Path) -> None:
+def test_an_ffn_trained_with_the_kernels_gives_the_same_results_on_the_cpu(tmp_path: Path) -> None:
     x, y = data()
     torch.manual_seed(0)
     model = torch.nn.Sequential(
@@ -48,12 +48,12 @@ def test_a_layer_trained_on_the_kernels_is_the_same_on_the_cpu(tmp_path: Path) -
     dg.gate_(model, dg.GateConfig(block=64), where="0.down")
     dg.fit(model, (x, y), budget=dg.Budget(target=0.4), epochs=20, device="cuda", show=False, out=tmp_path)
     assert model[0]._skipping_gate(x.cuda()) is not None
-    there = dg.measure(model, (x, y))
-    assert abs(there.macs["relative"] - 0.4) <= 0.02
+    on_gpu = dg.measure(model, (x, y))
+    assert abs(on_gpu.macs["relative"] - 0.4) <= 0.02
     dg.save(model, tmp_path / "model.safetensors")
-    here = dg.measure(dg.load(tmp_path / "model.safetensors"), (x, y))
-    assert there.macs["relative"] == pytest.approx(here.macs["relative"], abs=2e-3)  # a logit on the cut may flip
-    assert there.quality["accuracy"] == pytest.approx(here.quality["accuracy"], abs=5e-3)
+    on_cpu = dg.measure(dg.load(tmp_path / "model.safetensors"), (x, y))
+    assert on_gpu.macs["relative"] == pytest.approx(on_cpu.macs["relative"], abs=2e-3)  # a logit may flip
+    assert on_gpu.quality["accuracy"] == pytest.approx(on_cpu.quality["accuracy"], abs=5e-3)
 
 
 def test_an_interrupted_run_on_the_gpu_continues_bit_for_bit(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_bfloat16_autocast_trains_on_the_gpu() -> None:
 
 
 @pytest.mark.parametrize("pattern", ["unstructured", "16x1"])
-def test_gates_and_rewiring_train_together_on_the_gpu(tmp_path: Path, pattern: str) -> None:
+def test_gates_and_rigl_train_together_on_the_gpu(tmp_path: Path, pattern: str) -> None:
     x, y = data()
     model = network()
     sparsifier = dg.RigL(model, 0.4, pattern=pattern, every=20)

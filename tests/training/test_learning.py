@@ -1,4 +1,4 @@
-"""`fit` learns, holds its budget, and does the same thing twice."""
+"""`fit` learns, meets its budget, and is reproducible."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import dynamicgate as dg
 from dynamicgate import Budget, fit, measure
 from dynamicgate.lab.datasets import load_dataset
-from dynamicgate.training.options import Options, adamw
-from tests.training.easy import blobs, dense, differences, furthest, gated, weights_in
+from dynamicgate.training.options import FitOptions, adamw
+from tests.training.easy import blobs, dense, differences, gated, largest_difference, weights_in
 
 
 @contextmanager
-def before_each_step(see: Callable[[torch.optim.Optimizer], None]) -> Iterator[None]:
-    handle = register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: see(optimizer))
+def before_each_step(callback: Callable[[torch.optim.Optimizer], None]) -> Iterator[None]:
+    handle = register_optimizer_step_pre_hook(lambda optimizer, _args, _kwargs: callback(optimizer))
     try:
         yield
     finally:
         handle.remove()
 
 
-def test_a_dense_network_learns_what_is_easy() -> None:
+def test_a_dense_network_learns_an_easy_task() -> None:
     model = dense()
     history = fit(model, blobs(), epochs=8, batch=24, lr=1e-2, show=False)
     assert history.log[-1]["loss"] < 0.1 * history.log[0]["loss"]
@@ -38,7 +38,7 @@ def test_a_dense_network_learns_what_is_easy() -> None:
     assert not model.training
 
 
-def test_gated_networks_learn_digits_within_their_budget() -> None:
+def test_a_gated_network_learns_digits_within_its_budget() -> None:
     splits = load_dataset("digits")
     model = dg.nn.GatedMLP((64, 64, 10), dg.GateConfig(net="low-rank", rank=4), normalize=dg.nn.Normalize(0.3, 0.38))
     fit(model, splits.train, valid=splits.valid, budget=Budget(target=0.5), epochs=10, batch=32, show=False)
@@ -48,7 +48,7 @@ def test_gated_networks_learn_digits_within_their_budget() -> None:
 
 
 @pytest.mark.parametrize("target", [0.45, 0.7])
-def test_the_budget_is_held_on_the_training_data(target: float) -> None:
+def test_the_budget_is_met_on_the_training_data(target: float) -> None:
     model, data = gated(), blobs()
     fit(model, data, budget=Budget(target=target), epochs=8, batch=24, show=False)
     found = measure(model, data)
@@ -56,13 +56,13 @@ def test_the_budget_is_held_on_the_training_data(target: float) -> None:
     assert found.quality["accuracy"] > 0.9
 
 
-def test_a_budget_that_whole_blocks_cannot_meet_is_a_warning() -> None:
+def test_a_budget_that_whole_blocks_cannot_meet_gives_a_warning() -> None:
     model = gated(block=32, kind="static")  # all or nothing
     with pytest.warns(UserWarning, match=r"the budget was missed: asked for 0.500 of the dense MACs, executes (1|0)\."):
         fit(model, blobs(), budget=Budget(target=0.5), epochs=2, batch=24, show=False)
 
 
-def test_the_last_word_on_the_validation_data_is_after_calibration() -> None:
+def test_the_final_validation_result_is_that_of_the_calibrated_model() -> None:
     model, valid = gated(), blobs(60, seed=3)
     history = fit(model, blobs(), valid=valid, budget=Budget(target=0.5), epochs=8, batch=24, show=False)
     found = measure(model, valid)
@@ -73,7 +73,7 @@ def test_the_last_word_on_the_validation_data_is_after_calibration() -> None:
     assert fit(dense(), blobs(), epochs=1, show=False).final is None
 
 
-def test_the_same_seed_gives_the_same_bits_whatever_the_caller_drew_before() -> None:
+def test_the_same_seed_gives_the_same_bits_whatever_the_global_random_state() -> None:
     ends = []
     for drawn in (1, 12):
         model = gated(dropout=0.2, train="bernoulli")
@@ -92,7 +92,7 @@ def test_another_seed_gives_other_weights() -> None:
     assert set(differences(*ends)) == set(ends[0])
 
 
-def test_the_callers_random_numbers_are_not_disturbed() -> None:
+def test_the_global_random_state_is_left_as_it_was() -> None:
     model = gated(dropout=0.2, train="bernoulli")
     torch.manual_seed(7)
     before = torch.get_rng_state()
@@ -100,7 +100,7 @@ def test_the_callers_random_numbers_are_not_disturbed() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_accumulated_pieces_add_up_to_the_batch() -> None:
+def test_accumulated_micro_batches_equal_the_whole_batch() -> None:
     ends = []
     weights = torch.tensor([1.0, 2.0, 0.5])
     for accumulate in (1, 4):
@@ -111,11 +111,11 @@ def test_accumulated_pieces_add_up_to_the_batch() -> None:
         )  # fmt: skip
         ends.append(model.state_dict())
     # Sums in another order: each of 24 steps of at most 2e-3 may differ by some float32 roundings (6e-8 relative) of a
-    # gradient, which AdamW passes on undamped. Pieces weighted wrongly (30 = 8 + 8 + 7 + 7 rows) differ by 1e-3.
-    assert 0.0 < furthest(*ends) < 2e-6
+    # gradient, which AdamW does not damp. Wrongly weighted micro-batches (30 = 8 + 8 + 7 + 7 rows) differ by 1e-3.
+    assert 0.0 < largest_difference(*ends) < 2e-6
 
 
-def test_more_pieces_than_rows_are_one_piece_a_row() -> None:
+def test_accumulating_over_more_steps_than_rows_uses_one_row_per_step() -> None:
     model = dense()
     history = fit(model, blobs(9), epochs=1, batch=4, accumulate=50, show=False)
     assert history.steps == 3
@@ -123,29 +123,29 @@ def test_more_pieces_than_rows_are_one_piece_a_row() -> None:
 
 def test_clip_bounds_the_gradient_norm() -> None:
     def norms(clip: float | None) -> list[float]:
-        seen: list[float] = []
+        found: list[float] = []
         model = dense()
-        gradient = lambda _: seen.append(float(nn.utils.get_total_norm([p.grad for p in model.parameters()])))  # noqa: E731
+        gradient = lambda _: found.append(float(nn.utils.get_total_norm([p.grad for p in model.parameters()])))  # noqa: E731
         with before_each_step(gradient):
             fit(model, blobs(), epochs=1, batch=24, clip=clip, show=False)
-        return seen
+        return found
 
     assert min(norms(None)) > 0.05
     assert max(norms(0.05)) <= 0.05 * (1 + 1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # a CPU without bf16 says so, and goes on
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # a CPU without bf16 warns and continues
 def test_bf16_trains_float32_weights() -> None:
     model, full = gated(), gated()
     fit(model, blobs(), epochs=6, batch=24, lr=1e-2, bf16=True, show=False)
     fit(full, blobs(), epochs=6, batch=24, lr=1e-2, show=False)
     assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
     assert measure(model, blobs(seed=1)).quality["accuracy"] > 0.95
-    assert furthest(model.state_dict(), full.state_dict()) > 1e-4
+    assert largest_difference(model.state_dict(), full.state_dict()) > 1e-4
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_class_weights_weigh_the_loss_as_written_by_hand(smoothing: float) -> None:
+def test_class_weights_give_the_loss_computed_by_hand(smoothing: float) -> None:
     x, y = blobs(60)
     keep = torch.cat([(y == 0).nonzero()[:4], (y == 1).nonzero(), (y == 2).nonzero()[:9]]).flatten()
     x, y = x[keep], y[keep]
@@ -162,13 +162,13 @@ def test_class_weights_weigh_the_loss_as_written_by_hand(smoothing: float) -> No
         assert float(by_hand[y].mean()) == pytest.approx(1.0)
 
 
-def test_balanced_weights_leave_out_a_class_that_does_not_occur() -> None:
+def test_balanced_weights_ignore_a_class_that_does_not_occur() -> None:
     x, y = blobs(60, classes=2)
     history = fit(dense(), (x, y), epochs=1, class_weights="balanced", show=False)
     assert history.log[0]["loss"] == pytest.approx(F.cross_entropy(dense()(x), y).item(), rel=1e-6)
 
 
-def test_early_stopping_stops_and_gives_back_the_best_epoch(tmp_path: Path) -> None:
+def test_early_stopping_restores_the_best_epoch(tmp_path: Path) -> None:
     model, valid = dense(), blobs(60, seed=3, spread=1.0)
     history = fit(model, blobs(), valid=valid, epochs=40, batch=24, patience=3, out=tmp_path, show=False)
     accuracies = [row["valid"]["accuracy"] for row in history.log if row["valid"]]
@@ -182,7 +182,7 @@ def test_early_stopping_stops_and_gives_back_the_best_epoch(tmp_path: Path) -> N
     assert differences(model.state_dict(), weights_in(tmp_path / "last.safetensors")) != []
 
 
-def test_with_a_budget_an_epoch_over_it_cannot_be_best() -> None:
+def test_an_epoch_over_the_budget_cannot_be_best() -> None:
     budget, valid = Budget(target=0.5), blobs(60, seed=3)
     history = fit(gated(), blobs(), valid=valid, budget=budget, epochs=20, batch=24, lr=1e-2, patience=2, show=False)
     rows = [row["valid"] for row in history.log if row["valid"]]
@@ -193,7 +193,7 @@ def test_with_a_budget_an_epoch_over_it_cannot_be_best() -> None:
     assert history.stopped_early
 
 
-def test_without_patience_the_last_weights_stay(tmp_path: Path) -> None:
+def test_without_patience_the_last_weights_are_kept(tmp_path: Path) -> None:
     model = dense()
     history = fit(model, blobs(), valid=blobs(60, seed=3), epochs=6, batch=24, out=tmp_path, show=False)
     assert history.best is not None
@@ -201,34 +201,42 @@ def test_without_patience_the_last_weights_stay(tmp_path: Path) -> None:
     assert differences(model.state_dict(), weights_in(tmp_path / "last.safetensors")) == []
 
 
-def test_weight_decay_is_for_weight_matrices_and_not_for_gates() -> None:
+def test_weight_decay_applies_to_weight_matrices_but_not_to_gates() -> None:
     model = dg.nn.GatedMLP((8, 16, 16, 3), dg.GateConfig(net="two-layer", rank=2))
     frozen = model.layers[0].weight.requires_grad_(False)
-    options = Options(1, 8, 1e-3, 0.3, 0.05, 1, None, False, 0.0, None, 0, gate_lr_scale=0.2)
+    options = FitOptions(lr=1e-3, weight_decay=0.3, gate_lr_scale=0.2)
     decays, rest, gates = adamw(model, options, torch.device("cpu")).param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert {names[id(p)] for p in decays["params"]} == {"layers.1.weight", "layers.2.weight"}
     assert [group["weight_decay"] for group in (decays, rest, gates)] == [0.3, 0.0, 0.0]
-    assert [group["relative"] for group in (decays, rest, gates)] == [1.0, 1.0, 0.2]
+    assert [group["lr_scale"] for group in (decays, rest, gates)] == [1.0, 1.0, 0.2]
     assert {names[id(p)] for p in rest["params"]} == {"layers.0.bias", "layers.1.bias", "layers.2.bias"}
     trained = [*decays["params"], *rest["params"], *gates["params"]]
     assert {id(p) for p in trained} == names.keys() - {id(frozen)}
     assert all(".gate." in names[id(p)] for p in gates["params"])
 
 
-def test_gates_learn_at_their_own_rate() -> None:
+def test_gate_lr_scale_scales_the_learning_rate_of_gates() -> None:
     moved = {}
     for rate in (1.0, 0.01):
         torch.manual_seed(0)
         model = dg.nn.GatedMLP((8, 16, 3), dg.GateConfig(block=4))
         weight = dg.named_gates(model)["layers.1"].net.weight
         before = weight.detach().clone()
-        fit(model, blobs(), budget=dg.Budget(weight=0.1), epochs=2, batch=24, gate_lr_scale=rate, show=False)
+        fit(
+            model,
+            blobs(),
+            budget=dg.budget.OpenLoopBudget(weight=0.1),
+            epochs=2,
+            batch=24,
+            gate_lr_scale=rate,
+            show=False,
+        )
         moved[rate] = float((weight.detach() - before).abs().max())
     assert 0.0 < moved[0.01] < 0.03 * moved[1.0]
 
 
-def test_the_learning_rate_warms_up_and_falls_to_zero() -> None:
+def test_the_learning_rate_warms_up_and_decays_to_zero() -> None:
     rates = [row["lr"] for row in fit(dense(), blobs(), epochs=4, batch=24, lr=1e-2, warmup=0.25, show=False).log]
     assert rates[0] == pytest.approx(1e-3)
     assert max(rates) < 1e-2
@@ -238,7 +246,7 @@ def test_the_learning_rate_warms_up_and_falls_to_zero() -> None:
 
 
 @pytest.mark.parametrize("form", ["pair", "list", "numpy", "arrays"])
-def test_data_comes_as_a_pair_of_tensors_or_arrays(form: str) -> None:
+def test_data_may_be_pairs_lists_numpy_or_arrays(form: str) -> None:
     x, y = blobs(60)
     given: dict[str, Any] = {
         "pair": (x.double(), y.int()),
@@ -252,7 +260,7 @@ def test_data_comes_as_a_pair_of_tensors_or_arrays(form: str) -> None:
     assert differences(model.state_dict(), reference.state_dict()) == []
 
 
-def test_images_need_no_flattening_if_the_model_does_it() -> None:
+def test_images_may_be_flattened_by_the_model() -> None:
     x, y = blobs(60)
     model = nn.Sequential(nn.Flatten(), *dense())
     flat = dense()
@@ -261,8 +269,8 @@ def test_images_need_no_flattening_if_the_model_does_it() -> None:
     assert differences(dict(model[1].state_dict()), dict(flat[0].state_dict())) == []
 
 
-def test_a_plain_loop_of_ones_own_gives_the_same_weights() -> None:
-    """What `fit` does, written out: nothing is hidden in it."""
+def test_a_hand_written_loop_gives_the_same_weights() -> None:
+    """What `fit` does, written out."""
     x, y = blobs(100)
     model, mine = gated(), gated()
     fit(model, (x, y), epochs=2, batch=30, weight_decay=0.0, warmup=0.0, seed=4, show=False)
@@ -276,7 +284,7 @@ def test_a_plain_loop_of_ones_own_gives_the_same_weights() -> None:
             optimizer.step()
             optimizer.zero_grad()
             step += 1
-    assert furthest(model.state_dict(), mine.state_dict()) < 1e-6  # the mean is taken as a sum and a division
+    assert largest_difference(model.state_dict(), mine.state_dict()) < 1e-6  # `fit` divides a sum by the count
 
 
 def tensors_of(history: dg.training.History) -> list[Tensor]:
@@ -291,7 +299,7 @@ def test_the_loss_in_the_log_is_the_mean_over_the_batch() -> None:
         torch.testing.assert_close(tensors_of(history)[0], expected.detach())
 
 
-def test_a_budget_used_for_a_second_run_starts_afresh() -> None:
+def test_a_budget_can_be_reused_for_a_second_run() -> None:
     weights = []
     budget = dg.Budget(target=0.6)
     for _ in range(2):

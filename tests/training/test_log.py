@@ -1,4 +1,4 @@
-"""log.jsonl: what every row tells."""
+"""The rows of log.jsonl."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEYS = {
 }  # fmt: skip
 
 
-def test_every_row_has_the_same_keys_and_is_in_the_history_too(tmp_path: Path) -> None:
+def test_every_row_has_the_same_keys_and_is_in_the_history(tmp_path: Path) -> None:
     history = fit(
         gated(),
         blobs(),
@@ -78,13 +78,13 @@ def test_a_long_run_logs_about_two_hundred_rows() -> None:
     assert steps[-1] == history.steps == 405
 
 
-def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert [row["step"] for row in read_log(tmp_path / "log.jsonl")] == [1, 2]
     assert list(read_log(tmp_path / "absent.jsonl")) == []
 
 
-def test_a_fresh_run_starts_a_fresh_log(tmp_path: Path) -> None:
+def test_a_new_run_starts_a_new_log(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"step": 77}\n')
     fit(dense(), blobs(), epochs=1, batch=240, out=tmp_path, show=False)
     assert [row["step"] for row in read_log(tmp_path / "log.jsonl")] == [1]

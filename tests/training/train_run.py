@@ -1,7 +1,7 @@
 """A training run in a process of its own, made to be killed: python train_run.py '{"out": ..., more settings}'.
 
-Everything random or remembered takes part unless it is switched off: dropout, Bernoulli gates, a budget whose
-controller integrates and whose schedule moves tau, early stopping.
+Everything with randomness or state takes part unless switched off: dropout, Bernoulli gates, a budget whose controller
+integrates and whose schedule moves tau, early stopping.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def main(
     gate = dg.GateConfig(block=4, train="bernoulli" if noisy else "hard", net="low-rank", rank=2)
     model = dg.nn.GatedMLP((8, 32, 16, 3), gate, dropout=0.3 if noisy else 0.0)
     closed = dg.Budget(target=0.5, tau=dg.schedule.linear(1.0, 0.8))
-    # An open loop: a controller that is asked once a piece would see the pieces of one process and of two differently.
-    budget = closed if noisy else dg.Budget(form="linear", weight=0.3)
+    # An open loop: a controller reads the first micro-batch, which one process and two processes split differently.
+    budget = closed if noisy else dg.budget.OpenLoopBudget(form="linear", weight=0.3)
     layers = {"density": 0.4, "every": 3, "until": 0.9, "pattern": "4x1" if sparsifier == "set" else "unstructured"}
     chosen = {
         "": lambda: None,
@@ -60,8 +60,8 @@ def main(
     )
     if distributed.rank() == 0:
         dg.save(model, Path(out) / "final.safetensors")
-        told = {"steps": history.steps, "best": history.best, "stopped_early": history.stopped_early}
-        (Path(out) / "told.json").write_text(json.dumps({**told, "log": history.log}))
+        summary = {"steps": history.steps, "best": history.best, "stopped_early": history.stopped_early}
+        (Path(out) / "summary.json").write_text(json.dumps({**summary, "log": history.log}))
     distributed.stop()
 
 

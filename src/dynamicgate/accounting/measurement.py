@@ -1,4 +1,4 @@
-"""Measure what a model really does: quality, executed MACs per sample, the paper's proxies, evidence about its gates.
+"""Measure what a model really does: quality, executed MACs per sample, the paper's proxies, what its gates depend on.
 
 Counting rules. Hard gates as deployed; every Linear layer with both of its gates and its mask; gate networks and the
 output layer included; per sample and summed, never a product of means. A gate evaluated softly saves nothing. What is
@@ -7,9 +7,7 @@ saved is split: first the connections that do not exist, then, of those that do,
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -20,9 +18,9 @@ from dynamicgate.accounting.counter import LayerMacs, MacCounter, deployed
 from dynamicgate.accounting.metrics import confusion_counts, quality_of
 from dynamicgate.accounting.proxies import Openness, product_of_means, proxies, where_products_mislead
 from dynamicgate.accounting.tracing import count_macs
-from dynamicgate.data import Arrays
+from dynamicgate.data.contract import Inputs, call, iterate, move, take_samples
 from dynamicgate.gating.gate import Decision, Gate
-from dynamicgate.gating.recording import usage
+from dynamicgate.gating.recording import named_gates, usage
 from dynamicgate.masks import connections, present
 from dynamicgate.modules import evaluating, unwrap
 from dynamicgate.nn.normalize import Normalize
@@ -30,7 +28,7 @@ from dynamicgate.nn.normalize import Normalize
 
 @dataclass(frozen=True)
 class Measurement:
-    """What one model did on one data set. `to_dict` is the JSON that results files hold."""
+    """What one model did on one dataset. `to_dict` is the JSON that results files hold."""
 
     quality: dict[str, float]
     macs: dict[str, float]
@@ -47,9 +45,17 @@ class Measurement:
         """Plain numbers, lists and strings."""
         return asdict(self)
 
-    def to_json(self) -> str:
-        """`to_dict` as indented JSON."""
-        return json.dumps(self.to_dict(), indent=1)
+    @property
+    def relative(self) -> float:
+        """The headline: executed MACs per sample as a fraction of the dense model's."""
+        return self.macs["relative"]
+
+    @property
+    def accuracy(self) -> float:
+        """Fraction of correct labels; an error where the data had no class labels."""
+        if "accuracy" not in self.quality:
+            raise AttributeError("no accuracy was measured: the data had no class labels")
+        return self.quality["accuracy"]
 
     def __str__(self) -> str:
         m = self.macs
@@ -75,40 +81,42 @@ def measure(
 ) -> Measurement:
     """Run `model` in evaluation mode over `data` and account for every multiply-accumulate.
 
-    data: an `(x, y)` pair of tensors, anything with `.x` and `.y`, or an iterable of `(x, y)` batches. Without labels
-    (`y` None) the quality is left out. `watch` is called with each batch's outputs and the MACs of each of its samples.
+    data: see `dynamicgate.data.contract`. Without targets the quality is left out. Batches of different shapes (longer
+    and shorter sequences) are counted each with its own shape.
+    watch: called with the outputs of each batch and the MACs of each of its samples.
     """
     device = next(model.parameters()).device
-    tally: _Tally | None = None
+    tally = _Tally(model)
     with evaluating(model), torch.no_grad():
-        for x, y in _batches(data, batch):
-            x = x.to(device)
-            if tally is None:
-                tally = _Tally(count_macs(model, x[:8]))
-            out, used, nonzero = _observe(model, tally.counter, x)
-            tally.add(out, used, nonzero, y)
+        for inputs, y in iterate(data, batch):
+            inputs = move(inputs, device)
+            counter = tally.counter_for(inputs)
+            out, used, nonzero = _observe(model, counter, inputs)
+            tally.add(counter, out, used, nonzero, y)
             if watch is not None:
                 watch(out, tally.per_sample[-1])
-    if tally is None:
-        raise ValueError("nothing to measure: the data set is empty")
+    if not tally.per_sample:
+        raise ValueError("nothing to measure: the dataset is empty")
     return tally.result(sum(p.numel() for p in model.parameters()))
 
 
-def _observe(model: nn.Module, counter: MacCounter, x: Tensor) -> tuple[Tensor, dict[str, Decision], dict[str, Tensor]]:
+def _observe(
+    model: nn.Module, counter: MacCounter, inputs: Inputs
+) -> tuple[Tensor, dict[str, Decision], dict[str, Tensor]]:
     """One forward pass: the outputs, the decisions of all gates, and the non-zero inputs of each layer."""
     nonzero: dict[str, Tensor] = {}
     normalized: list[tuple[Tensor, Tensor]] = []
 
-    def see(name: str, in_gate: Gate | None) -> Any:
+    def record_nonzero(name: str, in_gate: Gate | None) -> Any:
         def hook(_module: nn.Module, args: tuple[Any, ...]) -> None:
             # An affine map of the input folds into the layer behind it, so that raw zeros are what can be skipped. Not
             # behind a gate that depends on the input: what its closed inputs contribute to the bias would vary.
             folds = in_gate is None or in_gate.config.kind == "static"
             raw = [before for before, after in normalized if folds and after is args[0]]
-            seen = (raw[0] if raw else args[0]) != 0
+            now = (raw[0] if raw else args[0]) != 0
             if name in nonzero:  # a layer that runs again: one call after the other, as in `Usage`
-                seen = torch.cat([nonzero[name].flatten(0, -2), seen.flatten(0, -2)])
-            nonzero[name] = seen
+                now = torch.cat([nonzero[name].flatten(0, -2), now.flatten(0, -2)])
+            nonzero[name] = now
 
         return hook
 
@@ -116,12 +124,13 @@ def _observe(model: nn.Module, counter: MacCounter, x: Tensor) -> tuple[Tensor, 
         normalized.append((args[0], out))
 
     handles = [
-        layer.linear.register_forward_pre_hook(see(layer.name, layer.in_gate), prepend=True) for layer in counter.layers
+        layer.linear.register_forward_pre_hook(record_nonzero(layer.name, layer.in_gate), prepend=True)
+        for layer in counter.layers
     ]
     handles += [m.register_forward_hook(remember) for m in unwrap(model).modules() if isinstance(m, Normalize)]
     try:
-        with usage(model) if counter.gates else nullcontext({}) as used:  # type: ignore[attr-defined]
-            out = model(x)
+        with usage(model) as used:
+            out = call(model, inputs)
         return out, dict(used), nonzero
     finally:
         for handle in handles:
@@ -131,32 +140,51 @@ def _observe(model: nn.Module, counter: MacCounter, x: Tensor) -> tuple[Tensor, 
 class _Tally:
     """Sums over batches; nothing is averaged before the end."""
 
-    def __init__(self, counter: MacCounter) -> None:
-        self.counter = counter
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.counters: dict[tuple[Any, ...], MacCounter] = {}
+        self.samples: dict[MacCounter, int] = {}
         self.per_sample: list[Tensor] = []
+        self.relative: list[Tensor] = []
         self.zero_skip = 0.0
-        self.layer_macs = {layer.name: 0.0 for layer in counter.layers}
-        self.openness = {name: Openness(gate) for name, gate in counter.gates.items()}
+        self.layer_macs: dict[str, float] = {}
+        self.openness = {name: Openness(name, gate) for name, gate in named_gates(model).items()}
         self.confusion: Tensor | None = None
 
-    def add(self, out: Tensor, used: dict[str, Decision], nonzero: dict[str, Tensor], y: Tensor | None) -> None:
+    def counter_for(self, inputs: Inputs) -> MacCounter:
+        """The counter for batches of this shape: what layers cost depends on it, in a sequence model."""
+        shape = _shape_of(inputs)
+        if shape not in self.counters:
+            self.counters[shape] = count_macs(self.model, take_samples(inputs, slice(8)))
+        return self.counters[shape]
+
+    def add(
+        self,
+        counter: MacCounter,
+        out: Tensor,
+        used: dict[str, Decision],
+        nonzero: dict[str, Tensor],
+        y: Tensor | None,
+    ) -> None:
         samples = len(out)
-        g = deployed(self.counter, used)
-        total = torch.full((samples,), self.counter.gate + self.counter.other, dtype=torch.float64, device=out.device)
-        skipping = total.sum() - self.counter.gate * samples
-        for layer in self.counter.layers:
+        g = deployed(counter.gates, used)
+        total = torch.full((samples,), counter.gate + counter.other, dtype=torch.float64, device=out.device)
+        skipping = total.sum() - counter.gate * samples
+        for layer in counter.layers:
             macs = layer.executed(g).double().to(out.device)
             macs = macs.reshape(samples, -1).sum(1) if macs.ndim else (macs * layer.rows).expand(samples)
-            self.layer_macs[layer.name] += float(macs.sum())
+            self.layer_macs[layer.name] = self.layer_macs.get(layer.name, 0.0) + float(macs.sum())
             total = total + macs
             skipping = skipping + _zero_skipping(layer, g, nonzero[layer.name])
-            for gate in self.counter.gates.values():
-                if gate.site.source == layer.name:
+            for name, gate in counter.gates.items():
+                if counter.sites[name].source == layer.name:
                     live = nonzero[layer.name]
                     if layer.in_gate is not None and layer.in_gate is not gate:  # it reads h^(l-1) as gated
-                        live = live * layer.in_gate.per_unit(g[layer.in_gate.site.name])
+                        live = live * layer.in_gate.per_unit(g[layer.name])
                     skipping = skipping + _gate_zero_skipping(gate, live)
+        self.samples[counter] = self.samples.get(counter, 0) + samples
         self.per_sample.append(total.cpu())
+        self.relative.append(total.cpu() / counter.dense)
         self.zero_skip += float(skipping)
         for name, decision in used.items():
             self.openness[name].add(decision.p, g[name], y)
@@ -164,10 +192,21 @@ class _Tally:
             counts = confusion_counts(out, y)
             self.confusion = counts if self.confusion is None else self.confusion + counts
 
+    def _mean_counter(self) -> MacCounter:
+        """The counter of the mean sample: the only one, unless batches had several shapes."""
+        if len(self.samples) == 1:
+            return next(iter(self.samples))
+        count = sum(self.samples.values())
+        rows: dict[str, float] = {}
+        for counter, samples in self.samples.items():
+            for name, value in counter.rows.items():
+                rows[name] = rows.get(name, 0.0) + value * samples / count
+        other = sum(counter.other * samples for counter, samples in self.samples.items()) / count
+        return MacCounter(self.model, rows=rows, other=other)
+
     def result(self, params: int) -> Measurement:
-        counter, per_sample = self.counter, torch.cat(self.per_sample)
+        counter, per_sample, relative = self._mean_counter(), torch.cat(self.per_sample), torch.cat(self.relative)
         count, dense = len(per_sample), counter.dense
-        relative = per_sample / dense
         layers = [self._layer_row(layer, count) for layer in counter.layers]
         existing, executed = (sum(row[key] for row in layers) for key in ("present", "macs"))
         p5, p50, p95 = torch.quantile(relative, torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
@@ -177,7 +216,7 @@ class _Tally:
                 "dense": dense,
                 "executed": float(per_sample.mean()),
                 "gate": counter.gate,
-                "relative": float(relative.mean()),
+                "relative": float((per_sample / dense).mean()),
                 "relative_zero_skip": self.zero_skip / count / dense,
                 "structure_saved": 1.0 - (existing + counter.other) / dense,
                 "gate_saved": (existing - executed) / dense,
@@ -194,7 +233,7 @@ class _Tally:
     def _layer_row(self, layer: LayerMacs, count: int) -> dict[str, Any]:
         return {
             "name": layer.name,
-            "open": self.openness[layer.out_gate.site.name].open if layer.out_gate else 1.0,
+            "open": self.openness[layer.out_site].open if layer.out_site is not None else 1.0,
             "density": layer.density,
             "macs": self.layer_macs[layer.name] / count,
             "present": layer.present * layer.rows,
@@ -206,11 +245,11 @@ def _zero_skipping(layer: LayerMacs, g: dict[str, Tensor], nonzero_BI: Tensor) -
     """MACs of a layer over the batch if exact zeros among its open inputs are skipped as well."""
     live_BI = nonzero_BI.float()
     if layer.in_gate is not None:
-        live_BI = live_BI * layer.in_gate.per_unit(g[layer.in_gate.site.name])
+        live_BI = live_BI * layer.in_gate.per_unit(g[layer.name])
     mask = connections(layer.linear)
-    if layer.out_gate is None:
+    if layer.out_gate is None or layer.out_site is None:
         return (live_BI * _fan_out(layer.linear)).sum(dtype=torch.float64)
-    open_BO = layer.out_gate.per_unit(g[layer.out_gate.site.name])
+    open_BO = layer.out_gate.per_unit(g[layer.out_site])
     if mask is None:
         return (live_BI.sum(-1, dtype=torch.float64) * open_BO.sum(-1, dtype=torch.float64)).sum()
     return ((live_BI @ mask.float().T) * open_BO).sum(dtype=torch.float64)
@@ -233,17 +272,9 @@ def _fan_out(linear: nn.Linear) -> Tensor:
     return mask.sum(0)
 
 
-def _batches(data: Any, batch: int) -> Iterable[tuple[Tensor, Tensor | None]]:
-    if isinstance(data, Arrays):
-        yield from data.batches(batch)
-        return
-    if hasattr(data, "x") and hasattr(data, "y"):
-        data = (data.x, data.y)
-    if isinstance(data, Tensor):
-        data = (data, None)
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
-        x, y = data
-        for start in range(0, len(x), batch):
-            yield x[start : start + batch], None if y is None else y[start : start + batch]
-    else:
-        yield from data
+def _shape_of(inputs: Inputs) -> tuple[Any, ...]:
+    """What decides the cost of one sample: the shape of each input without its first dimension."""
+    values = (
+        inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs if isinstance(inputs, tuple) else (inputs,))
+    )
+    return tuple((name, value.shape[1:]) for name, value in values if isinstance(value, Tensor))

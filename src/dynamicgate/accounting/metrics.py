@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,7 +14,7 @@ from dynamicgate.modules import evaluating, unwrap
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: Arrays, counter: MacCounter, *, batch: int = 2048) -> dict[str, float]:
-    """Quality and relative MACs on hard gates: what is looked at during training. `measure` tells the whole story."""
+    """Quality and relative MACs on hard gates: what training validates on. `measure` gives the full account."""
     base = unwrap(model)
     device = next(base.parameters()).device
     confusion: Tensor | float = 0.0
@@ -24,10 +22,10 @@ def evaluate(model: nn.Module, data: Arrays, counter: MacCounter, *, batch: int 
     with evaluating(base):
         for x, y in data.batches(batch):
             x, y = x.to(device), y.to(device)
-            with usage(base) if counter.gates else nullcontext({}) as used:  # type: ignore[attr-defined]
+            with usage(base) as used:
                 scores = base(x).float()
             loss += float(F.cross_entropy(scores, y, reduction="sum"))
-            relative += float(counter.relative(deployed(counter, used))) * len(x)
+            relative += float(counter.relative(deployed(counter.gates, used))) * len(x)
             confusion = confusion + confusion_counts(scores, y)
     assert isinstance(confusion, Tensor)
     return {"loss": loss / len(data), "relative": relative / len(data), **quality_of(confusion)}
@@ -38,6 +36,14 @@ def confusion_counts(scores_BC: Tensor, y_B: Tensor) -> Tensor:
     classes = scores_BC.shape[1]
     pairs = y_B.to(scores_BC.device) * classes + scores_BC.argmax(1)
     return torch.bincount(pairs, minlength=classes**2).reshape(classes, classes).cpu()
+
+
+def correlation(a_S: Tensor, b_S: Tensor) -> float | None:
+    """Pearson's correlation over samples; None where it is undefined because `a_S` or `b_S` does not vary."""
+    std_a, std_b = a_S.std(correction=0), b_S.std(correction=0)
+    if min(std_a, std_b) < 1e-12:
+        return None
+    return float(((a_S - a_S.mean()) * (b_S - b_S.mean())).mean() / (std_a * std_b))
 
 
 def quality_of(confusion_CC: Tensor) -> dict[str, float]:

@@ -22,9 +22,9 @@ MISLEADING = 0.05  # of the exact count
 class Openness:
     """Running sums of p and g of one gate, per block and per class."""
 
-    def __init__(self, gate: Gate) -> None:
-        """Empty sums for `gate`."""
-        self.gate = gate
+    def __init__(self, name: str, gate: Gate) -> None:
+        """Empty sums for `gate` at the site `name`."""
+        self.name, self.gate = name, gate
         self.rows = 0
         self.p_sum = torch.zeros(gate.blocks, dtype=torch.float64)
         self.g_sum = torch.zeros(gate.blocks, dtype=torch.float64)
@@ -59,7 +59,7 @@ class Openness:
         nothing = (1, torch.full((self.gate.blocks,), float("nan"), dtype=torch.float64))
         by_class = [self.class_sums.get(label, nothing) for label in classes]
         return {
-            "name": self.gate.site.name,
+            "name": self.name,
             "kind": self.gate.config.kind,
             "blocks": self.gate.blocks,
             "block": self.gate.config.block,
@@ -89,9 +89,9 @@ def proxies(counter: MacCounter, openness: Mapping[str, Openness]) -> dict[str, 
     for letter in ("p", "g"):
         alphas = []
         for layer in hidden:
-            gate = next((gate for gate in counter.gates.values() if layer.name in gate.site.producers), None)
-            seen = openness[gate.site.name] if gate is not None else None
-            alphas.append(1.0 if seen is None else seen.probability if letter == "p" else seen.open)
+            name = next((name for name, site in counter.sites.items() if layer.name in site.producers), None)
+            sums = openness[name] if name is not None else None
+            alphas.append(1.0 if sums is None else sums.probability if letter == "p" else sums.open)
         weights = [layer.dense * layer.rows for layer in hidden]
         total = sum(weights) or 1.0
         found[f"compute_proxy_{letter}"] = sum(alphas) / len(alphas) if alphas else 1.0
@@ -104,8 +104,8 @@ def proxies(counter: MacCounter, openness: Mapping[str, Openness]) -> dict[str, 
 
 def product_of_means(layer: LayerMacs, openness: Mapping[str, Openness]) -> float:
     """MACs per sample that density x open rate of the inputs x open rate of the outputs would claim."""
-    gates = [gate for gate in (layer.in_gate, layer.out_gate) if gate is not None]
-    return layer.present * layer.rows * math.prod(openness[gate.site.name].open for gate in gates)
+    sites = [site for site in (layer.in_site, layer.out_site) if site is not None]
+    return layer.present * layer.rows * math.prod(openness[site].open for site in sites)
 
 
 def where_products_mislead(
@@ -144,5 +144,5 @@ def _reason(layer: LayerMacs, *, more: bool) -> str:
     if not _masked(layer):
         return f"open inputs and open outputs meet {'more' if more else 'less'} often than by chance"
     if layer.in_gate is not None and layer.out_gate is not None:
-        return f"open inputs and open outputs share {'more' if more else 'fewer'} connections than by chance"
+        return f"open inputs and open outputs have {'more' if more else 'fewer'} connections in common than by chance"
     return f"open units keep {'more' if more else 'fewer'} connections than average"

@@ -1,21 +1,26 @@
-"""Trace a model once on an example: how often each layer runs for a sample, and what costs MACs besides."""
+"""Run a model once on an example: how many rows each layer processes for a sample, and what else costs MACs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
 
 from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.data.contract import Inputs, call, count_samples
 from dynamicgate.modules import evaluating, unwrap
 
 
-def count_macs(model: nn.Module, example: Tensor) -> MacCounter:
-    """The counter of any model: runs it on `example` to see how often each layer runs and what else costs MACs."""
-    base = unwrap(model)
+def count_macs(model: nn.Module, example: Inputs) -> MacCounter:
+    """The counter of any model, from one forward pass on `example` in evaluation mode.
+
+    example: a tensor of a few samples, or a tuple or a mapping of what the model is called with.
+    """
+    from torch.utils.flop_counter import FlopCounterMode  # here: it imports Triton
+
+    base, samples = unwrap(model), count_samples(example)
     rows: dict[str, float] = {}
     handles = [
         m.register_forward_pre_hook(_count_rows(rows, name))
@@ -29,16 +34,16 @@ def count_macs(model: nn.Module, example: Tensor) -> MacCounter:
         # MATH: the counter does not know the fused attention of the CPU. Gradients on: without, a view of a parameter
         # (static logits, once for each row) claims to need a gradient that it does not have, and the counter trips.
         with evaluating(base), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), flops:
-            base(example)
+            call(base, example)
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
         for handle in handles:
             handle.remove()
-    rows = {name: count / len(example) for name, count in rows.items()}
+    rows = {name: count / samples for name, count in rows.items()}
     # masked weights are multiplied all the same here, those of gate networks too
     in_linears = sum(base.get_submodule(name).weight.numel() * count for name, count in rows.items())  # type: ignore[operator,misc]
-    other = flops.get_total_flops() / 2 / len(example) - in_linears
-    return MacCounter(base, rows, other=max(0.0, round(other)))
+    other = flops.get_total_flops() / 2 / samples - in_linears
+    return MacCounter(base, rows=rows, other=max(0.0, round(other)))
 
 
 def _count_rows(rows: dict[str, float], name: str) -> Any:

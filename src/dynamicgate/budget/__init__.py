@@ -1,8 +1,20 @@
-"""The budget: how much may be open, how that moves over training, and what to do when gates collapse."""
+"""The budget: what gates may use, how that is held over training, and what to do when gates collapse."""
 
-from dynamicgate.budget.calibration import check_reachable, cut, executed_relative
+from dynamicgate.budget.base import GateBudget
+from dynamicgate.budget.calibration import check_reachable, executed_relative
 from dynamicgate.budget.closed_loop import Budget
 from dynamicgate.budget.collapse import Collapse, Reading, diagnose
+from dynamicgate.budget.open_loop import OpenLoopBudget
 from dynamicgate.budget.penalties import PENALTIES
 
-__all__ = ["PENALTIES", "Budget", "Collapse", "Reading", "check_reachable", "cut", "diagnose", "executed_relative"]
+__all__ = [
+    "PENALTIES",
+    "Budget",
+    "Collapse",
+    "GateBudget",
+    "OpenLoopBudget",
+    "Reading",
+    "check_reachable",
+    "diagnose",
+    "executed_relative",
+]

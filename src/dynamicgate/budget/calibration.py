@@ -1,41 +1,38 @@
-"""Where the hard gates stand against a budget, and the small last shift that makes them meet it."""
+"""What hard gates execute, whether a target can be reached, and the small last shift that meets it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dynamicgate.accounting.counter import MacCounter, deployed
+from dynamicgate.data.contract import Inputs, call, count_samples
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import named_gates, usage
-from dynamicgate.modules import evaluating, unwrap
+from dynamicgate.modules import evaluating
 
 FIRST_SHIFT, FARTHEST = 0.25, 1e4  # logits
 NEAR = 5e-4  # of the target: what other inputs execute differs by more
 
 
-def cut(gate: Gate) -> Tensor:
-    """tau * logit(theta): the logit above which the gate opens. Log it: tau and theta move it together."""
-    return gate.tau * torch.logit(gate.theta)
-
-
 @torch.no_grad()
-def executed_relative(model: nn.Module, counter: MacCounter, inputs: Iterable[Tensor]) -> float:
+def executed_relative(model: nn.Module, counter: MacCounter, inputs: Iterable[Inputs]) -> float:
     """Executed MACs relative to dense over `inputs`, hard gates, evaluation mode."""
     total, rows = 0.0, 0
     with evaluating(model):
         for x in inputs:
-            with usage(unwrap(model)) as used:
-                model(x)
-            total += float(counter.relative(deployed(counter, used))) * len(x)
-            rows += len(x)
+            with usage(model) as used:
+                call(model, x)
+            samples = count_samples(x)
+            total += float(counter.relative(deployed(counter.gates, used))) * samples
+            rows += samples
     return total / rows
 
 
 @torch.no_grad()
-def shift_biases_(model: nn.Module, counter: MacCounter, target: float, inputs: list[Tensor], rounds: int) -> float:
+def shift_biases_(model: nn.Module, counter: MacCounter, target: float, inputs: list[Inputs], rounds: int) -> float:
     """Search for the one shift of all logits with which the model executes `target`; returns what it executes.
 
     The biases move, not the thresholds: logits may be large, and a threshold on their sigmoid cannot tell 20 from 30.
@@ -61,20 +58,25 @@ def shift_biases_(model: nn.Module, counter: MacCounter, target: float, inputs: 
         if min(map(abs, excess.values())) <= NEAR * target:
             break
         # every other time where a straight line crosses the target: nearly right if many gates lie between both ends
-        share = 0.5 if round_ % 2 else excess[low] / (excess[low] - excess[high])
-        middle = low + (high - low) * min(max(share, 0.05), 0.95)
+        fraction = 0.5 if round_ % 2 else excess[low] / (excess[low] - excess[high])
+        middle = low + (high - low) * min(max(fraction, 0.05), 0.95)
         low, high = (middle, high) if too_much(middle) == (towards > 0.0) else (low, middle)
     best = min(excess, key=lambda shift: (abs(excess[shift]), abs(shift)))
     shift_(best)
     return target + excess[best]
 
 
-def check_reachable(target: float, floor: float, counter: MacCounter) -> None:
-    """A budget below the fixed costs is an error now, not a surprise after training."""
-    for name, gate in counter.gates.items():
+def check_steerable(gates: Mapping[str, Gate]) -> None:
+    """An error for gates that no bias can open or close."""
+    for name, gate in gates.items():
         if gate.config.top_k is not None or gate.config.evaluate == "soft":
             reason = "opens exactly top_k blocks" if gate.config.top_k is not None else "is evaluated softly"
             raise ValueError(f"a budget with a target steers hard thresholds, but the gate at {name!r} {reason}")
+
+
+def check_reachable(target: float, floor: float, counter: MacCounter) -> None:
+    """A budget below the fixed costs is an error now, not a surprise after training."""
+    check_steerable(counter.gates)
     least = counter.relative_at(max(floor, 1e-9))
     if target < least:
         raise ValueError(

@@ -9,7 +9,7 @@ from typing import Any
 from dynamicgate.schedule import cosine
 
 LAMBDA_LIMIT = 10.0  # wind-up guard: the loss is a cross entropy of order 1
-NEARLY = 1.01  # all connections that go have gone, but for rounding
+NEARLY = 1.01
 STEER_LIMIT = 0.2  # logits per step
 
 
@@ -17,9 +17,9 @@ STEER_LIMIT = 0.2  # logits per step
 class Controller:
     """Proportional-integral control of lambda towards a reference that falls gently to the target.
 
-    The penalty decides *which* gates close. But an optimizer moves a logit by about its learning rate a step, so that
-    in a short run the penalty alone comes too late: the biases of all gates are steered along by `nudge`. (Steering
-    alone does not do: with no penalty on the weights of the gate network accuracy falls by several points.)
+    The penalty decides *which* gates close. But an optimizer moves a logit by about its learning rate a step, so in a
+    short run the penalty alone comes too late: `nudge` moves the biases of all gates as well. (Steering alone is not
+    enough: without a penalty on the weights of the gate network accuracy falls by several points.)
     """
 
     lambda_: float = 0.0
@@ -28,30 +28,28 @@ class Controller:
     reference: float | None = None
     start: float | None = None
     memory: float = 0.0
-    at: float = -1.0
 
     def step(
-        self, relative: float, progress: float, *, all_open: float, final_relative: float, target: float, warmup: float,
+        self, relative: float, progress: float, *, all_open: float, final_all_open: float, target: float, warmup: float,
         anneal: float, gain: float, integral: float, steer: float,
     ) -> None:  # fmt: skip
-        """Take in what was executed at this moment and set lambda and the nudge for it; once per moment.
+        """Take in what was executed and set lambda and the nudge; once per optimizer step.
 
-        What falls is the share of `all_open` that may be executed: from where the gates began to what the target leaves
-        of what is `final_relative`. So gates neither pay for connections that are still to go nor are pushed beyond their end.
+        The reference is a falling fraction of `all_open`: from where the gates began to what the target leaves of
+        `final_all_open`, which is `all_open` once the sparsifier has pruned everything it will. So gates do not pay
+        for connections that are still to be pruned, and are not pushed below the target either.
         """
-        if progress == self.at:
-            return  # another piece of the same batch
         if not math.isfinite(relative):
             raise ValueError("the executed MACs are not finite: has the loss become NaN?")
-        self.at, self.relative = progress, relative
+        self.relative = relative
         if progress < warmup or self.start is None:
             self.start, self.reference = relative / all_open, relative  # gates may be partly closed from the beginning
         if progress < warmup:
             self.lambda_ = self.nudge = 0.0
             return
-        if all_open <= NEARLY * final_relative:  # the target is met to the last connection
-            final_relative = all_open
-        falling = cosine(self.start, target / final_relative, begin=warmup, end=warmup + anneal)
+        if all_open <= NEARLY * final_all_open:  # pruning is done but for rounding
+            final_all_open = all_open
+        falling = cosine(self.start, target / final_all_open, begin=warmup, end=warmup + anneal)
         self.reference = all_open * min(1.0, falling(progress))
         error = relative - self.reference
         self.memory = _clamp(self.memory + integral * error, LAMBDA_LIMIT)

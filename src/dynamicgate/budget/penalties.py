@@ -1,7 +1,7 @@
 """Open-loop penalties on gate usage: the paper's (sec 3.3) and the ones its published code uses instead.
 
-Each is a function of one site's decision; a `Budget` adds them over the sites and multiplies by lambda. `mean` averages
-over rows and blocks and, in a distributed run, over the processes.
+Each is a function of one site's decision; an `OpenLoopBudget` adds them over the sites and multiplies by lambda. `mean`
+averages over rows and blocks and, in a distributed run, over the processes.
 """
 
 from __future__ import annotations
@@ -17,52 +17,52 @@ Mean = Callable[[Tensor], Tensor]
 Penalty = Callable[[Decision, Gate, float, Mean], Tensor]
 
 
-def linear(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
+def linear(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tensor:
     """Expected usage: the mean of p (sec 3.3(2))."""
     return mean(used.p)
 
 
-def cost_weighted(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
+def cost_weighted(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tensor:
     """Expected usage weighted by what each block costs: units x (fan-in + fan-out) (sec 3.3(3)). Within one site every
     unit has the same fans, so that the weights are the block sizes."""
     sizes = gate.block_sizes.to(used.p)
     return mean(used.p * (sizes / sizes.mean()))
 
 
-def hinge(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
-    """Only what exceeds the keep target (published Speech Commands code)."""
-    return (mean(used.p) - keep).relu()
+def hinge(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tensor:
+    """Only what exceeds the target rate (published Speech Commands code)."""
+    return (mean(used.p) - target_rate).relu()
 
 
-def keep_hinge(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
-    """The square of what is missing to the keep target (published MNIST code): it opens gates."""
-    return (keep - mean(used.p)).relu().square()
+def keep_hinge(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tensor:
+    """The square of what is missing to the target rate (published MNIST code): it opens gates."""
+    return (target_rate - mean(used.p)).relu().square()
 
 
-def squared_soft(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
-    """Squared distance of mean p from the keep target (published CIFAR-10 and Tiny-ImageNet code)."""
-    return (mean(used.p) - keep).square()
+def squared_soft(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tensor:
+    """Squared distance of mean p from the target rate (published CIFAR-10 and Tiny-ImageNet code)."""
+    return (mean(used.p) - target_rate).square()
 
 
-def squared_hard(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
-    """Squared distance of mean g from the keep target, with the gradient of p (published PBMC3k code)."""
-    return (mean(straight_through_usage(used)) - keep).square()
+def squared_hard(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tensor:
+    """Squared distance of mean g from the target rate, with the gradient of p (published PBMC3k code)."""
+    return (mean(straight_through_usage(used)) - target_rate).square()
 
 
 Z_LOSS = 0.1  # of the load balance: weight 1e-2 then gives the published 1e-2 and 1e-3
 
 
-def balance(used: Decision, gate: Gate, keep: float, mean: Mean) -> Tensor:
+def balance(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tensor:
     """Load balance and z-loss of a router (published MNIST code, sec 5.5): E * sum over experts of load * importance,
-    plus 0.1 * the mean of logsumexp(z)^2. Load is an expert's share of the assignments before any is dropped, and has
-    no gradient; importance is its mean p. Even routing costs 1, everything to one of E experts costs E."""
+    plus 0.1 * the mean of logsumexp(z)^2. Load is an expert's fraction of the assignments before any is dropped, and
+    has no gradient; importance is its mean p. Even routing costs 1, everything to one of E experts costs E."""
     if gate.config.kind != "router":
         raise ValueError(
-            f"form 'balance' spreads rows over the experts of a router; the gate at {gate.site.name!r} is of kind "
-            f"{gate.config.kind!r}"
+            "form 'balance' spreads rows over the experts of a router, received a gate of kind "
+            f"{gate.config.kind!r} on {gate.site.consumer!r}"
         )
-    share_G = torch.stack([mean(routed_B) for routed_B in used.routed.unbind(-1)])
-    load_G = share_G / share_G.sum().clamp(min=1.0)  # the sum is k, or 0 where there was no row at all
+    fraction_G = torch.stack([mean(routed_B) for routed_B in used.routed.unbind(-1)])
+    load_G = fraction_G / fraction_G.sum().clamp(min=1.0)  # the sum is k, or 0 where there was no row at all
     return gate.blocks**2 * mean(used.p * load_G) + Z_LOSS * mean(used.logits.logsumexp(-1).square())
 
 

@@ -1,7 +1,7 @@
-"""What a dataset is once it is in memory: rows with labels, and three named parts of them.
+"""`Arrays`: rows and labels in memory.
 
-The values stay raw (at most scaled by a constant), so that a zero in the file is a zero in the tensor: executed work is
-counted on exact zeros. Normalisation constants travel beside the data, and the model applies them.
+Values stay raw, or scaled by a constant, so that a zero in the file is a zero in the tensor: zero-skipping MACs are
+counted on exact zeros. Normalization is a part of the model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 
 class Rows(Protocol):
-    """What rows may be stored in besides a tensor: a memory-mapped file, a sparse matrix. Read by whole batches."""
+    """A store of rows other than a tensor, such as a memory-mapped file or a sparse matrix. Read in whole batches."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -24,7 +24,7 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: torch.Tensor) -> torch.Tensor:
-        """The rows at these positions as a tensor of their own."""
+        """A copy of the rows at these positions, as a tensor."""
 
 
 class View:
@@ -46,8 +46,9 @@ class View:
 class Arrays:
     """Rows `x` ([n, features...], a float32 tensor unless stored otherwise) and class numbers `y` (int64, [n]).
 
-    `check_arrays` builds them safely. Where rows are stored in another form, `prepare` turns a batch as stored into the
-    float32 features a model reads. `augment` varies a stored batch in training; its randomness is torch's.
+    `check_arrays` makes them from tensors or numpy arrays. Where rows are stored in another form, `prepare` turns a
+    stored batch into the float32 features a model reads. `augment` transforms a stored batch in training; its
+    randomness is torch's.
     """
 
     x: torch.Tensor | Rows
@@ -60,13 +61,13 @@ class Arrays:
 
     @property
     def features(self) -> int:
-        """Number of features that a model reads of one row."""
+        """The number of features of one row, as a model reads it."""
         if self.prepare is None:
             return math.prod(self.x.shape[1:])
         return self.rows(torch.arange(1))[0].numel()
 
     def rows(self, index: torch.Tensor, *, training: bool = False) -> torch.Tensor:
-        """The batch at these positions, ready for a model."""
+        """The rows at these positions, ready for a model."""
         batch = self.x[index]
         if training and self.augment is not None:
             batch = self.augment(batch)
@@ -85,14 +86,14 @@ class Arrays:
             yield self.rows(index), self.y[index]
 
     def flat(self) -> Arrays:
-        """With every row as one vector."""
+        """The same data with every row flattened to a vector."""
         if isinstance(self.x, torch.Tensor) and self.prepare is None:
             return replace(self, x=self.x.flatten(1))
         prepare = self.prepare or torch.nn.Identity()
         return replace(self, prepare=lambda batch: prepare(batch).flatten(1))
 
     def to(self, device: torch.device) -> Arrays:
-        """With tensors on `device`; other stores stay where they are, their batches are moved one by one."""
+        """The same data with tensors on `device`. Other stores stay where they are; their batches must be moved."""
         x = self.x.to(device) if isinstance(self.x, torch.Tensor) else self.x
         return replace(self, x=x, y=self.y.to(device))
 

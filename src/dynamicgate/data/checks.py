@@ -1,4 +1,4 @@
-"""Turn what a user has into `Arrays`, or say in one sentence what is wrong with it and how to mend it."""
+"""Turn tensors and numpy arrays into checked `Arrays`, with errors that say what is wrong and how to fix it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dynamicgate.data.arrays import Arrays
 
 ArrayLike: TypeAlias = torch.Tensor | npt.NDArray[Any]
 
-# More than any real task has. Above it the labels are identifiers or measurements, and counting them would fill memory.
-MOST_CLASSES = 1_000_000
+# More than any real task has. Larger labels are identifiers or measurements, and counting them would fill memory.
+MAX_CLASSES = 1_000_000
 
 RENUMBER = "renumber them with `numpy.unique(y, return_inverse=True)[1]`"
 
@@ -24,7 +24,7 @@ def check_arrays(
     """Checked float32 rows and int64 labels; values are kept as they are (uint8 stays 0..255).
 
     `classes` bounds the labels (0..classes-1), `what` names the data in error messages, and `least_classes` is how many
-    different classes must occur: 2 for training, 1 where a part of a dataset may lack some.
+    different classes must occur: 2 for training, 1 for a part of a dataset that may lack some.
     """
     _refuse_non_numeric(x, f"{what}: x", "encode text and categories as numbers")
     _refuse_non_numeric(y, f"{what}: y", RENUMBER)
@@ -50,7 +50,7 @@ def check_arrays(
     return Arrays(_features(x, what), _labels(y, classes, least_classes, what))
 
 
-def _refuse_non_numeric(value: object, name: str, mend: str) -> None:
+def _refuse_non_numeric(value: object, name: str, fix: str) -> None:
     if isinstance(value, torch.Tensor):
         if value.layout != torch.strided:
             raise ValueError(f"{name} must be a dense tensor, got layout {value.layout}; use `.to_dense()`")
@@ -63,16 +63,16 @@ def _refuse_non_numeric(value: object, name: str, mend: str) -> None:
             "convert it with `numpy.asarray` (a sparse matrix with `.toarray()`)"
         )
     if not numeric:
-        raise ValueError(f"{name} must hold real numbers, got dtype {dtype}; {mend}")
+        raise ValueError(f"{name} must hold real numbers, got dtype {dtype}; {fix}")
 
 
 def _converted(value: ArrayLike, dtype: torch.dtype) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.detach().to(dtype)
     numpy_dtype = {torch.float32: np.float32, torch.float64: np.float64, torch.int64: np.int64}[dtype]
-    with np.errstate(over="ignore"):  # too large for float32 becomes infinite, and is reported as such
+    with np.errstate(over="ignore"):  # what is too large for float32 becomes infinite and is reported below
         array = np.asarray(value, dtype=numpy_dtype, order="C")
-    # torch warns about sharing memory that may not be written, e.g. of a memory-mapped file.
+    # torch warns when it shares read-only memory, such as that of a memory-mapped file.
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
@@ -94,7 +94,7 @@ def _labels(y: ArrayLike, classes: int | None, least_classes: int, what: str) ->
     labels = _converted(y, torch.float64 if is_float else torch.int64)
     if is_float:
         _refuse_rows(labels, ~torch.isfinite(labels) | (labels != labels.round()), f"{what}: labels must be integers")
-    limit = MOST_CLASSES if classes is None else classes
+    limit = MAX_CLASSES if classes is None else classes
     _refuse_rows(labels, (labels < 0) | (labels >= limit), f"{what}: labels must be 0..{limit - 1}")
     labels = labels.to(torch.int64)
     found = torch.unique(labels)

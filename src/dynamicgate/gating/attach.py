@@ -38,7 +38,7 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
 def ungate_(model: nn.Module, where: Where | None = None) -> nn.Module:
     """Take off the gates that `where` selects (all by default), in place, and return the model."""
     gates = named_gates(model)
-    sites = [gate.site for gate in gates.values()]
+    sites = [gate.site_at(name) for name, gate in gates.items()]
     chosen = sites if where is None else _matching(sites, where)
     for site in chosen:
         gate = gates[site.name]
@@ -61,8 +61,8 @@ def _attach(model: nn.Module, site: Site, config: GateConfig) -> None:
     gate.net.to(source.weight.dtype)  # it reads what the source reads; tau and theta stay float32
     gate.train(consumer.training)
     consumer.gate = gate
-    # Closing goes first: where one layer is the reader of one site and the source of the next, the second gate must
-    # read h^(l-1) as gated (sec 3). Bound methods, because deepcopy re-binds them to the copied gate.
+    # Applying a gate comes first: where one layer is the consumer of one site and the source of the next, the second
+    # gate must read h^(l-1) as gated (sec 3). Bound methods, because deepcopy re-binds them to the copied gate.
     consumer.register_forward_pre_hook(gate.close_before, prepend=True)
     source.register_forward_pre_hook(gate.decide_before, prepend=source is consumer)
 
@@ -102,7 +102,7 @@ def _nothing_matched(where: str, sites: list[Site]) -> str:
     if not sites:
         return (
             f"`where` ({where}) matches nothing: no Linear layer in this model feeds another one through unit-wise "
-            "operations alone. Describe the place yourself: "
+            "operations alone. Describe the site yourself: "
             "where=[Site(consumer=..., producers=(...), source=..., width=...)]"
         )
     listed = "\n  ".join(str(site) for site in sites)

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.gating.config import GateConfig, Policy
-from dynamicgate.gating.routing import keep_places, places_of, route, top_k_mask
+from dynamicgate.gating.config import RANK, GateConfig, Policy
+from dynamicgate.gating.routing import drop_over_capacity, expert_capacity, route, top_k_mask
 from dynamicgate.gating.sites import Site
 from dynamicgate.masks import present
 
@@ -48,18 +48,17 @@ class Gate(nn.Module):
         super().__init__()
         self.site = site
         self.blocks = math.ceil(site.width / config.block)
-        if config.kind == "router":
-            config = replace(config, net="linear" if config.net == "auto" else config.net, top_k=config.top_k or 1)
-        if config.net == "auto":
-            cheaper = features * self.blocks <= config.rank * (features + self.blocks)
-            config = replace(config, net="linear" if cheaper else "low-rank")
-        self.config = config
-        self.net = _gate_net(config, features, self.blocks)
+        self.config = _resolved(config, features, self.blocks)
+        self.net = _gate_net(self.config, features, self.blocks)
         # Buffers, not attributes: they must travel with the checkpoint, and changing them must not recompile the model.
         self.register_buffer("tau", torch.tensor(float(config.tau)))
         self.register_buffer("theta", torch.tensor(float(config.theta)))
         self.watcher: Callable[[Gate, Decision], None] | None = None
         self._factor_BG: Tensor | None = None
+
+    def site_at(self, name: str) -> Site:
+        """Its site as named by the model in which `named_gates` calls this gate `name`."""
+        return self.site.moved_to(name)
 
     @property
     def bias(self) -> nn.Parameter:
@@ -70,6 +69,12 @@ class Gate(nn.Module):
     def last(self) -> nn.Module:
         """The part of the gate network that gives the logits."""
         return self.net[-1] if isinstance(self.net, nn.Sequential) else self.net
+
+    @property
+    def logit_threshold(self) -> Tensor:
+        """tau * logit(theta): the logit above which a block opens; tau and theta move it together. In float64, so
+        that it is rounded only once."""
+        return self.tau.double() * torch.logit(self.theta.double())
 
     @property
     def macs(self) -> int:
@@ -85,7 +90,7 @@ class Gate(nn.Module):
 
     @property
     def policy(self) -> Policy:
-        """How it decides in the present mode. A noisy draw could not keep the promise of exactly k."""
+        """How it decides in the present mode. With top_k it is never noisy: a draw could not promise exactly k."""
         policy = self.config.train if self.training else self.config.evaluate
         return "hard" if self.config.top_k is not None and policy != "soft" else policy
 
@@ -101,12 +106,12 @@ class Gate(nn.Module):
             raise RuntimeError(f"{self.site.consumer!r} ran before {self.site.source!r}: its gate has not decided yet")
         return factor_BG
 
-    def places(self, rows: int) -> int | None:
-        """How many of `rows` rows each expert of a router takes in one forward pass; None: all that ask."""
+    def expert_capacity(self, rows: int) -> int | None:
+        """How many of `rows` rows each expert of a router takes in one forward pass; None: no limit."""
         if self.config.capacity is None:
             return None
         assert self.config.top_k is not None
-        return places_of(rows, count_of(self.config.top_k, self.blocks), self.blocks, self.config.capacity)
+        return expert_capacity(rows, count_of(self.config.top_k, self.blocks), self.blocks, self.config.capacity)
 
     def per_unit(self, value_BG: Tensor) -> Tensor:
         """The value of its block for every unit."""
@@ -140,8 +145,9 @@ class Gate(nn.Module):
     def _route(self, z_BG: Tensor) -> Decision:
         assert self.config.top_k is not None
         p_BG, routed_BG, weight_BG = route(z_BG / self.tau, count_of(self.config.top_k, self.blocks))
-        places = self.places(z_BG.shape[:-1].numel())
-        g_BG = routed_BG if places is None else keep_places(routed_BG, places, self.config.overflow)
+        capacity = self.expert_capacity(z_BG.shape[:-1].numel())
+        drop_policy = self.config.drop_policy
+        g_BG = routed_BG if capacity is None else drop_over_capacity(routed_BG, capacity, drop_policy)
         return Decision(p_BG, g_BG, weight_BG * g_BG, z_BG, routed_BG)
 
     def _harden(self, p_BG: Tensor) -> Tensor:
@@ -151,7 +157,7 @@ class Gate(nn.Module):
         return self._keep_open((p_BG > self.theta).to(p_BG.dtype), p_BG)
 
     def _openness(self, z_BG: Tensor) -> Tensor:
-        """How far blocks are open that are: from 0 at the threshold to 1 a ramp above it."""
+        """How far open blocks are open: from 0 at the threshold to 1 at `soft_width` above it."""
         return ((z_BG / self.tau - torch.logit(self.theta)) / self.config.soft_width).clamp(0.0, 1.0)
 
     def _keep_open(self, g_BG: Tensor, p_BG: Tensor) -> Tensor:
@@ -173,7 +179,7 @@ class Gate(nn.Module):
     def extra_repr(self) -> str:
         """Shown by print(model)."""
         c = self.config
-        shape = {"linear": "", "low-rank": f", rank {c.rank}", "two-layer": f", inner {c.rank}"}[c.net]
+        shape = {"low-rank": f", rank {c.rank}", "two-layer": f", inner {c.rank}"}.get(c.net, "")
         kind = "static" if c.kind == "static" else f"{c.kind} ({c.net}{shape})"
         routes = f", top {c.top_k}, capacity {c.capacity}" if c.kind == "router" else ""
         return f"{kind}, {self.site.width} units in {self.blocks} blocks{routes}"
@@ -208,6 +214,19 @@ class StaticLogits(nn.Module):
         return self.bias.expand(*x_BD.shape[:-1], -1)
 
 
+def _resolved(config: GateConfig, features: int, blocks: int) -> GateConfig:
+    """The config with its defaults filled in for a gate of this size."""
+    if config.kind == "static":
+        return config
+    net, rank = config.net, RANK if config.rank is None else config.rank
+    if config.kind == "router":
+        config = replace(config, top_k=config.top_k or 1)
+        net = "linear" if net == "auto" else net
+    if net == "auto":
+        net = "linear" if features * blocks <= rank * (features + blocks) else "low-rank"
+    return replace(config, net=net, rank=None if net == "linear" else rank)
+
+
 def _gate_net(config: GateConfig, features: int, blocks: int) -> nn.Module:
     if config.kind == "static":
         net: nn.Module = StaticLogits(blocks)
@@ -215,6 +234,7 @@ def _gate_net(config: GateConfig, features: int, blocks: int) -> nn.Module:
     elif config.net == "linear":
         net = last = nn.Linear(features, blocks)
     else:
+        assert config.rank is not None
         reduce = nn.Linear(features, config.rank, bias=config.net == "two-layer")
         last = nn.Linear(config.rank, blocks)
         net = nn.Sequential(reduce, *([nn.ReLU()] if config.net == "two-layer" else []), last)
@@ -232,7 +252,7 @@ def _logistic_noise(like: Tensor) -> Tensor:
 
 
 def count_of(amount: int | float, blocks: int) -> int:
-    """A float is a share of the blocks, rounded up; an integer a count."""
+    """A float is a fraction of the blocks, rounded up; an integer is a count."""
     if isinstance(amount, float):
         return math.ceil(amount * blocks - 1e-9)  # 0.07 * 100 is a little more than 7
     return min(amount, blocks)

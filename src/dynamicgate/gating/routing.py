@@ -1,6 +1,7 @@
-"""From a router's logits to experts: softmax, the k most probable, and the places that each expert has (sec 2.5, 5.5).
+"""From a router's logits to experts: softmax, top-k, and the capacity of each expert (paper, sec 2.5 and 5.5).
 
-Shapes in names: B rows of one forward pass (any leading dimensions), G experts, which are blocks of units.
+Shapes in names: B rows of one forward pass (any leading dimensions), R the same rows flattened, G experts, which are
+blocks of units. A row is a token, or a sample. An assignment is a row together with one of its top-k experts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Overflow = Literal["first", "random"]
+DropPolicy = Literal["position", "random"]
 
 
 def top_k_mask(p_BG: Tensor, k: int) -> Tensor:
@@ -21,27 +22,31 @@ def top_k_mask(p_BG: Tensor, k: int) -> Tensor:
 
 
 def route(z_BG: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Probabilities, the k experts that each row asks for, and the weights with which these would answer."""
+    """Probabilities, the top-k experts of each row as 0 or 1, and the weights of their outputs."""
     p_BG = torch.softmax(z_BG, dim=-1)
     routed_BG = top_k_mask(p_BG.detach(), k)
     weight_BG = p_BG * routed_BG
-    if k > 1:  # one weight renormalised would be 1 whatever the logits, and the router would never learn
+    if k > 1:  # a single weight would be normalised to 1 whatever the logits, and the router would never learn
         weight_BG = weight_BG / weight_BG.sum(-1, keepdim=True)
     return p_BG, routed_BG, weight_BG
 
 
-def places_of(rows: int, k: int, experts: int, factor: float) -> int:
-    """How many rows one expert takes: its even share of the assignments times `factor`, rounded up."""
+def expert_capacity(rows: int, k: int, experts: int, factor: float) -> int:
+    """How many rows one expert takes: the mean number of assignments per expert times `factor`, rounded up."""
     return max(1, math.ceil(factor * rows * k / experts - 1e-9))  # 1.1 * 80 / 8 is a little more than 11
 
 
-def keep_places(routed_BG: Tensor, places: int, overflow: Overflow) -> Tensor:
-    """The assignments that fit: of those that ask for an expert the "first" ones in row order, or "random" ones."""
+def drop_over_capacity(routed_BG: Tensor, capacity: int, policy: DropPolicy) -> Tensor:
+    """The assignments that are kept: at most `capacity` for each expert.
+
+    policy: a full expert keeps its first rows in row order ("position"), or a random choice of them ("random").
+    """
     routed_RG = routed_BG.flatten(0, -2)
-    if overflow == "first":
-        kept_RG = routed_RG * (routed_RG.long().cumsum(0) <= places)
+    if policy == "position":
+        kept_RG = routed_RG * (routed_RG.long().cumsum(0) <= capacity)
     else:
-        turn_RG = torch.rand_like(routed_RG).argsort(0)  # for each expert another order of the rows
-        in_turn_RG = routed_RG.gather(0, turn_RG)
-        kept_RG = torch.zeros_like(routed_RG).scatter(0, turn_RG, in_turn_RG * (in_turn_RG.long().cumsum(0) <= places))
+        order_RG = torch.rand_like(routed_RG).argsort(0)  # another order of the rows for each expert
+        shuffled_RG = routed_RG.gather(0, order_RG)
+        kept_in_order_RG = shuffled_RG * (shuffled_RG.long().cumsum(0) <= capacity)
+        kept_RG = torch.zeros_like(routed_RG).scatter(0, order_RG, kept_in_order_RG)
     return kept_RG.reshape(routed_BG.shape)

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -38,6 +39,26 @@ class Site:
     def is_input(self) -> bool:
         """Whether the units are the features of the model's input."""
         return not self.producers
+
+    def moved_to(self, consumer: str) -> Site:
+        """The same site as named by a model in which its consumer has the path `consumer`.
+
+        A module that brought its gates along when it was put into another one (a `Switch` in a Sequential) has them
+        under its new path; seen from inside that module they have a shorter one.
+        """
+        was, now = self.consumer.split("."), consumer.split(".")
+        shared = len([*takewhile(lambda pair: pair[0] == pair[1], zip(was[::-1], now[::-1], strict=False))])
+        old, new = was[: len(was) - shared], now[: len(now) - shared]
+        names = [name.split(".") for name in (*self.producers, self.source)]
+        if old == new:
+            return self
+        if not shared or any(name[: len(old)] != old for name in names):
+            raise ValueError(
+                f"the layers of the gate on {self.consumer!r} have other names in this model, where it is found at "
+                f"{consumer!r}: put the gate on the model as a whole, or keep its layers together in one module"
+            )
+        *producers, source = (".".join(new + name[len(old) :]) for name in names)
+        return replace(self, consumer=consumer, producers=tuple(producers), source=source)
 
     def __str__(self) -> str:
         written = " and ".join(self.producers) or "the input"
@@ -138,8 +159,8 @@ def _site_before(reader: fx.Node, modules: dict[str, nn.Module], prefix: str) ->
         else:
             return None
     if any(user not in between and user is not reader for node in between for user in node.users):
-        # Another reader sees these units ungated (a residual path, say). Input features may be shared: closing them
-        # for this reader saves this reader's work.
+        # Another consumer reads these units ungated (a residual path, say). Input features may be shared: closing
+        # them for this consumer saves this consumer's work.
         return None
     if reaches_input and not writers:
         if prefix:

@@ -1,8 +1,8 @@
-"""Plans: a trained model as chains of kernels, checked against the hard model and timed."""
+"""Inference: compile a trained model into a plan that is verified against the model and timed against dense."""
 
 from dynamicgate.inference.compile_model import compile
 from dynamicgate.inference.compiled_model import CompiledModel
-from dynamicgate.inference.plan import LayerPlan, Plan, Regime
-from dynamicgate.inference.verify import check
+from dynamicgate.inference.cpu.verify import verify_model
+from dynamicgate.inference.plan import LayerPlan, Plan, Regime, Verification
 
-__all__ = ["CompiledModel", "LayerPlan", "Plan", "Regime", "check", "compile"]
+__all__ = ["CompiledModel", "LayerPlan", "Plan", "Regime", "Verification", "compile", "verify_model"]

@@ -1,4 +1,4 @@
-"""What was decided and why: one row for each layer and batch size, and what had to stay as it was."""
+"""The plan of a compiled model: what was chosen for each layer and batch size, how it was verified, and notes."""
 
 from __future__ import annotations
 
@@ -9,34 +9,51 @@ from typing import Any
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """One layer at one batch size. The times of a chain are split over its layers by timing its beginnings."""
+    """One layer at one batch size."""
 
     name: str
     shape: tuple[int, int]
+    """Outputs and inputs of the Linear."""
     choice: str
+    """How it runs, in words."""
     dense_us: float
+    """Its part of `Regime.dense_us`."""
     chosen_us: float
+    """Its part of `Regime.chosen_us`."""
     macs: float
-    """Executed per row on the example, with those of the gate on its outputs."""
+    """Executed MACs per row on the example, with those of the gate on its outputs."""
 
 
 @dataclass(frozen=True)
 class Regime:
-    """One chain at one batch size."""
+    """One chain of layers (on a GPU one feed-forward layer) at one batch size."""
 
     batch: int
     layers: list[LayerPlan]
     chosen: str
+    """The name of the chosen candidate."""
     times: dict[str, float]
-    """Median microseconds of every candidate of the last round."""
+    """Median microseconds of every candidate of the last round, by name."""
     dense_us: float
     """The same layers without gates and masks: what one would run otherwise. On the CPU in eager torch, on a GPU the
     faster of eager and compiled torch."""
 
     @property
     def chosen_us(self) -> float:
-        """Median microseconds of the chosen form."""
+        """Median microseconds of the chosen candidate."""
         return self.times[self.chosen]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the comparison with the reference model found."""
+
+    rows: int
+    """How many rows were compared."""
+    near_threshold: int
+    """How many rows were left out, because rounding may change one of their gate decisions."""
+    error: float
+    """The largest difference, relative to the largest output."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +61,11 @@ class Plan:
     """How a compiled model runs. `print` it."""
 
     chains: list[list[Regime]]
+    """For each chain one entry per batch size."""
     notes: list[str] = field(default_factory=list)
-    """What stays in torch and why, and which units never opened."""
-    checked: dict[str, float] = field(default_factory=dict)
-    """Rows compared with the hard model, rows at a threshold that were left out, and the largest relative error."""
+    """What stays in torch and why, and which blocks never opened."""
+    verification: Verification | None = None
+    """None if nothing was replaced, so that there was nothing to verify."""
     backend: str = "torch"
     threads: int = 1
     memory: float = 0.0
@@ -67,7 +85,8 @@ class Plan:
             ]
             for chain in found["chains"]
         ]
-        return Plan(**{**found, "chains": chains})
+        verified = found["verification"]
+        return Plan(**{**found, "chains": chains, "verification": Verification(**verified) if verified else None})
 
     def __str__(self) -> str:
         rows = [x for chain in self.chains for regime in chain for x in regime.layers]
@@ -86,8 +105,8 @@ class Plan:
                 speed = f"{regime.dense_us / regime.chosen_us:.2f} x as fast as dense"
                 macs = sum(x.macs for x in regime.layers)
                 lines.append(line("all", speed, regime.dense_us, regime.chosen_us, macs))
-        if self.checked:
-            rows_, ties, error = (self.checked[key] for key in ("rows", "ties", "error"))
-            lines += ["", f"checked: {rows_:.0f} rows agree with the hard model within {error:.1e}, {ties:.0f} at a "
-                      "threshold left out"]  # fmt: skip
+        if self.verification:
+            found = self.verification
+            lines += ["", f"verified: {found.rows} rows agree with the reference model within {found.error:.1e}, "
+                      f"{found.near_threshold} near a threshold left out"]  # fmt: skip
         return "\n".join([*lines, *self.notes])

@@ -1,4 +1,4 @@
-"""Copies of a model that cost hardly any memory: compiling must not need three times the weights."""
+"""Copies of a model that need almost no memory of their own: compiling must not take three times the weights."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-WEIGHTS_AT_A_TIME = 1 << 21  # that are widened: 16 MB
+WEIGHTS_AT_A_TIME = 1 << 21  # that are converted to float64 at once: 16 MB
 
 
-def sharing(model: nn.Module) -> nn.Module:
-    """A copy in evaluation mode, hooks re-bound, whose tensors are new objects on the same memory."""
+def copy_sharing_memory(model: nn.Module) -> nn.Module:
+    """A copy in evaluation mode, hooks bound to the copy, whose tensors are new objects on the same memory."""
     memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
     memo |= {id(b): b.detach() for b in model.buffers()}
     return copy.deepcopy(model, memo).eval()
 
 
-def in_double(model: nn.Module) -> nn.Module:
-    """A float64 twin for reference. A Linear widens a part of its weight at a time, while it runs."""
-    twin = sharing(model)
-    for module in twin.modules():
+def copy_in_float64(model: nn.Module) -> nn.Module:
+    """A copy that computes in float64. A Linear converts a part of its weight at a time, while it runs."""
+    wide_model = copy_sharing_memory(model)
+    for module in wide_model.modules():
         held: Any = module
         if type(module) is nn.Linear:
-            held.forward = _linear_in_double(module)
+            held.forward = _linear_in_float64(module)
             continue
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
@@ -33,10 +33,10 @@ def in_double(model: nn.Module) -> nn.Module:
                     wide: Any = tensor.detach().double()
                     is_parameter = isinstance(tensor, nn.Parameter)
                     tensors[name] = nn.Parameter(wide, requires_grad=False) if is_parameter else wide
-    return twin
+    return wide_model
 
 
-def _linear_in_double(linear: nn.Linear) -> Any:
+def _linear_in_float64(linear: nn.Linear) -> Any:
     def forward(x: Tensor) -> Tensor:
         wide = x.double()
         outputs = max(1, WEIGHTS_AT_A_TIME // linear.in_features)
@@ -47,7 +47,7 @@ def _linear_in_double(linear: nn.Linear) -> Any:
 
 
 @torch.no_grad()
-def detach_from_(module: nn.Module, model: nn.Module) -> None:
+def stop_sharing_(module: nn.Module, model: nn.Module) -> None:
     """Give `module` its own memory for every tensor that it shares with `model`, in place."""
     theirs = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     for part in module.modules():
@@ -60,6 +60,6 @@ def detach_from_(module: nn.Module, model: nn.Module) -> None:
 
 
 def held_bytes(module: nn.Module) -> int:
-    """Memory of all tensors of `module`, shared ones once."""
+    """The memory of all tensors of `module`; tensors that share memory count once."""
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in (*module.parameters(), *module.buffers())}
     return sum(storage.nbytes() for storage in storages.values())

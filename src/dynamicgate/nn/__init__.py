@@ -1,4 +1,4 @@
-"""Networks: the paper's gated MLP and its mixture of experts, and the parts they and Transformers are made of."""
+"""Layers and networks: a gated MLP, a mixture of experts, the feed-forward layer of a Transformer, normalisation."""
 
 from dynamicgate.nn.ffn import FFN
 from dynamicgate.nn.mlp import GatedMLP

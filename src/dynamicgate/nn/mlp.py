@@ -1,4 +1,4 @@
-"""The paper's network (sec 3): an MLP whose hidden units are gated."""
+"""An MLP whose hidden units are gated: the network of the paper (sec 3)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "gelu": nn.GELU, "si
 
 
 class GatedMLP(nn.Module):
-    """Layers of `sizes`, with a gate on each vector of hidden units.
+    """An MLP with a gate on each hidden layer.
 
-    With gates on, layer l computes (sec 3)::
+    With gates, layer l computes (sec 3)::
 
         g^(l) = 1[sigmoid(GateNet(h^(l-1)) / tau) > theta]
         h^(l) = g^(l) * phi(W^(l) h^(l-1) + b^(l))
 
-    The gate of h^(l) is a child of the layer that reads it: ``layers[l + 1].gate``; see `dynamicgate.gating.attach`.
+    The gate on the output of ``layers[i]`` is a child of the layer that consumes it, ``layers[i + 1].gate``; see
+    `dynamicgate.gating.attach`.
     """
 
     def __init__(
@@ -36,7 +37,7 @@ class GatedMLP(nn.Module):
         dropout: float = 0.0,
         normalize: Normalize | None = None,
     ) -> None:
-        """`sizes` = (inputs, hidden..., outputs); no `gate` makes a dense network, which `gate_` can gate later."""
+        """`sizes` = (inputs, hidden..., outputs). Without `gate` the network is dense; `gate_` can gate it later."""
         super().__init__()
         if len(sizes) < 2 or any(size < 1 for size in sizes):
             raise ValueError(f"sizes are (inputs, hidden..., outputs), all >= 1, received {tuple(sizes)}")
@@ -54,9 +55,9 @@ class GatedMLP(nn.Module):
             gate_(self, gate, where)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Class scores for a batch of flat inputs, one row a sample."""
+        """Class scores for a batch of flat inputs, one row per sample."""
         h = self.normalize(x)
         for layer in self.layers[:-1]:
-            h = self.dropout(self.act(layer(h)))  # the reader closes the units that its gate decided to close
+            h = self.dropout(self.act(layer(h)))  # the gate of the next layer zeroes the units it closed
         logits: Tensor = self.layers[-1](h)
         return logits

@@ -1,4 +1,4 @@
-"""Input normalisation as part of the model."""
+"""Input normalisation as a layer of the model."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class Normalize(nn.Module):
     """(x - mean) / std with fixed constants.
 
-    It lives in the model, not in the data, so that the model sees raw values: their exact zeros are work that can be
-    skipped, because this map folds into the weights and bias of the layer behind it.
+    It is part of the model, not of the data, so that the model reads raw values: a compiled plan folds this layer into
+    the weights and bias of the next one, and can then skip the inputs that are exactly zero.
     """
 
     unit_wise = True
@@ -18,7 +18,7 @@ class Normalize(nn.Module):
     std: Tensor
 
     def __init__(self, mean: Tensor | float = 0.0, std: Tensor | float = 1.0) -> None:
-        """Constants for all features, or one per feature."""
+        """One constant for all features, or one for each feature."""
         super().__init__()
         self.register_buffer("mean", torch.as_tensor(mean, dtype=torch.float32).clone())
         self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32).clone())

@@ -1,9 +1,11 @@
-"""Which connections exist, and how that changes in training: RigL, SET, fixed random masks, magnitude pruning."""
+"""Sparse training: which connections exist, and how they change. RigL, SET, static masks, magnitude pruning."""
 
 from dynamicgate.sparsity.base import LayerOptions, SparseLayer, Sparsifier
 from dynamicgate.sparsity.density import Distribution, densities
 from dynamicgate.sparsity.magnitude import Magnitude
-from dynamicgate.sparsity.rigl import SET, RigL, Static
+from dynamicgate.sparsity.rigl import RigL
+from dynamicgate.sparsity.set import SET
+from dynamicgate.sparsity.static import Static
 
 __all__ = [
     "SET",

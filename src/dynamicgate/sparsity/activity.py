@@ -1,32 +1,33 @@
-"""How often the units at the two ends of a layer are open: what rewiring must know of gates (sec 3.8, Algorithm 3).
+"""How often gates open the units at the two endpoints of a connection, and which units are dead (sec 3.8, Algorithm 3).
 
-The gradient of a connection is zero for every row in which either of its units is closed. Without a correction growth
-would go to the units that are open most, and a rarely open one would starve.
+The gradient of a connection is zero for every row in which either of its units is closed. Without a correction, growth
+would go to the units that are open most, and a rarely open unit would get no new connections.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.distributed import sum_
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import Usage, named_gates
-from dynamicgate.sparsity.agreement import total_
 
-RARELY = 0.05  # a gradient seen in fewer rows than this is mostly noise, and is not blown up further
+MIN_COACTIVATION = 0.05  # a gradient from a smaller fraction of the rows is mostly noise and is not scaled up further
 
 
 class OpenRates:
-    """Open counts of every gate since the last update, and which units stayed closed throughout."""
+    """Open counts of every gate since the last update, and the dead blocks: those that never opened in that time."""
 
     def __init__(self, model: nn.Module) -> None:
-        """Nothing seen yet."""
+        """Nothing counted yet."""
         self.gates = named_gates(model)
         self.rows = torch.zeros((), dtype=torch.float64)
-        self.opened = {site: torch.zeros(gate.blocks, dtype=torch.float64) for site, gate in self.gates.items()}
-        self.silent = {site: torch.zeros(gate.blocks, dtype=torch.bool) for site, gate in self.gates.items()}
+        self.open_counts = {site: torch.zeros(gate.blocks, dtype=torch.float64) for site, gate in self.gates.items()}
+        self.dead = {site: torch.zeros(gate.blocks, dtype=torch.bool) for site, gate in self.gates.items()}
 
     def add(self, used: Usage) -> None:
         """Count the decisions of one forward pass."""
@@ -37,74 +38,88 @@ class OpenRates:
             )
         for site in self.gates:
             g_BG = used[site].open.detach().flatten(0, -2)
-            self.opened[site] = self.opened[site].to(g_BG.device) + g_BG.sum(0)
+            self.open_counts[site] = self.open_counts[site].to(g_BG.device) + g_BG.sum(0)
         self.rows = self.rows.to(g_BG.device) + len(g_BG)
 
     def take(self) -> dict[str, Tensor]:
-        """The open rate of each block over all processes since the last call; counting begins anew."""
-        rows, opened = self._totals()
+        """The open rate of each block over all processes since the last call; resets the counts."""
+        rows, open_counts = self._totals()
         self.rows = torch.zeros_like(rows)
-        self.opened = {site: torch.zeros_like(count) for site, count in opened.items()}
-        return {site: (count / rows.clamp(min=1)).float() for site, count in opened.items()}
+        self.open_counts = {site: torch.zeros_like(count) for site, count in open_counts.items()}
+        return {site: (count / rows.clamp(min=1)).float() for site, count in open_counts.items()}
 
     def _totals(self) -> tuple[Tensor, dict[str, Tensor]]:
-        """The counts of all processes together."""
+        """The counts summed over all processes."""
         device = next((gate.tau.device for gate in self.gates.values()), self.rows.device)
         if not self.gates:
             return self.rows, {}
-        opened = {site: total_(count.to(device, copy=True)) for site, count in self.opened.items()}
-        return total_(self.rows.to(device, copy=True)), opened
+        open_counts = {site: sum_(count.to(device, copy=True)) for site, count in self.open_counts.items()}
+        return sum_(self.rows.to(device, copy=True)), open_counts
 
-    def note_silence(self, rates: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Remember which blocks were never open; returns those that were silent before and are not any more."""
-        now = {site: rate == 0.0 for site, rate in rates.items()}
-        revived = {site: self.silent[site].to(now[site].device) & ~now[site] for site in now}
-        self.silent = now
-        return revived
+    def track_dead_units(self, rates: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Remember which blocks never opened; returns the blocks that were dead before and have opened since."""
+        dead = {site: rate == 0.0 for site, rate in rates.items()}
+        reopened = {site: self.dead[site].to(dead[site].device) & ~dead[site] for site in dead}
+        self.dead = dead
+        return reopened
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts of all processes together. Every process must call it."""
-        rows, opened = self._totals()
-        state: dict[str, Any] = {"rows": rows} | {f"opened.{site}": count for site, count in opened.items()}
-        return state | {f"silent.{site}": silent for site, silent in self.silent.items()}
+        """The counts summed over all processes. Every process must call it."""
+        rows, open_counts = self._totals()
+        state: dict[str, Any] = {"rows": rows} | {f"counts.{site}": count for site, count in open_counts.items()}
+        return state | {f"dead.{site}": dead for site, dead in self.dead.items()}
 
     def load_state_dict(self, state: dict[str, Any], *, first: bool) -> None:
-        """Go on from `state_dict`; only the `first` process takes the counts, or they would count several times."""
+        """Restore `state_dict`. Only the `first` process takes the counts, or they would be counted several times."""
         self.rows = state["rows"] * float(first)
         for site in self.gates:
-            self.opened[site] = state[f"opened.{site}"] * float(first)
-            self.silent[site] = state[f"silent.{site}"]
+            self.open_counts[site] = state[f"counts.{site}"] * float(first)
+            self.dead[site] = state[f"dead.{site}"]
 
 
-class Ends:
-    """The units that one layer writes and reads, as far as gates act on them."""
+class Endpoints:
+    """The gates at the two endpoints of a layer's connections: on the units it writes and on the units it reads."""
 
     def __init__(self, layer: str, gates: dict[str, Gate]) -> None:
-        """Look for the gates at the two ends of `layer`."""
-        self.writes = next((g for g in gates.values() if layer in g.site.producers), None)
-        self.reads = next((g for g in gates.values() if layer == g.site.consumer), None)
+        """Find the gates around `layer`."""
+        self.written = next((name for name, gate in gates.items() if layer in gate.site_at(name).producers), None)
+        self.read = layer if layer in gates else None
+        self._gates = gates
 
-    def both(self, values: dict[str, Tensor], shape: torch.Size, *, empty: float, join: Any) -> Tensor | None:
-        """The values of the two units of each connection, joined; None where no gate has a say."""
-        if self.writes is None and self.reads is None:
+    @property
+    def gated(self) -> bool:
+        """Whether any gate acts on either endpoint."""
+        return self.written is not None or self.read is not None
+
+    def combine(
+        self,
+        values: dict[str, Tensor],
+        shape: torch.Size,
+        *,
+        ungated: float,
+        combine: Callable[[Tensor, Tensor], Tensor],
+    ) -> Tensor | None:
+        """The values of the two units of each connection, combined; `ungated` is the value of units without a gate.
+        None where neither endpoint has a gate."""
+        if not self.gated:
             return None
         rows, columns = (
-            None if gate is None else gate.per_unit(values[gate.site.name].float())
-            for gate in (self.writes, self.reads)
+            None if site is None else self._gates[site].per_unit(values[site].float())
+            for site in (self.written, self.read)
         )
         device = next(iter(values.values())).device
-        rows_O1 = rows[:, None] if rows is not None else torch.full((shape[0], 1), empty, device=device)
-        columns_1I = columns[None, :] if columns is not None else torch.full((1, shape[1]), empty, device=device)
-        return join(rows_O1, columns_1I)
+        rows_O1 = rows[:, None] if rows is not None else torch.full((shape[0], 1), ungated, device=device)
+        columns_1I = columns[None, :] if columns is not None else torch.full((1, shape[1]), ungated, device=device)
+        return combine(rows_O1, columns_1I)
 
 
-def often(ends: Ends, rates: dict[str, Tensor], shape: torch.Size) -> Tensor | None:
-    """The share of rows in which a connection can have a gradient, no less than `RARELY`."""
-    together = ends.both(rates, shape, empty=1.0, join=torch.mul)
-    return None if together is None else together.clamp(min=RARELY)
+def coactivation_rate(endpoints: Endpoints, rates: dict[str, Tensor], shape: torch.Size) -> Tensor | None:
+    """The fraction of rows in which both units of a connection are open, no less than `MIN_COACTIVATION`."""
+    both_open = endpoints.combine(rates, shape, ungated=1.0, combine=torch.mul)
+    return None if both_open is None else both_open.clamp(min=MIN_COACTIVATION)
 
 
-def touches(ends: Ends, marked: dict[str, Tensor], shape: torch.Size) -> Tensor | None:
-    """The connections with a marked unit at either end."""
-    either = ends.both(marked, shape, empty=0.0, join=torch.maximum)
+def connections_at(endpoints: Endpoints, marked: dict[str, Tensor], shape: torch.Size) -> Tensor | None:
+    """The connections with a marked unit at either endpoint."""
+    either = endpoints.combine(marked, shape, ungated=0.0, combine=torch.maximum)
     return None if either is None else (either > 0).expand(shape)

@@ -1,4 +1,4 @@
-"""Several processes that must hold the same masks."""
+"""A fingerprint of masks, and a check that all processes hold the same ones."""
 
 from __future__ import annotations
 
@@ -9,26 +9,11 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-
-def several() -> bool:
-    """Whether this process trains together with others."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def total_(value: Tensor) -> Tensor:
-    """The sum over all processes, in place."""
-    if several():
-        dist.all_reduce(value)
-    return value
-
-
-def mean_(value: Tensor) -> Tensor:
-    """The mean over all processes, in place: what DDP does to gradients."""
-    return total_(value).div_(dist.get_world_size()) if several() else value
+from dynamicgate import distributed
 
 
 def fingerprint(masks: Mapping[str, Tensor]) -> int:
-    """A number that differs if any connection of any layer does."""
+    """A number that changes if any connection of any layer changes."""
     digest = hashlib.blake2b(digest_size=7)  # fits an int64
     for name, mask in masks.items():
         digest.update(name.encode())
@@ -36,9 +21,9 @@ def fingerprint(masks: Mapping[str, Tensor]) -> int:
     return int.from_bytes(digest.digest(), "big")
 
 
-def agree(masks: Mapping[str, Tensor]) -> None:
-    """An error unless all processes hold the same masks."""
-    if not several():
+def check_agreement(masks: Mapping[str, Tensor]) -> None:
+    """Raise an error unless all processes hold the same masks."""
+    if distributed.world_size() == 1:
         return
     device = next(iter(masks.values())).device
     mine = torch.tensor(fingerprint(masks), device=device)

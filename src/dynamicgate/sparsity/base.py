@@ -1,4 +1,4 @@
-"""What every sparsifier shares: masks that are kept exactly, a clock that ticks with the optimizer, and a memory."""
+"""`Sparsifier`: what all of them share. Exact masks, updates between optimizer steps, logging, checkpoints."""
 
 from __future__ import annotations
 
@@ -8,34 +8,36 @@ from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 
+from dynamicgate import distributed
 from dynamicgate.gating.recording import Usage
 from dynamicgate.masks import UNSTRUCTURED, put_mask_
 from dynamicgate.ops.mask import mask_
 from dynamicgate.sparsity import agreement, optimizer_state
-from dynamicgate.sparsity.activity import Ends, OpenRates
+from dynamicgate.sparsity.activity import Endpoints, OpenRates
 from dynamicgate.sparsity.density import Density, Distribution, choose_layers, densities
 from dynamicgate.sparsity.patterns import Pattern
+
+DEFAULT_PERIOD, MIN_UPDATES = 100, 10
 
 
 @dataclass(eq=False)
 class SparseLayer:
-    """One Linear layer whose connections are chosen."""
+    """One Linear layer with a mask."""
 
     name: str
     linear: nn.Linear
     pattern: Pattern
     density: float
-    ends: Ends
+    endpoints: Endpoints
     explored: Tensor
     churn: float = 0.0
-    young: Tensor | None = None
-    """Flat indices of connections that began anew at the last update and have not taken a step since."""
+    newly_grown: Tensor | None = None
+    """Flat indices of the connections grown at the last update that have not taken an optimizer step since."""
 
     @property
     def weight(self) -> nn.Parameter:
-        """The weights, of which those without a connection are zero."""
+        """The weights; those of missing connections are zero."""
         return self.linear.weight  # type: ignore[return-value]
 
     @property
@@ -50,7 +52,7 @@ class SparseLayer:
 
 
 class LayerOptions(TypedDict, total=False):
-    """Which layers become sparse and how: what all sparsifiers take, described at `Static`."""
+    """The arguments that say which layers become sparse and how, the same for all sparsifiers; see `Static`."""
 
     distribution: Distribution
     pattern: str
@@ -66,9 +68,10 @@ class Sparsifier:
         sparsifier.step(optimizer, progress)
         optimizer.step()
 
-    Gradients without a connection are set to zero there, and so is everything the optimizer remembers of such weights:
-    an optimizer that works entry by entry (SGD, Adam, AdamW, ...) then leaves them at exactly zero. With gradient
-    scaling call `scaler.unscale_(optimizer)` first; clip gradients afterwards. With gates see `watch`.
+    `step` sets the gradients of missing connections to zero, and with every change of a mask also the optimizer state
+    of these weights. An optimizer that updates each entry on its own (SGD, Adam, AdamW, ...) then leaves them at
+    exactly zero. With gradient scaling call `scaler.unscale_(optimizer)` first; clip gradients afterwards. With gates
+    see `watch`.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Sparsifier:
         model: nn.Module,
         density: Density,
         *,
-        every: int,
+        every: int | None,
         until: float,
         seed: int = 0,
         distribution: Distribution = "uniform",
@@ -84,11 +87,11 @@ class Sparsifier:
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
     ) -> None:
-        """See the subclasses for what the arguments mean."""
-        if every < 1:
+        """The subclasses describe the arguments."""
+        if every is not None and every < 1:
             raise ValueError(f"every is a number of optimizer steps, 1 or more, received {every}")
         if not 0.0 < until <= 1.0:
-            raise ValueError(f"until is a share of training: expected 0 < until <= 1, received {until}")
+            raise ValueError(f"until is a fraction of training: expected 0 < until <= 1, received {until}")
         self.every, self.until, self.seed, self.pattern = every, until, seed, pattern
         self.open_rates = OpenRates(model)
         self._chosen, self.left_out = choose_layers(model, density, include, exclude)
@@ -96,17 +99,17 @@ class Sparsifier:
         self._densities = densities(shapes, density, distribution)
         self.layers: list[SparseLayer] = []
         self.steps = self.updates = self.since_update = 0
-        self._began: tuple[int, float] | None = None
-        self._length_is_known = self._some_are_young = False
+        self._first_progress: tuple[int, float] | None = None
+        self._length_is_known = self._has_newly_grown = False
         self._optimizer: torch.optim.Optimizer | None = None
-        self._telling: tuple[int, dict[str, dict[str, float]], str] | None = None
+        self._stats_cache: tuple[int, dict[str, dict[str, float]], str] | None = None
 
     def _add_layers(self, pattern: Pattern, masks: Iterator[Tensor]) -> None:
         for (name, linear), mask in zip(self._chosen.items(), masks, strict=True):
-            put_mask_(linear, mask, pattern.name, density=self._densities[name])
-            ends = Ends(name, self.open_rates.gates)
+            put_mask_(linear, mask, pattern.name)
+            endpoints = Endpoints(name, self.open_rates.gates)
             explored = linear.mask.clone()  # type: ignore[operator]
-            self.layers.append(SparseLayer(name, linear, pattern, self._densities[name], ends, explored))
+            self.layers.append(SparseLayer(name, linear, pattern, self._densities[name], endpoints, explored))
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -115,63 +118,76 @@ class Sparsifier:
         kind = {"kind": type(self).__name__, "every": self.every, "until": self.until, "seed": self.seed}
         return {**kind, "pattern": self.pattern, "layers": layers}
 
-    def check_(self, total: int) -> None:
-        """An error if a run of `total` optimizer steps would end before the first update."""
+    def pending(self, linear: nn.Linear) -> float:
+        """How many connections of a layer are still to be pruned before training ends; 0 for other layers."""
+        for layer in self.layers:
+            if layer.linear is linear:
+                return max(0.0, layer.count - layer.density * layer.mask.numel())
+        return 0.0
+
+    def check_length(self, total: int) -> None:
+        """Choose `every` if it is None; raise an error if a run of `total` steps would end before the first update."""
+        self._choose_period(total)
+        assert self.every is not None
         if self.until * total < self.every:
             raise ValueError(
-                f"a run of about {total:.0f} steps that rewires every {self.every} steps until {self.until:.0%} of "
-                "training would never rewire: lower `every`, raise `until` or train longer; if a fixed random mask is "
-                "what you want, use Static"
+                f"a run of about {total:.0f} steps that updates its masks every {self.every} steps until "
+                f"{self.until:.0%} of training would never update them: lower `every`, raise `until` or train longer; "
+                "if a fixed random mask is what you want, use Static"
             )
 
+    def _choose_period(self, total: int) -> None:
+        if self.every is None:
+            self.every = max(1, min(DEFAULT_PERIOD, int(self.until * total / MIN_UPDATES)))
+
     def watch(self, used: Usage, penalty: Tensor | None = None) -> None:
-        """With gates: tell what they decided, between the forward and the backward pass of every piece of a batch, so
-        that units that are rarely open do not starve. Growth follows the task loss alone: the part of the gradient
-        that a usage `penalty` is about to add is left out of the scores."""
+        """With gates: pass their recorded decisions between the forward and the backward pass of every micro-batch, so
+        that rarely open units get new connections too. Growth follows the task loss alone: the part of the gradient
+        that comes from a usage `penalty` is left out of the scores."""
         self.open_rates.add(used)
 
     def step(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         """Once per optimizer step, between backward and `optimizer.step()`."""
         if optimizer is not self._optimizer:
-            self._meet(optimizer)
+            self._bind_optimizer(optimizer)
         if not self._length_is_known:
-            self._check_length(progress)
+            self._infer_length(progress)
         self.steps += 1
         self.since_update += 1
-        self._look(progress)
-        if self._due(progress) and _will_step(optimizer):  # a step that gradient scaling will skip decides nothing
+        self._accumulate_gradients(progress)
+        if self._due(progress) and _will_step(optimizer):  # no update at a step that gradient scaling will skip
             self._update(optimizer, progress)
-        elif self._some_are_young:
-            self._start_young(optimizer)
+        elif self._has_newly_grown:
+            self._start_newly_grown(optimizer)
         for layer in self.layers:
             grad = layer.weight.grad
             if grad is not None:
                 mask_(grad, layer.mask)
-                if layer.young is not None:
-                    grad.view(-1)[layer.young] = 0.0  # they begin with the next step
+                if layer.newly_grown is not None:
+                    grad.view(-1)[layer.newly_grown] = 0.0  # their first optimizer step is the next one
 
     @torch.no_grad()
     def _update(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         self._check_masked_weights(optimizer)
-        self._rewire(optimizer, progress)
-        agreement.agree(self._masks())
+        self._update_masks(optimizer, progress)
+        agreement.check_agreement(self._masks())
         self.updates += 1
         self.since_update = 0
-        self._some_are_young = True
+        self._has_newly_grown = True
 
-    def _look(self, progress: float) -> None:
-        """See the dense gradient before it is masked."""
+    def _accumulate_gradients(self, progress: float) -> None:
+        """Called with the dense gradient, before it is masked."""
 
     def _due(self, progress: float) -> bool:
-        return self.since_update >= self.every and progress < self.until
+        return self.every is not None and self.since_update >= self.every and progress < self.until
 
-    def _rewire(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
+    def _update_masks(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         raise NotImplementedError
 
     def _replace(
         self, layer: SparseLayer, mask: Tensor, optimizer: torch.optim.Optimizer, *, reset: Tensor | None = None
     ) -> None:
-        """Give a layer another mask; what begins, ends or is `reset` has no past."""
+        """Give a layer a new mask. Connections that are grown, pruned or in `reset` lose their optimizer state."""
         changed = (mask ^ layer.mask).flatten().nonzero().flatten()
         now = mask.reshape(-1)
         grown = changed[now[changed]]
@@ -183,34 +199,34 @@ class Sparsifier:
             changed = torch.cat([changed, reset.flatten().nonzero().flatten()]).unique()
             grown = changed[now[changed]]
         optimizer_state.clear_(optimizer, layer.weight, changed)
-        layer.young = grown
+        layer.newly_grown = grown
 
-    def _start_young(self, optimizer: torch.optim.Optimizer) -> None:
-        self._some_are_young = False
+    def _start_newly_grown(self, optimizer: torch.optim.Optimizer) -> None:
+        self._has_newly_grown = False
         for layer in self.layers:
             grad = layer.weight.grad
-            if layer.young is None or grad is None or not finite(grad.view(-1)[layer.young]):
-                self._some_are_young |= layer.young is not None  # a step that will be skipped starts nothing
+            if layer.newly_grown is None or grad is None or not finite(grad.view(-1)[layer.newly_grown]):
+                self._has_newly_grown |= layer.newly_grown is not None  # gradient scaling will skip this step
                 continue
-            optimizer_state.start_gently_(optimizer, layer.weight, layer.young, layer.count)
-            layer.young = None
+            optimizer_state.init_second_moment_(optimizer, layer.weight, layer.newly_grown, layer.count)
+            layer.newly_grown = None
 
-    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
-        """The first time: forget what the optimizer remembers of weights that do not exist."""
+    def _bind_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """At the first step with an optimizer: clear its state for weights without a connection."""
         for layer in self.layers:
             if not optimizer_state.trains(optimizer, layer.weight):
-                raise ValueError(f"the optimizer does not train {layer.name!r}, whose connections are to be chosen")
+                raise ValueError(f"the optimizer does not train {layer.name!r}, a layer of this sparsifier")
             optimizer_state.clear_(optimizer, layer.weight, (~layer.mask).flatten().nonzero().flatten())
             layer.explored = layer.explored.to(layer.mask.device)  # the model may have moved since
         self._optimizer = optimizer
 
-    def _check_length(self, progress: float) -> None:
-        """`check_` as soon as the pace of `progress` tells how long the run will be."""
-        if self._began is None:
-            self._began = (self.steps, progress)
-        elif progress > self._began[1]:
-            steps, start = self._began
-            self.check_(round((self.steps - steps) / (progress - start)))
+    def _infer_length(self, progress: float) -> None:
+        """Call `check_length` as soon as two values of `progress` show how long the run will be."""
+        if self._first_progress is None:
+            self._first_progress = (self.steps, progress)
+        elif progress > self._first_progress[1]:
+            steps, start = self._first_progress
+            self.check_length(round((self.steps - steps) / (progress - start)))
             self._length_is_known = True
 
     def _check_masked_weights(self, optimizer: torch.optim.Optimizer) -> None:
@@ -220,22 +236,23 @@ class Sparsifier:
             if not torch.equal(masked, layer.weight) and finite(layer.weight):
                 raise RuntimeError(
                     f"weights of {layer.name!r} that have no connection are not zero: either they were changed by hand "
-                    f"or {type(optimizer).__name__} mixes entries of a weight. Use an optimizer that works entry by "
-                    "entry (SGD, Adam, AdamW, RMSprop, ...)"
+                    f"or {type(optimizer).__name__} mixes entries of a weight. Use an optimizer that updates each "
+                    "entry on its own (SGD, Adam, AdamW, RMSprop, ...)"
                 )
 
-    def rows(self) -> dict[str, dict[str, float]]:
-        """For a log: density, explored share (ever connected so far, the ITOP rate) and churn of every layer."""
-        return self._told()[0]
+    def stats(self) -> dict[str, dict[str, float]]:
+        """For a log, by layer: density, explored (the fraction of connections that ever existed, known as the ITOP
+        rate) and churn (the fraction of connections that the last update grew)."""
+        return self._cached_stats()[0]
 
     def fingerprint(self) -> str:
-        """A short text that differs if any connection does."""
-        return self._told()[1]
+        """A short text that changes if any connection changes."""
+        return self._cached_stats()[1]
 
-    def _told(self) -> tuple[dict[str, dict[str, float]], str]:
-        """Counted once per update: a log asks far more often, and masks may be large."""
-        if self._telling is None or self._telling[0] != self.updates:
-            rows = {
+    def _cached_stats(self) -> tuple[dict[str, dict[str, float]], str]:
+        """Computed once per update: logs are written far more often, and masks may be large."""
+        if self._stats_cache is None or self._stats_cache[0] != self.updates:
+            stats = {
                 layer.name: {
                     "density": layer.count / layer.mask.numel(),
                     "explored": float(layer.explored.float().mean()),
@@ -243,8 +260,8 @@ class Sparsifier:
                 }
                 for layer in self.layers
             }
-            self._telling = (self.updates, rows, f"{agreement.fingerprint(self._masks()):014x}")
-        return self._telling[1:]
+            self._stats_cache = (self.updates, stats, f"{agreement.fingerprint(self._masks()):014x}")
+        return self._stats_cache[1:]
 
     def _masks(self) -> dict[str, Tensor]:
         return {layer.name: layer.mask for layer in self.layers}
@@ -255,26 +272,29 @@ class Sparsifier:
             "steps": self.steps,
             "updates": self.updates,
             "since_update": self.since_update,
-            "began": self._began,
+            "first_progress": self._first_progress,
             "churn": {layer.name: layer.churn for layer in self.layers},
         }
         state |= {f"explored.{layer.name}": layer.explored for layer in self.layers}
-        state |= {f"young.{layer.name}": layer.young for layer in self.layers if layer.young is not None}
-        return state | {f"open.{name}": value for name, value in self.open_rates.state_dict().items()}
+        state |= {
+            f"newly_grown.{layer.name}": layer.newly_grown for layer in self.layers if layer.newly_grown is not None
+        }
+        return state | {f"open_rates.{name}": value for name, value in self.open_rates.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state_dict` was taken, on any number of processes."""
+        """Restore `state_dict`, on any number of processes."""
         self.steps, self.updates, self.since_update = state["steps"], state["updates"], state["since_update"]
-        self._began = tuple(state["began"]) if state["began"] else None
-        self._telling = None
+        self._first_progress = tuple(state["first_progress"]) if state["first_progress"] else None
+        self._stats_cache = None
         for layer in self.layers:
             layer.churn = state["churn"][layer.name]
             layer.explored.copy_(state[f"explored.{layer.name}"])
-            young = state.get(f"young.{layer.name}")
-            layer.young = None if young is None else young.to(layer.mask.device)
-        self._some_are_young = any(layer.young is not None for layer in self.layers)
-        seen = {name.removeprefix("open."): value for name, value in state.items() if name.startswith("open.")}
-        self.open_rates.load_state_dict(seen, first=not agreement.several() or dist.get_rank() == 0)
+            newly_grown = state.get(f"newly_grown.{layer.name}")
+            layer.newly_grown = None if newly_grown is None else newly_grown.to(layer.mask.device)
+        self._has_newly_grown = any(layer.newly_grown is not None for layer in self.layers)
+        prefix = "open_rates."
+        rates = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        self.open_rates.load_state_dict(rates, first=distributed.rank() == 0)
 
     def __str__(self) -> str:
         lines = [f"{type(self).__name__}: {sum(layer.count for layer in self.layers):,} connections"]
@@ -286,11 +306,11 @@ class Sparsifier:
 
 
 def finite(values: Tensor) -> bool:
-    """Whether all values are: any that is not spoils the sum, which is faster than a look at each."""
+    """Whether all values are finite. The sum is not if any value is not, and is faster than testing each."""
     return bool(values.sum(dtype=torch.float32).isfinite())
 
 
 def _will_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether gradient scaling will let this step happen."""
+    """Whether all gradients are finite: otherwise gradient scaling skips this step."""
     grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     return all(map(finite, grads))

@@ -1,4 +1,4 @@
-"""Which layers are sparse, and how dense each may be: uniform, Erdos-Renyi-Kernel, or said layer by layer."""
+"""Which layers become sparse, and the density of each: uniform, Erdos-Renyi-Kernel (ERK), or given by layer."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Distribution = Literal["uniform", "erk"]
 def choose_layers(
     model: nn.Module, density: Density, include: Sequence[str], exclude: Sequence[str]
 ) -> tuple[dict[str, nn.Linear], dict[str, str]]:
-    """The Linear layers to make sparse, and for all others the reason why not.
+    """The Linear layers to make sparse, and for each of the others the reason why it stays dense.
 
-    By default every layer but the last one of the model and the gate networks; naming layers (in `include`, or as keys
-    of `density`) takes exactly those.
+    By default all layers except the last one of the model and the gate networks. Naming layers, in `include` or as
+    keys of `density`, selects exactly those.
     """
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     wanted = list(include) or (list(density) if isinstance(density, Mapping) else [])
@@ -56,12 +56,14 @@ def densities(shapes: Mapping[str, torch.Size], density: Density, distribution: 
     values = list(density.values()) if isinstance(density, Mapping) else [density]
     for value in values:
         if not 0.0 < value <= 1.0:
-            raise ValueError(f"a density is a share of the connections: expected 0 < density <= 1, received {value}")
+            raise ValueError(f"a density is a fraction of the connections: expected 0 < density <= 1, received {value}")
     if isinstance(density, Mapping):
         for name in shapes:
             if not any(fnmatch(name, pattern) for pattern in density):
-                raise ValueError(f"no density is given for {name!r}; there are some for {', '.join(density)}")
-        # the last pattern that matches decides, as in a list of rules that grows more particular
+                raise ValueError(
+                    f"no density is given for {name!r}, only for {', '.join(density)}: add one, or exclude the layer"
+                )
+        # the last matching pattern wins, as in a list of rules from general to specific
         return {name: [v for pattern, v in density.items() if fnmatch(name, pattern)][-1] for name in shapes}
     if distribution == "uniform":
         return dict.fromkeys(shapes, density)
@@ -70,29 +72,32 @@ def densities(shapes: Mapping[str, torch.Size], density: Density, distribution: 
     return _erk(shapes, density)
 
 
-def initial_densities(final: Mapping[str, float], initial_density: Density) -> dict[str, float]:
-    """The density each layer begins with: at least its `final` one."""
+def initial_densities(final: Mapping[str, float], initial_density: Density | None) -> dict[str, float]:
+    """The density each layer starts with: at least its `final` one, and that one for None."""
+    if initial_density is None:
+        return dict(final)
     rules = initial_density if isinstance(initial_density, Mapping) else {"*": initial_density}
     for value in rules.values():
         if not 0.0 <= value <= 1.0:
-            raise ValueError(f"initial_density is a share of the connections: expected 0 to 1, received {value}")
+            raise ValueError(f"initial_density is a fraction of the connections: expected 0 to 1, received {value}")
     return {
         name: max([value, *(v for pattern, v in rules.items() if fnmatch(name, pattern))])
         for name, value in final.items()
     }
 
 
-def falling(start: float, final: float, begin: float, until: float, progress: float) -> float:
-    """A density on its way from `start` to `final`, along a cubic that is steep at first (Zhu and Gupta)."""
-    if progress >= until:
+def cubic_density(initial: float, final: float, start: float, end: float, progress: float) -> float:
+    """The density at `progress` if it falls from `initial` to `final` between `start` and `end`, along a cubic that is
+    steep at first (Zhu and Gupta)."""
+    if progress >= end:
         return final
-    left = (until - max(progress, begin)) / (until - begin or 1.0)
-    return final + (start - final) * left**3
+    left = (end - max(progress, start)) / (end - start or 1.0)
+    return final + (initial - final) * left**3
 
 
 def _erk(shapes: Mapping[str, torch.Size], density: float) -> dict[str, float]:
     """Density of a layer in proportion to (inputs + outputs) / (inputs x outputs), `density` over all layers together.
-    A layer that would need more than all of its connections is dense, and the others share what is left."""
+    A layer that would need more than all of its connections is dense, and the others divide what is left."""
     full: set[str] = set()
     while True:
         sparse = {name: shape for name, shape in shapes.items() if name not in full}

@@ -1,30 +1,27 @@
-"""Magnitude pruning during training: the smallest weights, or the units with the least weight, go for good."""
+"""Magnitude pruning during training: remove the smallest weights, or the units with the smallest weights, for good."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from dynamicgate.gating.sites import Site, find_sites
 from dynamicgate.sparsity import optimizer_state
 from dynamicgate.sparsity.base import LayerOptions, Sparsifier
-from dynamicgate.sparsity.density import Density, falling
+from dynamicgate.sparsity.density import Density, cubic_density
 from dynamicgate.sparsity.patterns import Pattern, largest, parse_pattern
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 UNITS = "units"
 
 
 class Magnitude(Sparsifier):
-    """Prune what is smallest, from dense to `density`, along a cubic that is steep at first; then train on.
+    """Prune the smallest weights, from dense to `density` along a cubic that is steep at first, then keep training.
 
-    prune_from, until: shares of training between which connections go; prune_from = until prunes once.
-    pattern: as for `Static`, or "units": whole hidden units go, with their bias and everything that reads them.
+    prune_from, until: fractions of training between which connections are pruned; prune_from = until prunes once.
+    pattern: as for `Static`, or "units": remove whole hidden units with their bias and everything that reads them.
     every: optimizer steps between prunings. The other arguments are those of `Static`.
     """
 
@@ -35,18 +32,18 @@ class Magnitude(Sparsifier):
         *,
         prune_from: float = 0.2,
         until: float = 0.75,
-        every: int = 100,
+        every: int | None = 100,
         **layers: Unpack[LayerOptions],
     ) -> None:
         """All connections of `model` exist at first."""
         if not 0.0 <= prune_from <= until < 1.0:
             raise ValueError(f"expected 0 <= prune_from <= until < 1, received prune_from={prune_from}, until={until}")
         super().__init__(model, density, every=every, until=until, **layers)
-        self.prune_from, self.done = prune_from, False
+        self.prune_from, self.pruning_done = prune_from, False
         self.sites: dict[str, Site] = {}
         if self.pattern == UNITS:
             self.sites = _sites_behind(model, self._chosen)
-            for site in self.sites.values():  # a reader loses the columns of the units that go
+            for site in self.sites.values():  # the layer that reads pruned units loses their columns
                 self._chosen.setdefault(site.consumer, model.get_submodule(site.consumer))  # type: ignore[arg-type]
                 self._densities.setdefault(site.consumer, 1.0)
                 self.left_out.pop(site.consumer, None)
@@ -60,49 +57,50 @@ class Magnitude(Sparsifier):
         """What a run that continues this one must share."""
         return {**super().settings, "prune_from": self.prune_from}
 
-    def check_(self, total: int) -> None:
-        """An error if a run of `total` steps ends before the pruning does."""
+    def check_length(self, total: int) -> None:
+        """Choose `every` if it is None; raise an error if a run of `total` steps ends before the pruning does."""
+        self._choose_period(total)
         if (total - 1) / total < self.until:
             raise ValueError(
-                f"pruning until {self.until:.0%} of training does not come to its end in {total} steps: lower `until`"
+                f"pruning until {self.until:.0%} of training would not finish in {total} steps: lower `until`"
             )
 
     def density_at(self, progress: float, final: float) -> float:
         """The density on the way to `final`."""
-        return falling(1.0, final, self.prune_from, self.until, progress)
+        return cubic_density(1.0, final, self.prune_from, self.until, progress)
 
     def _due(self, progress: float) -> bool:
-        if self.done or progress < self.prune_from:
+        if self.pruning_done or progress < self.prune_from:
             return False
-        return progress >= self.until or self.since_update >= self.every
+        return progress >= self.until or (self.every is not None and self.since_update >= self.every)
 
-    def _rewire(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
+    def _update_masks(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         if self.sites:
             self._prune_units(optimizer, progress)
         else:
             for layer in self.layers:
-                share = self.density_at(progress, layer.density)
-                self._replace(layer, strongest(layer.pattern, layer.mask, layer.weight, share), optimizer)
-        self.done = progress >= self.until
+                density = self.density_at(progress, layer.density)
+                self._replace(layer, keep_largest(layer.pattern, layer.mask, layer.weight, density), optimizer)
+        self.pruning_done = progress >= self.until
 
     def _prune_units(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         by_name = {layer.name: layer for layer in self.layers}
         masks = {layer.name: layer.mask.clone() for layer in self.layers}
         for site in self.sites.values():
             writers, reader = [by_name[name] for name in site.producers], by_name[site.consumer]
-            # What a unit can do to the next layer: the weight that comes in times the weight that goes out.
+            # How much a unit can change the next layer: norm of its incoming times norm of its outgoing weights.
             size = reader.weight.float().norm(dim=0)
             for writer in writers:
                 size = size * writer.weight.float().norm(dim=1)
             alive = reader.mask.any(0)
-            share = self.density_at(progress, writers[0].density)
-            keep = largest(size.masked_fill(~alive, -1.0)[None], max(1, round(share * site.width)))[0] & alive
+            density = self.density_at(progress, writers[0].density)
+            keep = largest(size.masked_fill(~alive, -1.0)[None], max(1, round(density * site.width)))[0] & alive
             masks[reader.name] &= keep[None, :]
             for writer in writers:
                 masks[writer.name] &= keep[:, None]
         for layer in self.layers:
             self._replace(layer, masks[layer.name], optimizer)
-        for layer in self._writers:  # a unit that is gone must not speak through its bias
+        for layer in self._writers:  # a pruned unit must not act through its bias
             alive = layer.mask.any(1)
             layer.linear.bias.mul_(alive)
             optimizer_state.clear_(optimizer, layer.linear.bias, (~alive).nonzero().flatten())
@@ -120,31 +118,32 @@ class Magnitude(Sparsifier):
 
     def state_dict(self) -> dict[str, object]:
         """See `Sparsifier.state_dict`."""
-        return super().state_dict() | {"done": self.done}
+        return super().state_dict() | {"pruning_done": self.pruning_done}
 
     def load_state_dict(self, state: dict[str, object]) -> None:
         """See `Sparsifier.load_state_dict`."""
         super().load_state_dict(state)
-        self.done = bool(state["done"])
+        self.pruning_done = bool(state["pruning_done"])
 
 
-def strongest(pattern: Pattern, mask_OI: Tensor, weight_OI: Tensor, share: float) -> Tensor:
-    """The cells of largest weight, `share` of all; what is gone stays gone."""
-    was = pattern.holds(mask_OI)
-    size = pattern.cells(weight_OI.abs().float()).masked_fill(~was, -1.0)
-    now = was.clone()
+def keep_largest(pattern: Pattern, mask_OI: Tensor, weight_OI: Tensor, density: float) -> Tensor:
+    """The mask of the tiles with the largest weights, a fraction `density` of all; what is pruned stays pruned."""
+    active_PQ = pattern.active_tiles(mask_OI)
+    size_PQ = pattern.tile_sums(weight_OI.abs().float()).masked_fill(~active_PQ, -1.0)
+    kept_PQ = active_PQ.clone()
     for part in pattern.groups(mask_OI.shape):
-        scores = pattern.rivals(size[part])
-        now[part] &= largest(scores, max(1, round(share * scores.shape[1]))).reshape(now[part].shape)
-    return pattern.entries(now, mask_OI.shape)
+        scores = pattern.competing(size_PQ[part])
+        kept_PQ[part] &= largest(scores, max(1, round(density * scores.shape[1]))).reshape(kept_PQ[part].shape)
+    return pattern.expand(kept_PQ, mask_OI.shape)
 
 
 def _sites_behind(model: nn.Module, chosen: dict[str, nn.Linear]) -> dict[str, Site]:
-    """The hidden units that the chosen layers write."""
+    """The sites of the hidden units that the chosen layers write."""
     sites = {name: site for site in find_sites(model) for name in site.producers if name in chosen}
     missing = [name for name in chosen if name not in sites]
     if missing:
         raise ValueError(
-            f"whole units can only be pruned where one layer reads them and nothing else does; not behind {missing}"
+            f"whole units can only be pruned where exactly one layer reads them, which is not so behind {missing}: "
+            "exclude these layers"
         )
     return {site.name: site for site in sites.values()}

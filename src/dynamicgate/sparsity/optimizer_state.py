@@ -1,4 +1,4 @@
-"""What an optimizer remembers of each weight, and how that begins anew for a connection that begins anew."""
+"""Clear and initialize optimizer state for the entries of a weight whose connections are pruned or grown."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 
 
 def trains(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> bool:
-    """Whether `optimizer` moves `parameter`."""
+    """Whether `parameter` is one of the parameters of `optimizer`."""
     return any(parameter is p for group in optimizer.param_groups for p in group["params"])
 
 
 def clear_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, index: Tensor) -> None:
-    """Forget all about the entries at `index` (flat): momentum, both moments of Adam, whatever has the same shape."""
+    """Set the state of the entries at `index` (flat) to zero: momentum, both moments of Adam, and the like."""
     for value in optimizer.state.get(parameter, {}).values():
         if isinstance(value, Tensor) and value.shape == parameter.shape:
             value.view(-1).index_fill_(0, index, 0.0)
 
 
-def start_gently_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, index: Tensor, count: int) -> None:
-    """Give the entries in `index`, which are about to take their first step, a second moment.
+def init_second_moment_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, index: Tensor, count: int) -> None:
+    """Give the entries at `index`, which are about to take their first step, a second moment.
 
-    Adam corrects its moments by one step count for the whole tensor, so that an entry that starts from zero late in a
-    run would take steps of up to 6.5 learning rates for some dozens of steps: the loss would jump. With the second
-    moment of its first gradient, and no less than `count` connections of this layer have on average, it takes less
-    than one, rising as the first moment does.
+    Adam's bias correction uses one step count for the whole tensor. An entry that starts from zero late in a run would
+    take steps of up to 6.5 learning rates for some dozens of steps, and the loss would jump. Here the second moment
+    starts at the square of the first gradient, and no lower than the mean over the `count` connections of the layer.
+    The first steps are then smaller than one learning rate and grow as the first moment does.
     """
     state = optimizer.state.get(parameter, {})
     for name in SECOND_MOMENTS:
         if name not in state or parameter.grad is None:
             continue
         moment = state[name]
-        first = parameter.grad.flatten()[index].square().to(moment.dtype) * _memory(optimizer, parameter)
+        first = parameter.grad.flatten()[index].square().to(moment.dtype) * _bias_correction(optimizer, parameter)
         moment.view(-1)[index] = first.clamp(min=float(moment.sum() / max(1, count)))
 
 
-def _memory(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> float:
-    """The share of a constant that a second moment has reached by now: what Adam's bias correction divides by."""
+def _bias_correction(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> float:
+    """What Adam divides the second moment by at this step; 1 for optimizers without a correction."""
     group = next(g for g in optimizer.param_groups if any(parameter is p for p in g["params"]))
     if "betas" not in group:
         return 1.0

@@ -1,4 +1,4 @@
-"""Everything a training run needs to go on as if it had never stopped, in one safetensors file."""
+"""Save and load the full state of a training run as one safetensors file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.budget import Budget
+from dynamicgate.budget import GateBudget
 from dynamicgate.io.model_file import read_tensors, restore, write_tensors
 from dynamicgate.sparsity import Sparsifier
 
@@ -18,26 +18,26 @@ def save_checkpoint(
     path: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    budget: Budget | None,
-    rewiring: Mapping[str, Any] | None,
+    budget: GateBudget | None,
+    sparsifier: Mapping[str, Any] | None,
     *,
     settings: Mapping[str, Any],
     position: Mapping[str, Any],
     rng: Mapping[str, Tensor],
 ) -> None:
-    """Weights, masks, gates with tau and theta, optimizer, controller, sparsifier, random state, position in data."""
+    """Weights, masks, gates with tau and theta, optimizer, budget, state of the sparsifier, random state, position."""
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     optimizer_tensors, optimizer_rest = _flatten(optimizer.state_dict())
     tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer_tensors.items()}
     tensors |= {f"rng.{name}": tensor for name, tensor in rng.items()}
-    tensors |= {f"rewiring.{name}": value for name, value in (rewiring or {}).items() if isinstance(value, Tensor)}
+    tensors |= {f"sparsifier.{name}": value for name, value in (sparsifier or {}).items() if isinstance(value, Tensor)}
     header = {
         "kind": "checkpoint",
         "settings": dict(settings),
         "position": dict(position),
         "optimizer": optimizer_rest,
         "budget": budget.state_dict() if budget is not None else None,
-        "rewiring": {name: value for name, value in (rewiring or {}).items() if not isinstance(value, Tensor)},
+        "sparsifier": {name: value for name, value in (sparsifier or {}).items() if not isinstance(value, Tensor)},
     }
     write_tensors(path, tensors, header)
 
@@ -46,26 +46,26 @@ def load_checkpoint(
     path: Path,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    budget: Budget | None,
+    budget: GateBudget | None,
     sparsifier: Sparsifier | None,
     *,
     settings: Mapping[str, Any],
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Put everything back in place; returns the position and the random state. Refuses a run with other settings."""
+    """Restore everything in place; returns the position and the random state. Refuses a run with other settings."""
     tensors, header = read_tensors(path, kind="checkpoint")
     for name in settings.keys() | header["settings"].keys():
-        was, now = header["settings"].get(name), settings.get(name)
-        if was != now:
+        saved, current = header["settings"].get(name), settings.get(name)
+        if saved != current:
             raise ValueError(
-                f"{path} was made with {name}={was!r}, this run has {name}={now!r}: choose another output folder, or "
-                "delete that file to start over"
+                f"{path} was made with {name}={saved!r}, this run has {name}={current!r}: choose another output "
+                "folder, or delete that file to start over"
             )
     restore(model, _under("model.", tensors), path)
     optimizer.load_state_dict(_unflatten(_under("optimizer.", tensors), header["optimizer"]))
     if budget is not None and header["budget"] is not None:
         budget.load_state_dict(header["budget"])
     if sparsifier is not None:
-        sparsifier.load_state_dict({**header["rewiring"], **_under("rewiring.", tensors)})
+        sparsifier.load_state_dict({**header["sparsifier"], **_under("sparsifier.", tensors)})
     return header["position"], _under("rng.", tensors)
 
 
@@ -78,7 +78,7 @@ def random_state() -> dict[str, Tensor]:
 
 
 def set_random_state(state: Mapping[str, Tensor]) -> None:
-    """Go back to `random_state`."""
+    """Restore what `random_state` returned."""
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

@@ -1,4 +1,4 @@
-"""Learning from another network's answers: they say more of a row than its label does."""
+"""Knowledge distillation: train on the softened outputs of a trained model besides the labels."""
 
 from __future__ import annotations
 
@@ -9,35 +9,38 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 TEMPERATURE = 2.0
+DEFAULT_WEIGHT = 0.5
 
 
 class Teacher:
-    """A trained model whose scores are imitated, and how much that counts beside the labels."""
+    """A trained model to distill from, and the weight of its outputs in the loss."""
 
-    def __init__(self, model: nn.Module, share: float, device: torch.device) -> None:
-        """`share` of the loss is for the teacher, the rest for the labels."""
-        if not 0.0 < share <= 1.0:
+    def __init__(self, model: nn.Module, weight: float | None, device: torch.device) -> None:
+        """`weight` is the teacher's fraction of the loss, None is 0.5; the rest is for the labels."""
+        self.weight = DEFAULT_WEIGHT if weight is None else weight
+        if not 0.0 < self.weight <= 1.0:
             raise ValueError(
-                f"distill_weight is the teacher's share of the loss: expected 0 < distill_weight <= 1, received {share}"
+                "distill_weight is the teacher's fraction of the loss: expected 0 < distill_weight <= 1, received "
+                f"{self.weight}"
             )
-        self.model, self.share = model.to(device).eval(), share
+        self.model = model.to(device).eval()
 
     @torch.no_grad()
     def scores(self, x: Tensor) -> Tensor:
-        """What the teacher says of these rows."""
+        """The teacher's scores for these rows."""
         return self.model(x).float()
 
-    def distance(self, scores_BC: Tensor, x: Tensor) -> Tensor:
-        """How far the student is from the teacher on each row: the divergence of the softened answers, with the weight
-        that keeps its gradient as large as the labels' (Hinton et al.)."""
-        theirs_BC = F.log_softmax(self.scores(x) / TEMPERATURE, dim=-1)
-        mine_BC = F.log_softmax(scores_BC / TEMPERATURE, dim=-1)
-        return TEMPERATURE**2 * F.kl_div(mine_BC, theirs_BC, log_target=True, reduction="none").sum(-1)
+    def divergence(self, scores_BC: Tensor, x: Tensor) -> Tensor:
+        """The KL divergence of the student from the teacher on each row, of outputs softened by the temperature and
+        scaled so that its gradient is as large as that of the labels (Hinton et al.)."""
+        teacher_BC = F.log_softmax(self.scores(x) / TEMPERATURE, dim=-1)
+        student_BC = F.log_softmax(scores_BC / TEMPERATURE, dim=-1)
+        return TEMPERATURE**2 * F.kl_div(student_BC, teacher_BC, log_target=True, reduction="none").sum(-1)
 
-    def identity(self) -> list[object]:
+    def fingerprint(self) -> list[object]:
         """What a run that continues this one must share."""
         digest = hashlib.blake2b(digest_size=8)
         for name, value in self.model.state_dict().items():
             digest.update(name.encode())
             digest.update(value.detach().cpu().contiguous().numpy().tobytes())
-        return [self.share, digest.hexdigest()]
+        return [self.weight, digest.hexdigest()]

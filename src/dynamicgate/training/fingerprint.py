@@ -1,41 +1,83 @@
-"""What makes a run this run and no other: a checkpoint is continued only by a run that agrees in all of it."""
+"""The fingerprint of a run: a checkpoint is continued only by a run with the same settings, data and functions."""
 
 from __future__ import annotations
 
-import re
+import hashlib
+from collections.abc import Callable
 from dataclasses import asdict, fields
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.budget import Budget
+from dynamicgate.budget import GateBudget
 from dynamicgate.data import Arrays
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.sparsity import Sparsifier
-from dynamicgate.training.options import Options
+from dynamicgate.training.options import FitOptions
 
-_BUDGET = tuple(f.name for f in fields(Budget) if f.init and f.name != "counter")
+NOT_SETTINGS = ("counter", "sparsifier")  # fields of a budget that follow from the model
+CHUNK = 4096  # rows
 
 
-def identity(
+def fingerprint(
+    *,
     model: nn.Module,
-    data: Arrays,
-    budget: Budget | None,
+    data_hash: str,
+    budget: GateBudget | None,
     sparsifier: Sparsifier | None,
-    options: Options,
+    options: FitOptions,
     class_weights: Tensor | None,
 ) -> dict[str, Any]:
-    """Settings as JSON values. The number of processes is not among them: it may change from one start to the next."""
-    # without the addresses that the functions in a schedule print, which change from process to process
-    held = {} if budget is None else {k: re.sub(" at 0x[0-9a-f]+", "", repr(getattr(budget, k))) for k in _BUDGET}
-    count = len(data.y)
-    sample = data.rows(torch.arange(count)[:: max(1, count // 1000)])
+    """All settings as JSON values, except the number of processes, which may change when a run is continued."""
     return {
         **asdict(options),
-        "data": [count, *sample.shape[1:], int(data.y.sum()), float(sample.double().mean())],
-        "budget": held,
+        "data": data_hash,
+        "budget": None if budget is None else _budget_settings(budget),
         "sparsifier": sparsifier.settings if sparsifier is not None else None,
         "class_weights": None if class_weights is None else class_weights.tolist(),
         "gates": {name: asdict(gate.config) for name, gate in named_gates(model).items()},
     }
+
+
+def hash_data(data: Arrays) -> str:
+    """A digest of all rows as stored, in order, and of all labels. Another order of rows or columns is other data."""
+    digest = hashlib.blake2b(digest_size=16)
+    for index in torch.arange(len(data)).split(CHUNK):
+        part = data.x[index.to(data.x.device) if isinstance(data.x, Tensor) else index]
+        digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+        digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+    digest.update(data.y.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _budget_settings(budget: GateBudget) -> dict[str, Any]:
+    names = [f.name for f in fields(budget) if f.init and f.name not in NOT_SETTINGS]
+    return {"kind": type(budget).__name__, **{name: _describe(getattr(budget, name), name) for name in names}}
+
+
+def _describe(value: Any, name: str) -> Any:
+    """A setting as a JSON value that changes whenever the setting changes."""
+    if isinstance(value, partial):
+        arguments = {key: _describe(v, name) for key, v in value.keywords.items()}
+        return [_describe(value.func, name), [_describe(v, name) for v in value.args], arguments]
+    if isinstance(value, tuple | list):
+        return [_describe(v, name) for v in value]
+    if callable(value):
+        return _describe_function(value, name)
+    return value
+
+
+def _describe_function(function: Callable[..., Any], name: str) -> list[str]:
+    """The name of a function and a digest of its code: an edited function is another function."""
+    qualified = getattr(function, "__qualname__", "<unnamed>")
+    code = getattr(function, "__code__", None)
+    if "<" in qualified or code is None:
+        raise ValueError(
+            f"{name} is {function!r}, which cannot be told from another function when this run is continued: use "
+            "dynamicgate.schedule, or functools.partial of a function defined at the top of a module; or call fit "
+            "without out="
+        )
+    digest = hashlib.blake2b(code.co_code + repr((code.co_consts, code.co_names)).encode(), digest_size=8)
+    return [f"{function.__module__}.{qualified}", digest.hexdigest()]

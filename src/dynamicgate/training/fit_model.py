@@ -1,4 +1,4 @@
-"""`fit`: check what was asked for, then let a `Run` do it."""
+"""`fit`: check the arguments, then train."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate import distributed
-from dynamicgate.budget import Budget
-from dynamicgate.data import Arrays, check_arrays
+from dynamicgate.budget import GateBudget
+from dynamicgate.data.contract import as_arrays
 from dynamicgate.sparsity import Sparsifier
 from dynamicgate.training.distillation import Teacher
 from dynamicgate.training.log import History
 from dynamicgate.training.loop import Run
-from dynamicgate.training.options import Options, check_labels, scored_classes, weights_per_class
+from dynamicgate.training.options import FitOptions, check_labels, scored_classes, weights_per_class
 from dynamicgate.training.progress import Progress
 
 
 def fit(
     model: nn.Module,
-    train: Arrays | tuple[Tensor, Tensor],
+    train: Any,
     *,
-    valid: Arrays | tuple[Tensor, Tensor] | None = None,
-    budget: Budget | None = None,
+    valid: Any = None,
+    budget: GateBudget | None = None,
     sparsifier: Sparsifier | None = None,
     epochs: int = 10,
     batch: int = 128,
@@ -40,7 +40,7 @@ def fit(
     class_weights: Tensor | str | None = None,
     label_smoothing: float = 0.0,
     teacher: nn.Module | None = None,
-    distill_weight: float = 0.5,
+    distill_weight: float | None = None,
     patience: int | None = None,
     seed: int = 0,
     out: str | Path | None = None,
@@ -48,24 +48,29 @@ def fit(
     label: str = "training",
     show: bool = True,
 ) -> History:
-    """Train `model` in place with AdamW and a cosine learning rate.
+    """Train a classifier in place with AdamW and a cosine learning rate.
 
-    budget: what the gates may use. sparsifier: which connections exist (RigL, SET, Static, Magnitude), made on `model`.
-    batch: rows per optimizer step over all processes; `accumulate` works it off in that many pieces.
-    gate_lr_scale: learning rate of the gate networks relative to `lr`.
-    clip: largest gradient norm. bf16: autocast. class_weights: one per class, or "balanced".
-    teacher: a trained model whose answers are imitated: `distill_weight` is its share of the loss, beside the labels.
+    train, valid: a pair `(x, y)` of tensors or arrays, `dynamicgate.data.Arrays`, or a DataLoader of such pairs, which
+        is read once into memory; `fit` does its own shuffling, so that a run can be resumed.
+    budget: how many MACs the gates may execute. sparsifier: RigL, SET, Static or Magnitude, made for this `model`.
+    batch: rows per optimizer step over all processes, processed in `accumulate` micro-batches.
+    lr: peak learning rate; gate_lr_scale: that of the gate networks relative to it. warmup: fraction of training.
+    clip: largest gradient norm. bf16: bfloat16 autocast. class_weights: one weight per class, or "balanced".
+    teacher: a trained model to distill from; distill_weight: its fraction of the loss, None is 0.5.
     patience: epochs without a better validation accuracy before stopping; the best weights are then restored. With a
         budget only epochs that meet it can be best.
     out: folder for log.jsonl, last.safetensors (continue by calling again with the same arguments) and
         best.safetensors. Interrupting with Ctrl-C saves a checkpoint first.
     """
-    options = Options(
-        epochs, batch, lr, weight_decay, warmup, accumulate, clip, bf16, label_smoothing, patience, seed, gate_lr_scale
-    )
-    train = _as_arrays(train, "training data", least_classes=2)
+    options = FitOptions(
+        epochs=epochs, batch=batch, lr=lr, gate_lr_scale=gate_lr_scale, weight_decay=weight_decay, warmup=warmup,
+        accumulate=accumulate, clip=clip, bf16=bf16, label_smoothing=label_smoothing, patience=patience, seed=seed,
+    )  # fmt: skip
+    train = as_arrays(train, "training data", least_classes=2)
     if valid is not None:
-        valid = _as_arrays(valid, "validation data", least_classes=1)
+        valid = as_arrays(valid, "validation data", least_classes=1)
+    if teacher is None and distill_weight is not None:
+        raise ValueError(f"distill_weight={distill_weight} is a teacher's fraction of the loss: pass teacher= as well")
     if patience is not None and valid is None:
         raise ValueError("early stopping (patience) needs validation data: pass valid=")
     chosen = distributed.choose_device(device)
@@ -78,22 +83,22 @@ def fit(
             check_labels(valid, classes, "validation data")
         if teacher is not None and (found := scored_classes(teacher.to(chosen), example)) != classes:
             raise ValueError(
-                f"the teacher scores {found} classes, the model {classes}: one cannot learn from the other"
+                f"the teacher scores {found} classes, the model {classes}: distillation needs the same classes"
             )
         torch.manual_seed(seed + distributed.rank())
         run = Run(
-            model,
-            train,
-            valid,
-            budget,
-            sparsifier,
-            options,
-            chosen,
-            weights_per_class(class_weights, train, classes),
-            Path(out) if out else None,
-            Teacher(teacher, distill_weight, chosen) if teacher is not None else None,
+            model=model,
+            train=train,
+            valid=valid,
+            budget=budget,
+            sparsifier=sparsifier,
+            options=options,
+            device=chosen,
+            class_weights=weights_per_class(class_weights, train, classes),
+            out=None if out is None else Path(out),
+            teacher=None if teacher is None else Teacher(teacher, distill_weight, chosen),
+            checkpoint_seconds=checkpoint_seconds,
         )
-        run.checkpoint_seconds = checkpoint_seconds
         run.resume()
         if sparsifier is not None and show and distributed.rank() == 0:
             print(sparsifier, file=sys.stderr, flush=True)
@@ -101,12 +106,3 @@ def fit(
             run.train(progress)
         run.finish()
     return run.history
-
-
-def _as_arrays(data: Any, what: str, *, least_classes: int) -> Arrays:
-    if isinstance(data, Arrays):
-        return data
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise TypeError(f"{what} is a pair (x, y) of tensors with one row a sample, received {type(data).__name__}")
-    x, y = data
-    return check_arrays(x, y, what=what, least_classes=least_classes)

@@ -1,23 +1,21 @@
-"""What happened during training: rows in memory and, line by line, in log.jsonl."""
+"""The training log: rows in memory and in log.jsonl."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from dynamicgate.budget import cut
-from dynamicgate.files import write_text
+from dynamicgate.files import read_json_lines, write_text
 from dynamicgate.gating.recording import Usage, named_gates
 
 
 @dataclass
 class History:
-    """The rows of log.jsonl, validation results (of the best epoch; of the finished, calibrated model), time taken."""
+    """The result of `fit`: log rows, validation results of the best epoch and of the final model, time and steps."""
 
     log: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] | None = None
@@ -34,30 +32,24 @@ def append_row(path: Path, row: dict[str, Any]) -> None:
 
 
 def rewrite_log(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Start over with `rows`: what was logged after the checkpoint will be logged again."""
+    """Replace the log by `rows`: what was logged after the checkpoint will be logged again."""
     write_text(path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def read_log(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a log.jsonl; a last line that a kill cut short is left out."""
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            return
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """The rows of a log.jsonl, without a last line that was cut short; none where there is no file."""
+    return read_json_lines(path) if path.exists() else []
 
 
-def site_rows(model: nn.Module, used: Usage) -> dict[str, dict[str, float]]:
-    """Mean p and g, tau, theta and the logit cut of every site (sec 4.1(1))."""
+def site_stats(model: nn.Module, used: Usage) -> dict[str, dict[str, float]]:
+    """Mean p and g, tau, theta and the logit threshold (`cut`) of every site (sec 4.1(1))."""
     return {
         name: {
             "p": float(used[name].p.detach().mean()),
             "g": float(used[name].open.mean()),
             "tau": float(gate.tau),
             "theta": float(gate.theta),
-            "cut": float(cut(gate)),
+            "cut": float(gate.logit_threshold),
         }
         for name, gate in named_gates(model).items()
     }

@@ -1,4 +1,4 @@
-"""One training run: steps, epochs, the best so far, checkpoints."""
+"""`Run`, the training loop: steps, epochs, early stopping, checkpoints."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch.nn import functional as F
 from dynamicgate import distributed
 from dynamicgate.accounting.metrics import evaluate
 from dynamicgate.accounting.tracing import count_macs
-from dynamicgate.budget import Budget
+from dynamicgate.budget import Budget, GateBudget
 from dynamicgate.data import Arrays, batches
 from dynamicgate.gating.recording import Usage, named_gates, usage
 from dynamicgate.io.model_file import load, save
 from dynamicgate.sparsity import Sparsifier
 from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
 from dynamicgate.training.distillation import Teacher
-from dynamicgate.training.fingerprint import identity
+from dynamicgate.training.fingerprint import fingerprint, hash_data
 from dynamicgate.training.interrupt import Interrupts
-from dynamicgate.training.log import History, append_row, read_log, rewrite_log, site_rows
-from dynamicgate.training.options import Options, adamw
+from dynamicgate.training.log import History, append_row, read_log, rewrite_log, site_stats
+from dynamicgate.training.options import FitOptions, adamw
 from dynamicgate.training.progress import Progress
 
 LOG_LINES = 200
@@ -38,18 +38,20 @@ class Run:
 
     def __init__(
         self,
+        *,
         model: nn.Module,
         train: Arrays,
-        valid: Arrays | None,
-        budget: Budget | None,
-        sparsifier: Sparsifier | None,
-        options: Options,
+        options: FitOptions,
         device: torch.device,
-        class_weights: Tensor | None,
-        out: Path | None,
+        valid: Arrays | None = None,
+        budget: GateBudget | None = None,
+        sparsifier: Sparsifier | None = None,
+        class_weights: Tensor | None = None,
+        out: Path | None = None,
         teacher: Teacher | None = None,
+        checkpoint_seconds: float = 15.0,
     ) -> None:
-        """A run that has not begun; `resume` continues an earlier one."""
+        """A run at step 0; `resume` continues an earlier one."""
         self.model, self.budget, self.sparsifier, self.options = model, budget, sparsifier, options
         self.device, self.out, self.teacher = device, out, teacher
         self.data, self.y = train.to(device), train.y.to(device)
@@ -62,26 +64,28 @@ class Run:
                 raise ValueError(
                     "a budget steers gates, and this model has none: call dynamicgate.gate_(model, ...) first"
                 )
-            budget.reset_()
-            budget.check_(self.counter)
+            budget.reset()
+            if isinstance(budget, Budget):
+                budget.bind(self.counter, sparsifier)
         self.parallel = distributed.parallel(model)
         self.optimizer = adamw(model, options, device)
         self.steps_per_epoch = math.ceil(len(self.y) / options.batch)
         self.total = self.steps_per_epoch * options.epochs
         self.log_every = max(1, self.total // LOG_LINES)
         if sparsifier is not None:
-            sparsifier.check_(self.total)
+            sparsifier.check_length(self.total)
         self.step = 0
         self.history = History()
         self.epochs_since_best = 0
         self.best_weights: dict[str, Tensor] | None = None
         self.last_loss = math.nan
-        self.checkpoint_seconds = 15.0
+        self.checkpoint_seconds = checkpoint_seconds
         self.interrupts = Interrupts()
+        self._data_hash: str | None = None
         self._saved_at = self._started = time.monotonic()
 
     def train(self, progress: Progress) -> None:
-        """Epochs of steps; what is not training happens between them."""
+        """Run all epochs; checkpoints and validation happen between steps."""
         while self.step < self.total and not self.history.stopped_early:
             epoch, done = divmod(self.step, self.steps_per_epoch)
             order = batches(len(self.y), self.options.batch, seed=self.options.seed, epoch=epoch)
@@ -89,18 +93,18 @@ class Run:
             for index in islice(order, done, None):
                 self.optimize(index)
                 progress.update(self.step / self.total, self._status())
-                if self.step % self.steps_per_epoch:  # else after the validation that belongs to this step
-                    self._pause()
+                if self.step % self.steps_per_epoch:  # otherwise after the validation of this epoch
+                    self._checkpoint_or_stop()
             self._end_of_epoch(epoch)
 
-    def _pause(self, *, finished: bool = False) -> None:
-        """Between two steps: a checkpoint if it is time for one, and the end if someone asked for it."""
-        asked = self.interrupts.asked
-        due = finished or asked or time.monotonic() - self._saved_at >= self.checkpoint_seconds
-        due, asked = distributed.any_of(due, asked, device=self.device)
+    def _checkpoint_or_stop(self, *, finished: bool = False) -> None:
+        """Between two steps: save a checkpoint if it is time for one, and stop if Ctrl-C was pressed."""
+        interrupted = self.interrupts.requested
+        due = finished or interrupted or time.monotonic() - self._saved_at >= self.checkpoint_seconds
+        due, interrupted = distributed.any_of(due, interrupted, device=self.device)
         if due:
             self.save_checkpoint()
-        if asked:
+        if interrupted:
             raise KeyboardInterrupt
 
     def optimize(self, index: Tensor) -> None:
@@ -109,25 +113,25 @@ class Run:
         if self.budget is not None:
             self.budget.apply_(self.model, now)
         for group in self.optimizer.param_groups:
-            group["lr"] = group["relative"] * options.learning_rate(self.step, self.total)
-        shares = index.tensor_split(distributed.world_size())
-        count = min(options.accumulate, len(shares[0]))  # the same for every process: the first share is the largest
-        pieces = shares[distributed.rank()].tensor_split(count)
-        normaliser = self._weight_of(index) / distributed.world_size()  # DDP averages gradients, we want their sum
-        task = extra = torch.zeros((), device=self.device)
+            group["lr"] = group["lr_scale"] * options.learning_rate(self.step, self.total)
+        by_rank = index.tensor_split(distributed.world_size())
+        count = min(options.accumulate, len(by_rank[0]))  # the same on every process: rank 0 has the most rows
+        micro_batches = by_rank[distributed.rank()].tensor_split(count)
+        normalizer = self._weight_of(index) / distributed.world_size()  # DDP averages gradients, we want their sum
+        total_loss = total_penalty = torch.zeros((), device=self.device)
         used: Usage | None = None
-        for position, piece in enumerate(pieces):
-            with distributed.without_sync(self.parallel, skip=position + 1 < len(pieces)):
-                loss, penalty, used = self._forward(piece, now)
-                loss = loss / normaliser
-                together = sum(len(share.tensor_split(count)[position]) for share in shares)
-                penalty = penalty * (together / len(index))
+        for position, rows in enumerate(micro_batches):
+            with distributed.without_sync(self.parallel, skip=position + 1 < len(micro_batches)):
+                loss, penalty, used = self._forward(rows, now if position == 0 else None)
+                loss = loss / normalizer
+                rows_of_all = sum(len(part.tensor_split(count)[position]) for part in by_rank)
+                penalty = penalty * (rows_of_all / len(index))
                 if self.sparsifier is not None and used is not None:
                     self.sparsifier.watch(used, penalty)
                 (loss + penalty).backward()
-            task, extra = task + loss.detach(), extra + penalty.detach()
-        seen = torch.stack([task, extra]).tolist()  # both at once: on a GPU every answer is a wait
-        loss_now, penalty_now = distributed.average(*seen, device=self.device)
+            total_loss, total_penalty = total_loss + loss.detach(), total_penalty + penalty.detach()
+        totals = torch.stack([total_loss, total_penalty]).tolist()  # both at once: each transfer from a GPU waits
+        loss_now, penalty_now = distributed.average(*totals, device=self.device)
         if not math.isfinite(loss_now + penalty_now):
             raise ValueError(
                 f"the loss became {loss_now + penalty_now} at step {self.step}: lower the learning rate or set clip=1.0"
@@ -143,28 +147,31 @@ class Run:
         if self.step % self.log_every == 0 or self.step == self.total:
             self._log({"loss": loss_now, "penalty": penalty_now}, used)
 
-    def _forward(self, piece: Tensor, now: float) -> tuple[Tensor, Tensor, Usage | None]:
-        x, y = self._inputs(piece, training=True), self.y[piece.to(self.device)]
+    def _forward(self, rows: Tensor, now: float | None) -> tuple[Tensor, Tensor, Usage | None]:
+        """Loss and penalty of one micro-batch. The budget takes a step at the first one of a batch, which has a `now`;
+        for the others it only computes its penalty."""
+        x, y = self._inputs(rows, training=True), self.y[rows.to(self.device)]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.bf16):
             if not self.gated:
                 return self._task_loss(self.parallel(x), y, x), torch.zeros((), device=self.device), None
             with usage(self.model) as used:
                 loss = self._task_loss(self.parallel(x), y, x)
-        penalty = self.budget.penalty(used, now) if self.budget is not None else torch.zeros((), device=self.device)
-        return loss, penalty, used
+        if self.budget is None:
+            return loss, torch.zeros((), device=self.device), used
+        return loss, self.budget.penalty(used) if now is None else self.budget.step(used, now), used
 
     def _inputs(self, index: Tensor, *, training: bool = False) -> Tensor:
-        held_there = isinstance(self.data.x, Tensor)
-        return self.data.rows(index.to(self.device) if held_there else index, training=training).to(self.device)
+        on_device = isinstance(self.data.x, Tensor)
+        return self.data.rows(index.to(self.device) if on_device else index, training=training).to(self.device)
 
     def _task_loss(self, scores: Tensor, y: Tensor, x: Tensor) -> Tensor:
         scores, weights = scores.float(), self.class_weights
         labels = F.cross_entropy(scores, y, weights, reduction="sum", label_smoothing=self.options.label_smoothing)
         if self.teacher is None:
             return labels
-        distance = self.teacher.distance(scores, x)
-        imitation = (distance if weights is None else distance * weights[y]).sum()
-        return (1.0 - self.teacher.share) * labels + self.teacher.share * imitation
+        divergence = self.teacher.divergence(scores, x)
+        distillation = (divergence if weights is None else divergence * weights[y]).sum()
+        return (1.0 - self.teacher.weight) * labels + self.teacher.weight * distillation
 
     def _weight_of(self, index: Tensor) -> float:
         if self.class_weights is None:
@@ -173,14 +180,14 @@ class Run:
 
     def _end_of_epoch(self, epoch: int) -> None:
         if self.valid is not None:
-            self._judge(epoch, evaluate(self.model, self.valid, self.counter))
-        self._pause(finished=self.step >= self.total or self.history.stopped_early)
+            self._track_best(epoch, evaluate(self.model, self.valid, self.counter))
+        self._checkpoint_or_stop(finished=self.step >= self.total or self.history.stopped_early)
 
-    def _judge(self, epoch: int, found: dict[str, float]) -> None:
-        """Remember the best epoch. While the budget is still being approached an epoch cannot be best."""
+    def _track_best(self, epoch: int, found: dict[str, float]) -> None:
+        """Remember the best epoch and decide on early stopping. An epoch that exceeds the budget cannot be best."""
         self._log({"valid": found}, None)
         budget, best = self.budget, self.history.best
-        if budget is not None and budget.target is not None and found["relative"] > budget.target + 0.01:
+        if isinstance(budget, Budget) and found["relative"] > budget.target + 0.01:
             return
         if best is None or found["accuracy"] > best["accuracy"]:
             self.history.best = {"epoch": epoch, **found}
@@ -194,24 +201,24 @@ class Run:
         self.history.stopped_early = patience is not None and self.epochs_since_best >= patience
 
     def finish(self) -> None:
-        """Restore the best epoch if stopping early was asked for, and set the gates to the budget exactly."""
+        """Restore the best epoch if `patience` is set, calibrate the gates to the budget, and validate."""
         if self.options.patience is not None and self.history.best is not None:
             self._restore_best()
-        if self.budget is not None and self.budget.target is not None:
-            self._meet_the_budget(self.budget, self.budget.target)
+        if isinstance(self.budget, Budget):
+            self._calibrate(self.budget)
         if self.valid is not None:
             self.history.final = evaluate(self.model, self.valid, self.counter)
         self.history.steps = self.step
         self.history.seconds += time.monotonic() - self._started
         self.model.eval()
 
-    def _meet_the_budget(self, budget: Budget, target: float) -> None:
-        """Held-out rows set the gates where there are enough of them; few are too noisy and get company."""
+    def _calibrate(self, budget: Budget) -> None:
+        """Calibrate on validation rows; where there are few, which would be noisy, on training rows as well."""
         parts = [self.valid] if self.valid is not None else []
         if sum(map(len, parts)) < CALIBRATION_ROWS:
             parts.append(self.data)
         batches = (x.to(self.device) for part in parts for x, _ in part.batches(2048))
-        achieved = budget.calibrate_(self.model, islice(batches, 10))
+        achieved, target = budget.calibrate_(self.model, islice(batches, 10)), budget.target
         if abs(achieved - target) > 0.01:
             warnings.warn(
                 f"the budget was missed: asked for {target:.3f} of the dense MACs, executes {achieved:.3f}. The gates "
@@ -221,21 +228,21 @@ class Run:
 
     def _restore_best(self) -> None:
         weights = self.best_weights
-        if weights is None and self.out is not None:  # the best epoch came before an interruption
+        if weights is None and self.out is not None:  # the best epoch was before an interruption
             weights = load(self.out / "best.safetensors", into=self.model).state_dict()
         if weights is not None:
             self.model.load_state_dict(weights)
 
     def _status(self) -> str:
         text = f"loss {self.last_loss:.3f}"
-        if self.budget is not None and self.budget.relative is not None:
+        if isinstance(self.budget, Budget) and self.budget.relative is not None:
             text += f"  MACs {self.budget.relative:.3f}"
         if self.history.best is not None:
             text += f"  best {self.history.best['accuracy']:.2%}"
         return text
 
     def _log(self, row: dict[str, Any], used: Usage | None) -> None:
-        budget = self.budget
+        closed = self.budget if isinstance(self.budget, Budget) else None
         found: dict[str, Any] = {
             "step": self.step,
             "epoch": (self.step - 1) // self.steps_per_epoch,
@@ -243,13 +250,13 @@ class Run:
             "loss": None,
             "penalty": None,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "relative": budget.relative if budget else None,
-            "target": budget.target if budget else None,
-            "reference": budget.reference if budget else None,
-            "lambda": budget.lambda_ if budget else None,
+            "relative": closed.relative if closed else None,
+            "target": closed.target if closed else None,
+            "reference": closed.reference if closed else None,
+            "lambda": self.budget.lambda_ if self.budget else None,
             "valid": None,
-            "sites": site_rows(self.model, used) if used is not None else {},
-            "rewiring": self.sparsifier.rows() if self.sparsifier else None,
+            "sites": site_stats(self.model, used) if used is not None else {},
+            "rewiring": self.sparsifier.stats() if self.sparsifier else None,
             "masks": self.sparsifier.fingerprint() if self.sparsifier else None,
             **row,
         }
@@ -257,16 +264,26 @@ class Run:
         if self.out is not None and distributed.rank() == 0:
             append_row(self.out / "log.jsonl", found)
 
-    def _identity(self) -> dict[str, Any]:
-        found = identity(self.model, self.data, self.budget, self.sparsifier, self.options, self.class_weights)
-        return found if self.teacher is None else {**found, "teacher": self.teacher.identity()}
+    def _fingerprint(self) -> dict[str, Any]:
+        if self._data_hash is None:
+            self._data_hash = hash_data(self.data)  # only once, because it reads every row
+        found = fingerprint(
+            model=self.model,
+            data_hash=self._data_hash,
+            budget=self.budget,
+            sparsifier=self.sparsifier,
+            options=self.options,
+            class_weights=self.class_weights,
+        )
+        return found if self.teacher is None else {**found, "teacher": self.teacher.fingerprint()}
 
     def save_checkpoint(self) -> None:
-        """Everything needed to go on from this step."""
+        """Save everything needed to continue from this step."""
         if self.out is None:
             return
         rng = distributed.gather_named(random_state())
-        rewiring = self.sparsifier.state_dict() if self.sparsifier is not None else None  # together: it adds up counts
+        # On every process, because it sums counts over them.
+        sparsifier = self.sparsifier.state_dict() if self.sparsifier is not None else None
         self._saved_at = time.monotonic()
         if distributed.rank() != 0:
             return
@@ -282,8 +299,8 @@ class Run:
             self.model,
             self.optimizer,
             self.budget,
-            rewiring,
-            settings=self._identity(),
+            sparsifier,
+            settings=self._fingerprint(),
             position=position,
             rng=rng,
         )
@@ -300,16 +317,16 @@ class Run:
                 rewrite_log(log, [])
             return
         position, rng = load_checkpoint(
-            path, self.model, self.optimizer, self.budget, self.sparsifier, settings=self._identity()
+            path, self.model, self.optimizer, self.budget, self.sparsifier, settings=self._fingerprint()
         )
         self.step, self.history.seconds = position["step"], position["seconds"]
         self.history.best, self.epochs_since_best = position["best"], position["epochs_since_best"]
         self.history.stopped_early = position["stopped_early"]
-        mine = f"{distributed.rank()}."
-        state = {k.removeprefix(mine): v for k, v in rng.items() if k.startswith(mine)}
+        prefix = f"{distributed.rank()}."
+        state = {k.removeprefix(prefix): v for k, v in rng.items() if k.startswith(prefix)}
         if state:
             set_random_state(state)
-        else:  # one of more processes than there were before
+        else:  # a process that did not exist when the checkpoint was made
             torch.manual_seed(self.options.seed + distributed.rank() + 1_000_003 * self.step)
         self.history.log = [row for row in read_log(log) if row["step"] <= self.step]
         if distributed.rank() == 0:

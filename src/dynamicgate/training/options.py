@@ -1,4 +1,4 @@
-"""How to optimise: settings that a checkpoint must share with the run that continues it, and what follows from them."""
+"""`FitOptions`, the optimizer, class weights, and checks of labels and model outputs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from dynamicgate.gating.recording import named_gates
 from dynamicgate.modules import evaluating
 
 
-@dataclass(frozen=True)
-class Options:
-    """The part of `fit`'s arguments that decides the result; see there for what each means."""
+@dataclass(frozen=True, kw_only=True)
+class FitOptions:
+    """The arguments of `fit` that determine the result; `fit` describes them."""
 
-    epochs: int
-    batch: int
-    lr: float
-    weight_decay: float
-    warmup: float
-    accumulate: int
-    clip: float | None
-    bf16: bool
-    label_smoothing: float
-    patience: int | None
-    seed: int
+    epochs: int = 10
+    batch: int = 128
+    lr: float = 2e-3
     gate_lr_scale: float = 1.0
+    weight_decay: float = 0.01
+    warmup: float = 0.05
+    accumulate: int = 1
+    clip: float | None = None
+    bf16: bool = False
+    label_smoothing: float = 0.0
+    patience: int | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "accumulate"):
@@ -49,9 +49,9 @@ class Options:
         return self.lr * rise * 0.5 * (1.0 + math.cos(math.pi * step / total))
 
 
-def adamw(model: nn.Module, options: Options, device: torch.device) -> torch.optim.Optimizer:
-    """Weight decay on weight matrices only: decaying gate logits would move gates behind the budget's back. `relative`
-    is the learning rate of a group relative to the run's."""
+def adamw(model: nn.Module, options: FitOptions, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW with weight decay on weight matrices only: decay of gate parameters would move the gates away from the
+    budget. `lr_scale` is the learning rate of a group relative to that of the run."""
     decays: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     gates: list[nn.Parameter] = []
@@ -60,9 +60,9 @@ def adamw(model: nn.Module, options: Options, device: torch.device) -> torch.opt
         if parameter.requires_grad:
             (gates if id(parameter) in of_gates else decays if parameter.ndim >= 2 else rest).append(parameter)
     groups = [
-        {"params": decays, "weight_decay": options.weight_decay, "relative": 1.0},
-        {"params": rest, "weight_decay": 0.0, "relative": 1.0},
-        {"params": gates, "weight_decay": 0.0, "relative": options.gate_lr_scale},
+        {"params": decays, "weight_decay": options.weight_decay, "lr_scale": 1.0},
+        {"params": rest, "weight_decay": 0.0, "lr_scale": 1.0},
+        {"params": gates, "weight_decay": 0.0, "lr_scale": options.gate_lr_scale},
     ]
     return torch.optim.AdamW(groups, lr=options.lr, fused=device.type in ("cpu", "cuda"))
 
@@ -86,7 +86,7 @@ def weights_per_class(class_weights: Tensor | str | None, train: Arrays, classes
 
 @torch.no_grad()
 def scored_classes(model: nn.Module, example: Tensor) -> int:
-    """How many classes the model scores; a sentence if it cannot read the data."""
+    """How many classes the model scores; a readable error if it does not accept the data."""
     try:
         with evaluating(model):
             scores = model(example)
@@ -106,5 +106,5 @@ def check_labels(data: Arrays, classes: int, what: str) -> None:
     least, most = int(data.y.min()), int(data.y.max())
     if least < 0 or most >= classes:
         raise ValueError(
-            f"{what}: labels must be 0..{classes - 1} for a model of {classes} outputs, found {least}..{most}"
+            f"{what}: labels must be 0..{classes - 1} for a model with {classes} outputs, found {least}..{most}"
         )

@@ -1,4 +1,4 @@
-"""How far along: a rich bar in a terminal, a plain line now and then elsewhere."""
+"""Progress of a run: a rich bar in a terminal, a plain line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Progress:
-    """A bar for one piece of work. Use it as a context manager; `update` with the share done and a short text."""
+    """A progress bar. Use it as a context manager and call `update` with the fraction done and a short text."""
 
     def __init__(self, label: str, *, show: bool = True, plain_every: float = 10.0) -> None:
         """`plain_every` seconds between lines where the output is not a terminal."""
@@ -18,7 +18,7 @@ class Progress:
         self.plain_every = plain_every
         self._bar: Any = None
         self._task: Any = None
-        self._said = self._started = time.monotonic()
+        self._printed = self._started = time.monotonic()
 
     def __enter__(self) -> Progress:
         if self.show and sys.stderr.isatty():
@@ -27,7 +27,7 @@ class Progress:
                 from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
                 from rich.progress import Progress as RichProgress
             except ImportError:
-                return self  # rich is an extra; plain lines do as well
+                return self  # rich is an optional extra; print plain lines
             columns = (
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -39,18 +39,18 @@ class Progress:
             self._task = self._bar.add_task(self.label, total=1.0, text="")
         return self
 
-    def update(self, share: float, text: str) -> None:
-        """Say that `share` of the work is done."""
+    def update(self, fraction: float, text: str) -> None:
+        """Show that this fraction of the work is done."""
         if not self.show:
             return
         if self._bar is not None:
-            self._bar.update(self._task, completed=share, text=text)
+            self._bar.update(self._task, completed=fraction, text=text)
             return
         now = time.monotonic()
-        if now - self._said >= self.plain_every:
-            self._said = now
-            left = (now - self._started) * (1.0 - share) / max(share, 1e-9)
-            print(f"{self.label}  {share:4.0%}  {left:.0f} s left  {text}", file=sys.stderr, flush=True)
+        if now - self._printed >= self.plain_every:
+            self._printed = now
+            left = (now - self._started) * (1.0 - fraction) / max(fraction, 1e-9)
+            print(f"{self.label}  {fraction:4.0%}  {left:.0f} s left  {text}", file=sys.stderr, flush=True)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -1,4 +1,4 @@
-"""`dynamicgate bench`: the table, the file beside the model, and what is said when something is wrong."""
+"""`dynamicgate bench`: the table, the file beside the model, and the errors."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def test_bench_prints_the_plan_and_a_table_and_writes_the_times(
     saved: Path, data: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", str(saved), *data, *QUICK]) == 0
-    said = capsys.readouterr().out
-    for word in ("choice", "chosen us", "dense us", "gates in torch us", "ours us", "ours over dense", "wrote"):
-        assert word in said
+    printed = capsys.readouterr().out
+    for word in ("choice", "chosen us", "dense us", "gates in torch us", "ours us", "speedup over dense", "wrote"):
+        assert word in printed
     found = json.loads((saved.parent / "timing.json").read_text(encoding="utf-8"))
     assert [row["batch"] for row in found["rows"]] == [1, 16]
     assert all(row[name] > 0 for row in found["rows"] for name in ("dense", "gates in torch", "ours"))
@@ -36,7 +36,7 @@ def test_bench_prints_the_plan_and_a_table_and_writes_the_times(
     assert [regime["batch"] for regime in found["plan"]["chains"][0]] == [1, 16]
 
 
-def test_bench_times_a_model_without_gates_and_writes_where_it_is_told(tmp_path: Path) -> None:
+def test_bench_times_a_model_without_gates_and_writes_to_the_given_file(tmp_path: Path) -> None:
     dg.save(dg.nn.GatedMLP((12, 8, 3)), tmp_path / "model.safetensors")
     out = tmp_path / "elsewhere" / "times.json"
     assert main(["bench", str(tmp_path / "model.safetensors"), *QUICK, "--out", str(out)]) == 0
@@ -44,32 +44,26 @@ def test_bench_times_a_model_without_gates_and_writes_where_it_is_told(tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["--batches", "one"], "--batches takes whole numbers separated by commas, received 'one'"),
         (["--batches", "0,4"], "batches must be ascending numbers of rows, at least 1"),
         (["--data", "nowhere"], "nowhere"),
     ],
 )
-def test_bench_says_what_is_wrong(
-    saved: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+def test_bench_reports_wrong_options(
+    saved: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", str(saved), *QUICK, *arguments]) == 2
-    assert words in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
-def test_bench_says_that_there_is_no_such_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_reports_a_missing_model_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(tmp_path / "none.safetensors"), *QUICK]) == 2
     assert "no file at" in capsys.readouterr().err
 
 
-def test_bench_says_when_the_data_do_not_fit_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_reports_data_that_does_not_fit_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dg.save(dg.nn.GatedMLP((12, 8, 3)), tmp_path / "model.safetensors")
     assert main(["bench", str(tmp_path / "model.safetensors"), "--data", "digits", *QUICK]) == 2
     assert "cannot read the example" in capsys.readouterr().err
-
-
-def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["bench", "--help"])
-    assert "dynamicgate bench runs/first/model.safetensors" in " ".join(capsys.readouterr().out.split())

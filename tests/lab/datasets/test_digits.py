@@ -1,3 +1,5 @@
+"""The digits dataset of scikit-learn."""
+
 from __future__ import annotations
 
 import sys
@@ -8,7 +10,7 @@ import torch
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
 
-from .conftest import rows_of
+from .small_arrays import rows_of
 
 sklearn_datasets = pytest.importorskip("sklearn.datasets")
 
@@ -25,18 +27,18 @@ def test_digits_has_the_expected_sizes(digits: Splits) -> None:
     assert max(info["class_counts"]["test"]) - min(info["class_counts"]["test"]) <= 3
 
 
-def test_pixels_lie_in_zero_to_one_in_sixteenths(digits: Splits) -> None:
+def test_pixels_are_multiples_of_one_sixteenth_from_zero_to_one(digits: Splits) -> None:
     assert (digits.train.x.min().item(), digits.train.x.max().item()) == (0, 1)
     assert (digits.train.x * 16 % 1 == 0).all()
 
 
-def test_the_constants_are_fitted_on_the_training_part(digits: Splits) -> None:
+def test_mean_and_std_are_those_of_the_training_part(digits: Splits) -> None:
     normalised = (digits.train.x - digits.mean) / digits.std
     assert normalised.mean().item() == pytest.approx(0, abs=1e-5)
     assert normalised.std().item() == pytest.approx(1, abs=1e-5)
 
 
-def test_the_test_part_does_not_depend_on_the_seed_and_validation_does(digits: Splits) -> None:
+def test_the_seed_changes_the_validation_part_but_not_the_test_part(digits: Splits) -> None:
     other = load_dataset("digits", seed=1)
     assert other.test.x.equal(digits.test.x)
     assert other.test.y.equal(digits.test.y)

@@ -1,3 +1,5 @@
+"""MNIST from its four official files."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -10,7 +12,7 @@ from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.mnist import FILES, find_files, read_pair
 from dynamicgate.lab.datasets.splits import Splits
 
-from .conftest import rows_of, write_idx
+from .small_arrays import rows_of, write_idx
 
 TRAIN_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 TEST_COUNTS = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
@@ -38,13 +40,13 @@ def test_real_mnist_has_the_published_class_counts(mnist: Splits) -> None:
     assert all(abs(found - whole / 12) < 1 for found, whole in zip(counts["valid"], TRAIN_COUNTS, strict=True))
 
 
-def test_real_mnist_keeps_its_exact_zeros_and_lies_in_zero_to_one(mnist: Splits) -> None:
+def test_real_mnist_keeps_exact_zeros_and_is_scaled_to_zero_to_one(mnist: Splits) -> None:
     assert mnist.train.x.dtype == torch.float32
     assert (mnist.train.x.min().item(), mnist.train.x.max().item()) == (0, 1)
     assert 0.80 < (mnist.test.x == 0).float().mean() < 0.82
 
 
-def test_the_published_constants_are_those_of_the_official_training_images(mnist: Splits) -> None:
+def test_the_published_mean_and_std_are_those_of_the_official_training_images(mnist: Splits) -> None:
     pixels = torch.cat([mnist.train.x, mnist.valid.x])
     assert mnist.mean == pytest.approx(pixels.mean(dtype=torch.float64).item(), abs=5e-5)
     assert mnist.std == pytest.approx(pixels.numpy().std(dtype=np.float64), abs=5e-5)
@@ -56,7 +58,7 @@ def test_no_real_image_is_in_two_parts(mnist: Splits) -> None:
     assert not (train | valid) & test
 
 
-def test_another_seed_draws_other_validation_images_and_leaves_the_test_alone(mnist: Splits, real_data: Path) -> None:
+def test_another_seed_draws_other_validation_images_and_keeps_the_test_part(mnist: Splits, real_data: Path) -> None:
     other = load_dataset("mnist", data_dir=real_data, seed=1)
     assert other.test.x.equal(mnist.test.x)
     assert not other.valid.x.equal(mnist.valid.x)
@@ -80,7 +82,7 @@ def test_a_pair_of_files_becomes_flat_images_divided_by_255(tmp_path: Path, suff
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "sentence"),
+    ("x", "y", "message"),
     [
         (images(20), labels(19), r"x has 20 images but .*y has 19 labels; expected 20"),
         (images(19), labels(19), r"x and .*y have 19 items, expected 20"),
@@ -91,10 +93,8 @@ def test_a_pair_of_files_becomes_flat_images_divided_by_255(tmp_path: Path, suff
         (images(20), images(20), r"y has the wrong magic number: expected an idx array of 1 dimensions, found 3"),
     ],
 )
-def test_files_that_do_not_belong_together_are_refused(
-    tmp_path: Path, x: np.ndarray, y: np.ndarray, sentence: str
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
+def test_files_that_do_not_match_are_refused(tmp_path: Path, x: np.ndarray, y: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         read_pair(write_idx(tmp_path / "x", x), write_idx(tmp_path / "y", y), 20)
 
 
@@ -105,17 +105,18 @@ def test_files_are_found_in_each_of_the_usual_folders(tmp_path: Path, folder: st
     assert [path.resolve() for path in find_files(tmp_path)] == [path.resolve() for path in written]
 
 
-def test_missing_files_are_named_with_the_folders_looked_in_and_what_to_do(tmp_path: Path) -> None:
+def test_missing_files_are_named_with_the_folders_searched_and_what_to_do(tmp_path: Path) -> None:
     write_idx(tmp_path / "MNIST" / FILES[0], images(3))
     with pytest.raises(FileNotFoundError) as caught:
         load_dataset("mnist", data_dir=tmp_path)
-    sentence = str(caught.value)
+    message = str(caught.value)
     for name in FILES:
-        assert name in sentence
-    assert f"{tmp_path / 'MNIST' / 'raw'} (none of them)" in sentence
-    assert f"{tmp_path / 'MNIST'} (lacks {', '.join(FILES[1:])})" in sentence
-    assert "--data-dir" in sentence
-    assert "DYNAMICGATE_DATA" in sentence
+        assert name in message
+    assert f"{tmp_path / 'MNIST' / 'raw'} (none of them)" in message
+    assert f"{tmp_path / 'MNIST'} (lacks {', '.join(FILES[1:])})" in message
+    assert "--data-dir" in message
+    assert "`dynamicgate data get mnist`" in message
+    assert "DYNAMICGATE_DATA" in message
 
 
 def test_a_folder_with_too_few_images_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What is written about the known datasets can be relied on."""
+"""The table of known datasets is complete and consistent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from dynamicgate.lab.datasets.loading import LOADERS
-from dynamicgate.lab.datasets.sources import SOURCES, File, Source, source_of
+from dynamicgate.lab.datasets.sources import SOURCES, Source, SourceFile, get_source
 
 FILES = [pytest.param(source, file, id=file.name) for source in SOURCES.values() for file in source.files]
 HOSTS = {
@@ -27,20 +27,20 @@ HOSTS = {
 
 def test_every_dataset_that_can_be_loaded_by_name_has_a_source() -> None:
     assert sorted(SOURCES) == sorted(LOADERS)
-    assert all(source_of(name).name == name for name in SOURCES)
+    assert all(get_source(name).name == name for name in SOURCES)
 
 
 @pytest.mark.parametrize("source", SOURCES.values(), ids=list(SOURCES))
-def test_a_source_says_what_it_is_and_whom_to_thank(source: Source) -> None:
+def test_a_source_has_a_description_a_licence_and_a_citation(source: Source) -> None:
     for text in (source.description, source.licence, source.citation, source.homepage):
         assert text.strip() == text != ""
     assert urlsplit(source.homepage).scheme in ("http", "https")
     assert bool(source.files) == (source.folder is not None)
-    assert source.size == sum(file.size for file in source.files if file.wanted)
+    assert source.size == sum(file.size for file in source.files if file.by_default)
 
 
 @pytest.mark.parametrize(("source", "file"), FILES)
-def test_a_file_has_a_checksum_a_size_and_mirrors_of_the_datasets_hosts(source: Source, file: File) -> None:
+def test_a_file_has_a_checksum_a_size_and_mirrors_on_the_known_hosts(source: Source, file: SourceFile) -> None:
     assert file.sha256 is not None
     checksums = {file.sha256: 64, file.md5: 32, file.unpacked_sha256: 64}
     assert all(len(text) == n and set(text) <= set("0123456789abcdef") for text, n in checksums.items() if text)
@@ -50,7 +50,7 @@ def test_a_file_has_a_checksum_a_size_and_mirrors_of_the_datasets_hosts(source: 
         assert url.endswith(f"/{file.name}")
         assert urlsplit(url).hostname in HOSTS
         assert urlsplit(url).scheme in ("http", "https")
-    assert urlsplit(file.urls[0]).scheme == "https", "the safe one first"
+    assert urlsplit(file.urls[0]).scheme == "https", "the encrypted one first"
     assert Path(file.name).name == file.name
 
 
@@ -66,13 +66,13 @@ def test_a_source_cannot_be_changed() -> None:
         SOURCES["mine"] = SOURCES["mnist"]  # type: ignore[index]
 
 
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_name_is_refused_with_a_list_of_the_known_ones() -> None:
     with pytest.raises(ValueError, match=f"unknown dataset 'imagenet': expected one of {', '.join(SOURCES)}"):
-        source_of("imagenet")
+        get_source("imagenet")
 
 
 @pytest.mark.parametrize("file", SOURCES["mnist"].files, ids=lambda file: file.name)
-def test_the_official_files_of_mnist_have_these_checksums(file: File, real_data: Path) -> None:
+def test_the_official_files_of_mnist_have_these_checksums(file: SourceFile, real_data: Path) -> None:
     content = (real_data / "MNIST/raw" / file.name).read_bytes()
     assert (len(content), sha256(content).hexdigest()) == (file.size, file.sha256)
     assert sha256(gzip.decompress(content)).hexdigest() == file.unpacked_sha256

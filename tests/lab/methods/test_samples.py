@@ -16,7 +16,7 @@ from dynamicgate.data import Arrays
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import Settings, run_one
-from dynamicgate.lab.methods.samples import Evidence, correlation, histogram, look, picture
+from dynamicgate.lab.methods.samples import Evidence, histogram, look, picture
 
 
 def splits_of(x: torch.Tensor, name: str = "mine", classes: int = 3, **options: object) -> Splits:
@@ -108,14 +108,6 @@ def test_there_are_no_more_bins_than_values() -> None:
     assert histogram(torch.full((5,), 3.0)) == [5]
     assert len(histogram(torch.randn(1000, dtype=torch.float64))) == 40
     assert sum(histogram(torch.randn(1000, dtype=torch.float64))) == 1000
-
-
-def test_correlation_is_pearsons() -> None:
-    a = torch.randn(50, dtype=torch.float64)
-    b = a + torch.randn(50, dtype=torch.float64)
-    assert correlation(a, b) == pytest.approx(float(torch.corrcoef(torch.stack([a, b]))[0, 1]), abs=1e-4)
-    assert correlation(a, -a) == -1.0
-    assert correlation(a, torch.ones(50, dtype=torch.float64)) is None
 
 
 @pytest.mark.parametrize("channels", [1, 3])

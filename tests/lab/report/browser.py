@@ -1,4 +1,4 @@
-"""A headless Chromium driven over its DevTools pipe: no port, no driver program, nothing but the standard library."""
+"""A headless Chromium controlled through its DevTools pipe: no port, no driver program, only the standard library."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ FLAGS = (
     "--disable-extensions", "--disable-background-networking", "--disable-component-update", "--disable-sync",
     "--remote-debugging-pipe",
 )  # fmt: skip
-# The browser reads its orders from descriptor 3 and answers on 4.
-LAUNCH = "import os, sys; os.dup2({orders}, 3); os.dup2({answers}, 4); os.execv(sys.argv[1], sys.argv[1:])"
+# The browser reads commands from file descriptor 3 and answers on 4.
+LAUNCH = "import os, sys; os.dup2({commands}, 3); os.dup2({answers}, 4); os.execv(sys.argv[1], sys.argv[1:])"
 
 
 def find_chromium() -> str | None:
-    """Where the browser is; None where there is none."""
+    """The path of the browser; None if it is not installed."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
-    """One tab. `send` gives a DevTools order and returns its answer; events that come meanwhile are kept."""
+    """One tab. `send` sends a DevTools command and returns its answer; events that arrive meanwhile are kept."""
 
-    def __init__(self, orders: int, answers: int) -> None:
-        self.orders, self.answers = orders, answers
+    def __init__(self, commands: int, answers: int) -> None:
+        self.commands, self.answers = commands, answers
         self.events: list[dict[str, Any]] = []
         self.unread = b""
         self.number = 0
@@ -48,10 +48,10 @@ class Browser:
 
     def send(self, method: str, *, timeout: float = 60.0, **parameters: Any) -> dict[str, Any]:
         self.number += 1
-        order: dict[str, Any] = {"id": self.number, "method": method, "params": parameters}
+        command: dict[str, Any] = {"id": self.number, "method": method, "params": parameters}
         if self.tab is not None:
-            order["sessionId"] = self.tab
-        os.write(self.orders, json.dumps(order).encode() + b"\0")
+            command["sessionId"] = self.tab
+        os.write(self.commands, json.dumps(command).encode() + b"\0")
         while True:
             message = self._next(time.monotonic() + timeout, method)
             if message.get("id") == self.number:
@@ -62,7 +62,7 @@ class Browser:
 
     def wait_for(self, event: str, timeout: float = 60.0) -> None:
         until = time.monotonic() + timeout
-        while not any(seen.get("method") == event for seen in self.events):
+        while not any(one.get("method") == event for one in self.events):
             self.events.append(self._next(until, event))
 
     def _next(self, until: float, awaited: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class Browser:
         return json.loads(message)
 
     def open(self, path: Path, *, width: int = 1200, height: int = 900, dark: bool = False, media: str = "") -> None:
-        """Show a file in a window of this size, on light or dark paper."""
+        """Show a file in a window of this size, in light or dark mode."""
         mobile = width < 600
         size = {"width": width, "height": height, "deviceScaleFactor": 2 if mobile else 1, "mobile": mobile}
         self.send("Emulation.setDeviceMetricsOverride", **size)
@@ -98,14 +98,14 @@ class Browser:
 
     def press(self, key: str) -> None:
         codes = {"Enter": 13, "Tab": 9, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
-        text = {"text": "\r"} if key == "Enter" else {}
-        about = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
+        text: dict[str, Any] = {"text": "\r"} if key == "Enter" else {}
+        about: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
         self.send("Input.dispatchKeyEvent", type="keyDown", **about, **text)
         self.send("Input.dispatchKeyEvent", type="keyUp", **about)
 
-    def complaints(self) -> list[str]:
-        """What went to the console since the page was opened: errors, warnings, uncaught exceptions."""
-        self.run("0")  # whatever was on its way has arrived before this answer
+    def console_messages(self) -> list[str]:
+        """Errors, warnings and uncaught exceptions in the console since the page was opened."""
+        self.run("0")  # everything sent before has arrived when this is answered
         found = []
         for event in self.events:
             about = event.get("params", {})
@@ -118,7 +118,7 @@ class Browser:
         return found
 
     def requests(self) -> list[str]:
-        """What the page asked for since it was opened."""
+        """The URLs that the page requested since it was opened."""
         sent = [e["params"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
         return [about["request"]["url"] for about in sent]
 
@@ -141,22 +141,22 @@ class Browser:
 
 @contextlib.contextmanager
 def chromium(path: str) -> Iterator[Browser]:
-    """A browser with an empty profile; it and its profile are gone afterwards."""
+    """A browser with an empty profile; both are removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
         to_browser, from_browser = os.pipe(), os.pipe()
-        # Above 4, or one copy would close the other.
-        orders, answers = (fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (to_browser[0], from_browser[1]))
+        # Numbers above 4, or one copy would close the other.
+        commands, answers = (fcntl.fcntl(end, fcntl.F_DUPFD, 10) for end in (to_browser[0], from_browser[1]))
         os.close(to_browser[0])
         os.close(from_browser[1])
-        launch = [sys.executable, "-c", LAUNCH.format(orders=orders, answers=answers)]
+        launch = [sys.executable, "-c", LAUNCH.format(commands=commands, answers=answers)]
         process = subprocess.Popen(
             [*launch, path, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
-            pass_fds=(orders, answers),
+            pass_fds=(commands, answers),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        os.close(orders)
+        os.close(commands)
         os.close(answers)
         try:
             browser = Browser(to_browser[1], from_browser[0])

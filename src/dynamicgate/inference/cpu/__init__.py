@@ -1,1 +1,1 @@
-"""Compiled plans for CPUs: chains of sparse and gated layers in C++."""
+"""`compile` on the CPU: chains of gated and sparse layers run by C++ kernels."""

@@ -1,7 +1,7 @@
-"""Which parts of a model can be a chain: maximal runs of Linear layers with only unit-wise work between them.
+"""Which parts of a model can become a chain: maximal runs of Linear layers with only unit-wise work between them.
 
-A gate acts through hooks on the layers at both ends of its site, so either all of them become part of one chain or none
-does. What stays outside a chain runs in torch as before, hooks and all.
+A gate acts through hooks on the layers at both ends of its site, so either all of these layers become part of one chain
+or none does. What stays outside the chains runs in torch as before, hooks included.
 """
 
 from __future__ import annotations
@@ -9,39 +9,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional as F
 
+from dynamicgate.gating.config import GateConfig
 from dynamicgate.gating.gate import Gate
-from dynamicgate.nn import Normalize, Switch
-from dynamicgate.nn.switch import PassThrough
+from dynamicgate.gating.sites import Site
+from dynamicgate.inference.graph import Step, is_unmodified, steps_of
 
-Kind = Literal["linear", "activation", "affine", "layer norm", "nothing"]
-ZEROS_WORTH_SKIPPING = 0.25  # below this share of exact zeros, taking them out costs what it saves
-
-ACTIVATION_MODULES = {nn.ReLU: "relu", nn.SiLU: "silu", nn.Tanh: "tanh"}
-ACTIVATION_CALLS: dict[Any, str] = {
-    F.relu: "relu", torch.relu: "relu", "relu": "relu", F.silu: "silu", F.tanh: "tanh", torch.tanh: "tanh",
-    "tanh": "tanh",
-}  # fmt: skip
+ZEROS_WORTH_SKIPPING = 0.25  # below this fraction of exact zeros, taking them out costs what it saves
 
 
 @dataclass(frozen=True)
-class Step:
-    """One node of the traced model, as far as a chain can do its work."""
-
-    node: fx.Node
-    kind: Kind
-    name: str
-    module: nn.Module | None = None
-    activation: str = "identity"
-
-
-@dataclass(frozen=True)
-class Path:
+class LinearChain:
     """Steps that become one chain, in order."""
 
     steps: tuple[Step, ...]
@@ -56,85 +38,72 @@ class Path:
         """The names of its nodes."""
         return [step.node.name for step in self.steps]
 
-
-class _Tracer(fx.Tracer):
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Look inside a module only if there is a Linear to find. Not into experts with a capacity: which rows they
-        leave unserved is decided while they run."""
-        gate = getattr(m.down, "gate", None) if isinstance(m, Switch) else None
-        if isinstance(gate, Gate) and gate.config.capacity is not None:
-            return True
-        known = isinstance(m, nn.Linear | nn.MultiheadAttention)
-        return known or not any(isinstance(child, nn.Linear) for child in m.modules())
+    @property
+    def input(self) -> fx.Node:
+        """The node whose value enters it."""
+        return self.steps[0].node.all_input_nodes[0]
 
 
-class _Shapes(fx.Interpreter):
-    """Runs the traced model and notes, for every value, its dimensions and its share of exact zeros."""
+def find_chains(
+    model: nn.Module, graph: fx.Graph, gates: Mapping[str, Gate], example: Tensor
+) -> tuple[list[LinearChain], dict[str, str]]:
+    """The chains of a traced model, and by name why each of the other Linear layers stays in torch.
+
+    example: a few rows; the dimensions and the exact zeros of every value decide what can be folded.
+    """
+    with torch.no_grad():
+        _Annotator(fx.GraphModule(model, graph)).run(example)
+    steps = {step.node: step for step in steps_of(model, graph)}
+    reasons = dict(_unsupported_linears(model, graph))
+    sites = {name: gate.site_at(name) for name, gate in gates.items()}
+    starts = {
+        sites[name].producers[0] for name, g in gates.items() if g.config.kind == "router" and sites[name].producers
+    }
+    while True:
+        chains = list(_chains(graph, steps, set(reasons), starts))
+        found = ((site, _why_split(site, gates[name].config, chains, set(reasons))) for name, site in sites.items())
+        split = [(site, reason) for site, reason in found if reason is not None]
+        for site, reason in split:
+            for name in (*site.producers, site.source, site.consumer):
+                reasons.setdefault(name, reason)
+        if not split:
+            return chains, reasons
+
+
+class _Annotator(fx.Interpreter):
+    """Runs the traced model and notes for every value its dimensions and its fraction of exact zeros."""
 
     def run_node(self, n: fx.Node) -> Any:
-        """Run and look."""
+        """Run it, and write the notes into its meta data."""
         out = super().run_node(n)
         if isinstance(out, Tensor):
             n.meta.update(ndim=out.ndim, zeros=float((out == 0).double().mean()) if out.numel() else 0.0)
         return out
 
 
-def trace(model: nn.Module) -> fx.Graph:
-    """The data flow of `model`. Raises ValueError where the forward pass cannot be followed."""
-    try:
-        graph = _Tracer().trace(model)
-    except Exception as error:  # fx raises whatever the traced forward raises on a symbolic value
-        raise ValueError(f"its forward pass cannot be traced ({type(error).__name__}: {error})") from error
-    if sum(node.op == "placeholder" for node in graph.nodes) != 1:
-        raise ValueError("its forward pass takes more than one input")
-    modules = dict(model.named_modules())
-    for node in list(graph.nodes):
-        if _passes_on(node, modules):
-            node.replace_all_uses_with(node.args[1])
-            graph.erase_node(node)
-    return graph
-
-
-def look(model: nn.Module, graph: fx.Graph, example: Tensor) -> None:
-    """Note the dimensions and zeros of every value of `graph` on `example`."""
-    with torch.no_grad():
-        _Shapes(fx.GraphModule(model, graph)).run(example)
-
-
-def find_paths(model: nn.Module, graph: fx.Graph, gates: Mapping[str, Gate]) -> tuple[list[Path], dict[str, str]]:
-    """The chains of a traced model, and why each of the other Linear layers stays in torch."""
-    steps = {step.node: step for step in steps_of(model, graph)}
-    why = dict(_cannot(model, graph))
-    starts = {gate.site.producers[0] for gate in gates.values() if gate.config.kind == "router" and gate.site.producers}
-    while True:
-        paths = list(_paths(graph, steps, set(why), starts))
-        broken = [(gate, reason) for gate in gates.values() if (reason := _gate_breaks(gate, paths, set(why)))]
-        for gate, reason in broken:
-            for name in (*gate.site.producers, gate.site.source, gate.site.consumer):
-                why.setdefault(name, reason)
-        if not broken:
-            return paths, why
-
-
-def _paths(graph: fx.Graph, steps: Mapping[fx.Node, Step], pinned: set[str], starts: set[str]) -> Iterator[Path]:
-    taken: set[fx.Node] = set()
+def _chains(
+    graph: fx.Graph, steps: Mapping[fx.Node, Step], in_torch: set[str], starts: set[str]
+) -> Iterator[LinearChain]:
+    """The chains without the layers that stay `in_torch`; the layers in `starts` can only be the first of a chain."""
+    used: set[fx.Node] = set()
     for node in graph.nodes:
         step = steps.get(node)
-        if step is None or step.kind != "linear" or step.name in pinned or node in taken:
+        if step is None or step.kind != "linear" or step.name in in_torch or node in used:
             continue
-        found = [*_before(step, steps, taken), step, *_after(step, steps, pinned | starts, taken)]
-        taken.update(s.node for s in found)
-        yield Path(tuple(found))
+        found = [*_before(step, steps, used), step, *_after(step, steps, in_torch | starts, used)]
+        used.update(s.node for s in found)
+        yield LinearChain(tuple(found))
 
 
-def _before(first: Step, steps: Mapping[fx.Node, Step], taken: set[fx.Node]) -> list[Step]:
+def _before(first: Step, steps: Mapping[fx.Node, Step], used: set[fx.Node]) -> list[Step]:
+    """The steps before the first Linear that can be folded into it."""
     found: list[Step] = []
     node = first.node.all_input_nodes[0]
-    while (step := steps.get(node)) is not None and node not in taken and len(node.users) == 1:
+    while (step := steps.get(node)) is not None and node not in used and len(node.users) == 1:
         if step.kind not in ("affine", "nothing", "layer norm"):
             break
         if step.kind == "layer norm" and node.all_input_nodes[0].meta.get("zeros", 0.0) < ZEROS_WORTH_SKIPPING:
-            break  # torch does it in one pass; only exact zeros of its input are worth the other way
+            break  # torch does it in one pass; folding it pays only if its input has exact zeros to skip
         found.insert(0, step)
         if step.kind == "layer norm":
             break
@@ -142,14 +111,15 @@ def _before(first: Step, steps: Mapping[fx.Node, Step], taken: set[fx.Node]) -> 
     return found
 
 
-def _after(first: Step, steps: Mapping[fx.Node, Step], barred: set[str], taken: set[fx.Node]) -> list[Step]:
+def _after(first: Step, steps: Mapping[fx.Node, Step], barred: set[str], used: set[fx.Node]) -> list[Step]:
+    """The steps that follow the first Linear in its chain."""
     found: list[Step] = []
-    pending: list[Step] = []  # behind the last Linear; all of it belongs to the chain only if another Linear follows
+    pending: list[Step] = []  # after the last Linear; all of it belongs to the chain only if another Linear follows
     foldable = 0  # how many of them the last Linear can do itself
     node, activated, shifted = first.node, False, False
     while len(node.users) == 1:
         step = steps.get(next(iter(node.users)))
-        if step is None or step.node in taken or step.kind == "layer norm":
+        if step is None or step.node in used or step.kind == "layer norm":
             break
         if step.kind == "linear":
             if step.name in barred:
@@ -167,62 +137,7 @@ def _after(first: Step, steps: Mapping[fx.Node, Step], barred: set[str], taken: 
     return found + pending[:foldable]
 
 
-def steps_of(model: nn.Module, graph: fx.Graph) -> Iterator[Step]:
-    """The nodes whose work is known."""
-    modules = dict(model.named_modules())
-    for node in graph.nodes:
-        name = str(node.target)
-        if node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
-            module = modules[name]
-            kind, activation = _kind_of_module(module, node)
-        elif node.op in ("call_function", "call_method") and node.all_input_nodes:
-            module = None
-            kind, activation = _kind_of_call(node)
-        else:
-            continue
-        if kind is not None and len(node.all_input_nodes) == 1:
-            yield Step(node, kind, name, module, activation)
-
-
-def _kind_of_module(module: nn.Module, node: fx.Node) -> tuple[Kind | None, str]:
-    kind: Kind | None = None
-    activation = ACTIVATION_MODULES.get(type(module), "identity")
-    match module:
-        case nn.Linear():
-            kind = "linear"
-        case nn.GELU():
-            kind, activation = "activation", "gelu" if module.approximate == "none" else "gelu_tanh"
-        case nn.Identity() | nn.Dropout():
-            kind = "nothing"
-        case Normalize():
-            kind = "affine" if module.mean.ndim <= 1 and module.std.ndim <= 1 else None
-        case nn.BatchNorm1d() if module.track_running_stats:
-            kind = "affine" if node.meta.get("ndim") == 2 else None
-        case nn.LayerNorm():
-            kind = "layer norm" if len(module.normalized_shape) == 1 else None
-        case _ if type(module) in ACTIVATION_MODULES:
-            kind = "activation"
-    return (kind, activation) if _is_itself(module) else (None, activation)
-
-
-def _kind_of_call(node: fx.Node) -> tuple[Kind | None, str]:
-    if node.target in ACTIVATION_CALLS:
-        return "activation", ACTIVATION_CALLS[node.target]
-    if node.target is F.gelu:
-        return "activation", "gelu" if node.kwargs.get("approximate", "none") == "none" else "gelu_tanh"
-    if node.target is F.dropout and not node.kwargs.get("training", True):
-        return "nothing", "identity"
-    return None, "identity"
-
-
-def _is_itself(module: nn.Module) -> bool:
-    """Whether the module computes what its class is known to compute: no subclass, no hook that is not a gate's."""
-    known = (nn.Linear, nn.GELU, nn.Identity, nn.Dropout, Normalize, nn.BatchNorm1d, nn.LayerNorm, *ACTIVATION_MODULES)
-    foreign = [h for h in module._forward_pre_hooks.values() if not isinstance(getattr(h, "__self__", None), Gate)]
-    return type(module) in known and not foreign and not module._forward_hooks
-
-
-def _cannot(model: nn.Module, graph: fx.Graph) -> Iterator[tuple[str, str]]:
+def _unsupported_linears(model: nn.Module, graph: fx.Graph) -> Iterator[tuple[str, str]]:
     modules = dict(model.named_modules())
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
     for name, count in calls.items():
@@ -231,42 +146,41 @@ def _cannot(model: nn.Module, graph: fx.Graph) -> Iterator[tuple[str, str]]:
             continue
         if count > 1 or sum(m is module for m in modules.values()) > 1:
             yield name, "it runs more than once in a forward pass"
-        elif not _is_itself(module):
+        elif not is_unmodified(module):
             yield name, "it is a subclass of Linear or has a hook of its own"
         elif (module.weight.dtype, module.weight.device.type) != (torch.float32, "cpu"):
             yield name, f"the kernels are float32 on the cpu, it is {module.weight.dtype} on {module.weight.device}"
 
 
-def _gate_breaks(gate: Gate, paths: list[Path], pinned: set[str]) -> str | None:
-    """Why the layers around a gate cannot become part of a chain; None where they can, or where they already stay."""
-    site, config = gate.site, gate.config
+def _why_split(site: Site, config: GateConfig, chains: list[LinearChain], in_torch: set[str]) -> str | None:
+    """Why the layers around a gate cannot be part of one chain; None if they can, or if all of them stay in torch."""
     members = {*site.producers, site.source, site.consumer}
-    if members <= pinned:
+    if members <= in_torch:
         return None
     if config.capacity is not None:
         return f"the experts of {site.name!r} have a capacity, which depends on the other rows of the batch"
-    place = next(((p, i) for p in paths for i, s in enumerate(p.linears) if s.name == site.consumer), None)
+    place = next(((c, i) for c in chains for i, s in enumerate(c.linears) if s.name == site.consumer), None)
     if place is None:
-        return f"the gate of {site.name!r} holds it to a layer that stays in torch"
-    path, index = place
+        return f"the gate of {site.name!r} ties it to a layer that stays in torch"
+    chain, index = place
     if config.kind == "static" and site.is_input:
-        return None if index == 0 else f"the gate of {site.name!r} is on features that a chain makes"
+        return None if index == 0 else f"the gate of {site.name!r} is on features that a chain computes"
     if site.is_input:
         return f"the gate of {site.name!r} decides about input features for each input"
-    if index == 0 or site.producers != (path.linears[index - 1].name,):
-        return f"between the layers of the gate of {site.name!r} lies what no chain can do"
+    if index == 0 or site.producers != (chain.linears[index - 1].name,):
+        return f"between the layers of the gate of {site.name!r} is an operation that no chain supports"
     if config.kind == "static":
         return None
     if site.source != site.producers[0]:
         return f"the gate of {site.name!r} reads the units it closes (reads='same')"
-    if _shifted_before(path, site.consumer):
+    if _shifted_before(chain, site.consumer):
         return f"the units of {site.name!r} are shifted between activation and gate"
     return None
 
 
-def _shifted_before(path: Path, consumer: str) -> bool:
+def _shifted_before(chain: LinearChain, consumer: str) -> bool:
     between: list[Step] = []
-    for step in path.steps:
+    for step in chain.steps:
         if step.kind == "linear":
             if step.name == consumer:
                 break
@@ -275,8 +189,3 @@ def _shifted_before(path: Path, consumer: str) -> bool:
             between.append(step)
     kinds = [step.kind for step in between]
     return "activation" in kinds and "affine" in kinds[kinds.index("activation") :]
-
-
-def _passes_on(node: fx.Node, modules: Mapping[str, nn.Module]) -> bool:
-    """A Switch without a capacity (others are not looked into) serves every row: nothing passes it by."""
-    return node.op == "call_module" and isinstance(modules[str(node.target)], PassThrough) and node.args[2] is None

@@ -1,11 +1,10 @@
-"""A path of modules as a chain of `ops.Layer`: normalisation folded, static gates and unread units sliced away.
+"""Lower a chain of modules to `ops.Layer`s: normalisation is folded, static gates and dead units are sliced away.
 
-Shapes in names: D features read, N units, G blocks, R inner width of a gate network.
+Shapes in names: D features read, N units.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -13,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate import ops
-from dynamicgate.gating.gate import Gate, count_of
-from dynamicgate.inference.cpu.dead_units import droppable, sliced
-from dynamicgate.inference.cpu.find import Path
-from dynamicgate.inference.cpu.folding import Affine, Stage, changed
+from dynamicgate.gating.gate import Gate
+from dynamicgate.inference.cpu.dead_units import droppable, without_dead_units
+from dynamicgate.inference.cpu.find import LinearChain
+from dynamicgate.inference.cpu.folding import Affine, Stage, with_layer
+from dynamicgate.inference.gates import gate_net
 from dynamicgate.nn import Normalize
 
 
@@ -31,51 +31,58 @@ class Router:
 
 @dataclass(frozen=True)
 class Lowered:
-    """A chain in the words of `ops`, not yet packed."""
+    """A chain as `ops.Layer`s, not yet packed."""
 
     stages: list[Stage]
     router: Router | None = None
     norm_eps: float | None = None
-    """The first layer was behind a LayerNorm with this epsilon and expects its features as `scaled_features` makes."""
+    """The first layer came after a LayerNorm with this epsilon, and reads what `scaled_features` returns."""
     rows_only: bool = False
     """A BatchNorm was folded: features must be the second of two dimensions."""
     dropped: tuple[str, ...] = ()
-    """The sites that lost blocks which an input might open."""
+    """The sites that lost blocks which some input might open."""
 
     @property
     def layers(self) -> list[ops.Layer]:
         """The layers alone."""
         return [stage.layer for stage in self.stages]
 
+    @property
+    def dense_bytes(self) -> int:
+        """The memory of weights and biases before anything was sliced away."""
+        return sum(4 * outputs * (inputs + 1) for outputs, inputs in (stage.shape for stage in self.stages))
+
 
 def scaled_features(x_BD: Tensor, eps: float) -> Tensor:
-    """x / sigma, and mu / sigma as one more feature: all that a Linear behind a LayerNorm needs, because
+    """x / sigma, and mu / sigma as one more feature: all that a Linear after a LayerNorm needs, because
     W LN(x) + b = (W g)(x / sigma) - (W g 1) mu / sigma + (W beta + b). Zeros of x stay zeros and can be skipped."""
     mean_B1 = x_BD.mean(dim=-1, keepdim=True)
     inverse_B1 = torch.rsqrt((x_BD - mean_B1).square().mean(dim=-1, keepdim=True) + eps)
     return torch.cat((x_BD * inverse_B1, mean_B1 * inverse_B1), dim=-1)
 
 
-def lower(path: Path, gates: Mapping[str, Gate], drop: Mapping[str, Tensor] | None = None) -> Lowered:
-    """`path` as layers. drop: by site, the blocks to remove (never open, and the caller does not want them)."""
-    made_by = {g.site.producers[0]: g for g in gates.values() if g.site.producers and g.config.kind != "static"}
+def lower_chain(chain: LinearChain, gates: Mapping[str, Gate], drop: Mapping[str, Tensor] | None = None) -> Lowered:
+    """`chain` as layers. drop: by site, blocks to remove although some input might open them."""
+    drop = drop or {}
+    sites = {name: gate.site_at(name) for name, gate in gates.items() if gate.config.kind != "static"}
+    by_producer = {site.producers[0]: name for name, site in sites.items() if site.producers}
     stages: list[Stage] = []
     router: Router | None = None
     norm_eps: float | None = None
     affine: Affine = Affine()
     activated = rows_only = False
-    for step in path.steps:
+    for step in chain.steps:
         if step.kind == "layer norm":
             assert isinstance(step.module, nn.LayerNorm)
             norm_eps = step.module.eps
             affine = Affine(step.module.weight, step.module.bias, step.module.normalized_shape[0])
         elif step.kind == "activation":
-            stages[-1] = changed(stages[-1], activation=step.activation)
+            stages[-1] = with_layer(stages[-1], activation=step.activation)
             activated = True
         elif step.kind == "affine":
             assert step.module is not None
             rows_only = rows_only or isinstance(step.module, nn.BatchNorm1d)
-            scale, shift = _constants(step.module)
+            scale, shift = _scale_and_shift(step.module)
             if stages and not activated:
                 stages[-1] = _scaled_outputs(stages[-1], scale, shift)
             else:
@@ -85,21 +92,22 @@ def lower(path: Path, gates: Mapping[str, Gate], drop: Mapping[str, Tensor] | No
             assert isinstance(linear, nn.Linear)
             affine = affine.then(_static_factor(gates.get(step.name)), None)
             layer = ops.Layer(*affine.fold(linear.weight, linear.bias))
-            gate = made_by.get(step.name)
-            if gate is not None:
-                net = gate_net(gate, affine)
+            site = by_producer.get(step.name)
+            if site is not None:
+                gate = gates[site]
+                net = affine.fold_gate(gate_net(gate))
                 if gate.config.kind == "router":
                     router = Router(net, net.keep, float(gate.tau))
                 layer = replace(layer, block=gate.config.block, gate=None if router and not stages else net)
             shape = (linear.out_features, linear.in_features)
-            stages.append(Stage(step.name, layer, shape, gate.site.name if gate else None))
+            stages.append(Stage(step.name, layer, shape, site))
             affine, activated = Affine(), False
-    can_drop = [s.site for s in stages if s.site and s.site in (drop or {}) and droppable(s)]
-    return Lowered(sliced(stages, drop or {}), router, norm_eps, rows_only, tuple(can_drop))
+    dropped = tuple(s.site for s in stages if s.site and s.site in drop and droppable(s))
+    return Lowered(without_dead_units(stages, drop), router, norm_eps, rows_only, dropped)
 
 
-def _constants(module: nn.Module) -> tuple[Tensor, Tensor]:
-    """scale and shift, float64, of a module that is scale * x + shift."""
+def _scale_and_shift(module: nn.Module) -> tuple[Tensor, Tensor]:
+    """Scale and shift, in float64, of a module that computes scale * x + shift."""
     if isinstance(module, Normalize):
         scale = 1.0 / module.std.double()
         return scale, -module.mean.double() * scale
@@ -118,39 +126,12 @@ def _scaled_outputs(stage: Stage, scale_N: Tensor, shift_N: Tensor) -> Stage:
     units = layer.weight.shape[0]
     bias_N = torch.zeros(units, dtype=torch.float64) if layer.bias is None else layer.bias.double()
     weight = (layer.weight.double() * scale_N.expand(units)[:, None]).float()
-    return changed(stage, weight=weight, bias=(bias_N * scale_N + shift_N).float())
+    return with_layer(stage, weight=weight, bias=(bias_N * scale_N + shift_N).float())
 
 
 @torch.no_grad()
 def _static_factor(gate: Gate | None) -> Tensor | None:
-    """What a static gate multiplies the units by: the same for every input."""
+    """What a static gate multiplies the units by, the same for every input."""
     if gate is None or gate.config.kind != "static":
         return None
     return gate.per_unit(gate(torch.zeros(1, 1)).scale[0].double())
-
-
-@torch.no_grad()
-def gate_net(gate: Gate, affine: Affine | None = None) -> ops.GateNet:
-    """The gate network on the features of its source; a sigmoid above theta is a logit above tau * logit(theta)."""
-    config = gate.config
-    linears = [m for m in gate.net.modules() if isinstance(m, nn.Linear)]
-    pairs: list[tuple[Tensor, Tensor | None]] = [
-        (m.weight.detach(), None if m.bias is None else m.bias.detach()) for m in linears
-    ]
-    pairs[0] = (affine or Affine()).fold(*pairs[0])
-    tau, theta = float(gate.tau), float(gate.theta)
-    cut, keep = tau * math.log(theta / (1.0 - theta)), count_of(config.always_open, gate.blocks)
-    if config.evaluate == "soft":
-        cut, keep = -math.inf, 0
-    elif config.top_k is not None:
-        cut, keep = math.inf, count_of(config.top_k, gate.blocks)
-    scaled = config.evaluate == "soft" or config.scale
-    return ops.GateNet(
-        tuple(w for w, _ in pairs),
-        tuple(b for _, b in pairs),
-        hidden="relu" if config.net == "two-layer" else "identity",
-        cut=cut,
-        keep=keep,
-        tau=tau if scaled else None,
-        soft_width=config.soft_width * tau or None,
-    )

@@ -1,4 +1,4 @@
-"""Timing rivals fairly: in turn, in one process, medians; and never longer than asked."""
+"""Timing calls on the CPU: medians of wall-clock times, never for longer than asked."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-HOPELESS = 2.0  # so many times slower than the best in the first round: run it less often
-SELDOM = 4
-MOST_ROUNDS = 200
+from dynamicgate.inference.timing import RoundRobin
+
+DOMINATED = 2.0  # this many times slower than the best in the first round: run it only in every RARELY-th round
+RARELY = 4
+MAX_ROUNDS = 200
 
 
-def race(calls: Mapping[str, Callable[[Tensor], object]], xs: Sequence[Tensor], seconds: float) -> dict[str, float]:
-    """Median microseconds of one call of each rival.
+def time_calls(
+    calls: Mapping[str, Callable[[Tensor], object]], xs: Sequence[Tensor], seconds: float
+) -> dict[str, float]:
+    """Median microseconds of one call of each of `calls`.
 
-    Every rival runs on all of `xs` (at batch 1 many rows: which units are open changes from call to call). A first call
-    of each warms up, and tells how many rounds `seconds` allow; it counts only for those that get hardly any more.
+    Each runs on all of `xs` (at batch 1 many rows: which units are open changes from call to call). A first call of
+    each warms up and shows how many rounds fit into `seconds`; its time counts only if hardly any others follow.
     """
     with torch.inference_mode():
         first = {name: _once(call, xs[:1]) for name, call in calls.items()}
@@ -26,20 +30,16 @@ def race(calls: Mapping[str, Callable[[Tensor], object]], xs: Sequence[Tensor], 
             xs = xs[:1]
         else:
             first = {name: _once(call, xs) for name, call in calls.items()}
-        hopeless = {name for name, t in first.items() if t > HOPELESS * min(first.values())}
-        spent = len(xs) * sum(t / (SELDOM if name in hopeless else 1) for name, t in first.items())
-        rounds = max(1, min(MOST_ROUNDS, int(seconds / max(spent, 1e-9))))
-        seen: dict[str, list[float]] = {name: [] for name in calls}
-        order = list(calls)
+        dominated = {name for name, t in first.items() if t > DOMINATED * min(first.values())}
+        spent = len(xs) * sum(t / (RARELY if name in dominated else 1) for name, t in first.items())
+        rounds = max(1, min(MAX_ROUNDS, int(seconds / max(spent, 1e-9))))
+        robin = RoundRobin(calls)
         for number in range(rounds):
-            for name in order:
-                if name not in hopeless or number % SELDOM == SELDOM - 1:
-                    seen[name].append(_once(calls[name], xs))
-            order.append(order.pop(0))  # nobody always runs behind the same neighbour
-        for name, times in seen.items():
+            robin.run(lambda name: _once(calls[name], xs), skip=() if number % RARELY == RARELY - 1 else dominated)
+        for name, times in robin.times.items():
             if len(times) < 3:
                 times.append(first[name])
-    return {name: 1e6 * statistics.median_low(times) for name, times in seen.items()}
+    return {name: 1e6 * statistics.median_low(times) for name, times in robin.times.items()}
 
 
 def _once(call: Callable[[Tensor], object], xs: Sequence[Tensor]) -> float:
@@ -47,10 +47,3 @@ def _once(call: Callable[[Tensor], object], xs: Sequence[Tensor]) -> float:
     for x in xs:
         call(x)
     return (time.perf_counter() - start) / len(xs)
-
-
-def batches_of(rows_RD: Tensor, batch: int) -> list[Tensor]:
-    """Inputs of `batch` rows each, cycling through the rows there are."""
-    count = 32 if batch <= 4 else 8 if batch <= 64 else 2
-    index = torch.arange(count * batch) % len(rows_RD)
-    return [rows_RD[part].contiguous() for part in index.split(batch)]

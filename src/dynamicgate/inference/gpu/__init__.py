@@ -1,1 +1,1 @@
-"""Plans on a CUDA GPU: gated feed-forward layers find the fastest way to run, for each number of tokens."""
+"""`compile` on a CUDA GPU: gated feed-forward layers run by the fastest strategy for each number of tokens."""

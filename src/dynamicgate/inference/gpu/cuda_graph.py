@@ -1,4 +1,4 @@
-"""Work recorded as a CUDA graph: replayed without asking Python again, for one number of tokens."""
+"""A call captured as a CUDA graph: replayed without running Python again, for one number of tokens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 
-class Recorded:
+class CapturedCall:
     """`call` on inputs of one shape. Threads and streams may share it: they take turns with its memory."""
 
     def __init__(self, call: Callable[[Tensor], Tensor], x_TD: Tensor) -> None:
-        """Runs `call` a few times, so that kernels are compiled and chosen before they are recorded."""
+        """Runs `call` twice first, so that kernels are compiled and chosen before the capture."""
         self.x_TD = x_TD.clone()
         self._last = torch.cuda.current_stream(x_TD.device)
         aside = torch.cuda.Stream(x_TD.device)
@@ -40,9 +40,9 @@ class Recorded:
             return self.y_TO.clone()
 
     def can_run(self) -> bool:
-        """Not while somebody records or compiles the whole model: they want to see the work itself."""
+        """Not while someone captures or compiles the whole model: they need to see the work itself."""
         return not torch.compiler.is_compiling() and not torch.cuda.is_current_stream_capturing()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """A copy of a layer has other weights, which no recording knows."""
+        """A copy of a layer has weights of its own, which the captured graph does not read."""
         return

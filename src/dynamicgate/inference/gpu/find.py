@@ -14,60 +14,74 @@ import torch
 from torch import fx, nn
 
 from dynamicgate.gating.gate import Gate
-from dynamicgate.inference.cpu.find import Step, steps_of, trace
+from dynamicgate.gating.sites import Site
+from dynamicgate.inference.graph import Step, steps_of, trace
 from dynamicgate.nn.ffn import DTYPES, unwatched
 from dynamicgate.ops.ffn.reference import PHI
 
 
 @dataclass(frozen=True)
-class Pair:
+class GatedFFN:
     """The layers around gated hidden units."""
 
     gate: Gate
     names: tuple[str, ...]
-    """Of up, value if there is one, and down, in the model."""
+    """The names of `linears` in the model."""
     up: nn.Linear
     value: nn.Linear | None
     down: nn.Linear
     activation: str
     nodes: tuple[str, ...]
-    """That it replaces, in the graph of its room."""
+    """The nodes that it replaces, in the graph of its `TracedModule`."""
+
+    @property
+    def linears(self) -> list[nn.Linear]:
+        """up, value if there is one, and down."""
+        return [linear for linear in (self.up, self.value, self.down) if linear is not None]
+
+    @property
+    def dense_bytes(self) -> int:
+        """The memory of weights and biases."""
+        return sum(t.numel() * t.element_size() for linear in self.linears for t in linear.parameters(recurse=False))
 
 
 @dataclass(frozen=True)
-class Room:
-    """A module that is rewritten, and what becomes of it."""
+class TracedModule:
+    """A module that is rewritten, and the feed-forward layers found in its graph."""
 
     name: str
     graph: fx.Graph
-    pairs: list[Pair]
+    ffns: list[GatedFFN]
 
 
-def find_pairs(model: nn.Module, gates: Mapping[str, Gate]) -> tuple[list[Room], dict[str, str]]:
-    """The modules with gated feed-forward layers, and by site why the others stay as they are."""
-    why = {name: reason for name, gate in gates.items() if (reason := _cannot(gate))}
-    names = {name: _room_of(model, gate) for name, gate in gates.items() if name not in why}
+def find_ffns(model: nn.Module, gates: Mapping[str, Gate]) -> tuple[list[TracedModule], dict[str, str]]:
+    """The modules with gated feed-forward layers, and by site why the other gates stay in torch."""
+    sites = {name: gate.site_at(name) for name, gate in gates.items()}
+    reasons = {name: reason for name, gate in gates.items() if (reason := _unsupported(gate))}
+    names = {name: _module_around(model, sites[name]) for name in gates if name not in reasons}
     graphs: dict[str, fx.Graph] = {}
-    for room in sorted(
-        dict.fromkeys(names.values()), key=len
-    ):  # an outer module first: its graph has the inner ones in it
-        if _around(room, graphs) is None:
+    for module in sorted(dict.fromkeys(names.values()), key=len):  # outer modules first: their graphs hold inner ones
+        if _enclosing(module, graphs) is None:
             try:
-                graphs[room] = _traced(model.get_submodule(room))
+                graphs[module] = _traced(model.get_submodule(module))
             except ValueError as error:
-                why |= {site: f"{room or 'the model'}: {error}" for site, found in names.items() if found == room}
-    pairs: dict[str, list[Pair]] = {room: [] for room in graphs}
+                reasons |= {
+                    site: f"{module or 'the model'}: {error}" for site, found in names.items() if found == module
+                }
+    ffns: dict[str, list[GatedFFN]] = {module: [] for module in graphs}
     for site, name in names.items():
-        around = _around(name, graphs)
+        around = _enclosing(name, graphs)
         if around is not None:
             try:
-                pairs[around].append(_match(model.get_submodule(around), graphs[around], around, gates[site]))
+                ffns[around].append(
+                    _match(model.get_submodule(around), graphs[around], around, gates[site], sites[site])
+                )
             except ValueError as error:
-                why[site] = str(error)
-    return [Room(room, graphs[room], found) for room, found in pairs.items() if found], why
+                reasons[site] = str(error)
+    return [TracedModule(module, graphs[module], found) for module, found in ffns.items() if found], reasons
 
 
-def _cannot(gate: Gate) -> str | None:
+def _unsupported(gate: Gate) -> str | None:
     config = gate.config
     if gate.site.is_input:
         return "it decides about input features"
@@ -80,9 +94,9 @@ def _cannot(gate: Gate) -> str | None:
     return None
 
 
-def _room_of(model: nn.Module, gate: Gate) -> str:
-    """The smallest module around the layers of a site that has a forward pass of its own."""
-    paths = [name.split(".")[:-1] for name in (*gate.site.producers, gate.site.consumer)]
+def _module_around(model: nn.Module, site: Site) -> str:
+    """The name of the smallest module around the layers of a site that has a forward pass of its own."""
+    paths = [name.split(".")[:-1] for name in (*site.producers, site.consumer)]
     shared = 0
     while all(len(path) > shared and path[shared] == paths[0][shared] for path in paths):
         shared += 1
@@ -91,8 +105,8 @@ def _room_of(model: nn.Module, gate: Gate) -> str:
     return ".".join(paths[0][:shared])
 
 
-def _around(name: str, rooms: Mapping[str, object]) -> str | None:
-    return next((room for room in rooms if not room or name == room or name.startswith(f"{room}.")), None)
+def _enclosing(name: str, modules: Mapping[str, object]) -> str | None:
+    return next((module for module in modules if not module or name == module or name.startswith(f"{module}.")), None)
 
 
 def _traced(module: nn.Module) -> fx.Graph:
@@ -101,67 +115,68 @@ def _traced(module: nn.Module) -> fx.Graph:
     return trace(module)
 
 
-def _match(room: nn.Module, graph: fx.Graph, name: str, gate: Gate) -> Pair:
-    """The layers of `gate` in the graph; ValueError where something else lies between them."""
+def _match(module: nn.Module, graph: fx.Graph, name: str, gate: Gate, site: Site) -> GatedFFN:
+    """The layers of `gate` in the graph of `module`; ValueError if there is something else between them."""
     prefix = f"{name}." if name else ""
-    steps = {step.node: step for step in steps_of(room, graph)}
-    reads = [n for n in graph.nodes if n.op == "call_module" and f"{prefix}{n.target}" == gate.site.consumer]
+    steps = {step.node: step for step in steps_of(module, graph)}
+    reads = [n for n in graph.nodes if n.op == "call_module" and f"{prefix}{n.target}" == site.consumer]
     if len(reads) != 1 or reads[0] not in steps:
         raise ValueError("its layers are not plain Linear layers that run once in a forward pass")
-    walked: list[fx.Node] = [reads[0]]
-    node = _skip_nothing(reads[0].all_input_nodes[0], steps, walked)
+    visited: list[fx.Node] = [reads[0]]
+    node = _skip_nothing(reads[0].all_input_nodes[0], steps, visited)
     if node.target in (operator.mul, torch.mul, "mul") and len(node.all_input_nodes) == 2:
-        walked.append(node)
-        sides = [_writer(_skip_nothing(n, steps, walked), steps, walked) for n in node.all_input_nodes]
+        visited.append(node)
+        sides = [_producer(_skip_nothing(n, steps, visited), steps, visited) for n in node.all_input_nodes]
         plain = next((i for i in (1, 0) if sides[i][1] == "identity"), None)
         if plain is None:
             raise ValueError("both factors of its units have an activation")
         (up, activation), value = sides[1 - plain], sides[plain][0]
     else:
-        (up, activation), value = _writer(node, steps, walked), None
+        (up, activation), value = _producer(node, steps, visited), None
     linears = [up, *([value] if value else []), steps[reads[0]]]
     names = tuple(prefix + step.name for step in linears)
-    if {*names[:-1]} != {*gate.site.producers} or gate.site.source not in names[:-1]:
-        raise ValueError("its units are written elsewhere than where they are decided")
+    if {*names[:-1]} != {*site.producers} or site.source not in names[:-1]:
+        raise ValueError("its units are computed by other layers than the one that decides about them")
     if len({step.node.all_input_nodes[0] for step in linears[:-1]}) != 1:
-        raise ValueError("the layers that write its units read different things")
-    if any(len(n.users) != 1 for n in walked[1:]):
+        raise ValueError("the layers that compute its units read different inputs")
+    if any(len(n.users) != 1 for n in visited[1:]):
         raise ValueError("something else reads its units too")
     if not all(unwatched(step.module, gate) for step in linears):  # type: ignore[arg-type]
-        raise ValueError("another gate acts on its layers, which cannot decide once they are one")
+        raise ValueError("another gate acts on its layers, and could not decide once they run as one")
     if activation not in PHI:
         raise ValueError(f"there are kernels for {', '.join(PHI)}, its activation is {activation}")
     dtypes = {step.module.weight.dtype for step in linears}  # type: ignore[union-attr]
     if len(dtypes) != 1 or not dtypes <= {*DTYPES}:
         raise ValueError(f"there are kernels for {', '.join(map(str, DTYPES))}, its weights are {dtypes}")
     order = {n: i for i, n in enumerate(graph.nodes)}
-    nodes = tuple(n.name for n in sorted(walked, key=lambda n: order[n]))
+    nodes = tuple(n.name for n in sorted(visited, key=lambda n: order[n]))
     modules: list[Any] = [up.module, value.module if value else None, steps[reads[0]].module]
-    return Pair(gate, names, modules[0], modules[1], modules[2], activation, nodes)
+    return GatedFFN(gate, names, modules[0], modules[1], modules[2], activation, nodes)
 
 
-def _skip_nothing(node: fx.Node, steps: Mapping[fx.Node, Step], walked: list[fx.Node]) -> fx.Node:
+def _skip_nothing(node: fx.Node, steps: Mapping[fx.Node, Step], visited: list[fx.Node]) -> fx.Node:
+    """The first node from `node` backwards that does something."""
     while node in steps and steps[node].kind == "nothing":
-        walked.append(node)
+        visited.append(node)
         node = node.all_input_nodes[0]
     return node
 
 
-def _writer(node: fx.Node, steps: Mapping[fx.Node, Step], walked: list[fx.Node]) -> tuple[Step, str]:
-    """The Linear behind `node`, and the activation between them."""
+def _producer(node: fx.Node, steps: Mapping[fx.Node, Step], visited: list[fx.Node]) -> tuple[Step, str]:
+    """The Linear from `node` backwards, and the activation after it."""
     activation = "identity"
-    for step in _back(node, steps):
-        walked.append(step.node)
+    for step in _backwards(node, steps):
+        visited.append(step.node)
         if step.kind == "linear":
             return step, activation
         if step.kind == "activation" and activation == "identity":
             activation = step.activation
         elif step.kind != "nothing":
             break
-    raise ValueError("between its layers lies more than an activation")
+    raise ValueError("there is more than an activation between its layers")
 
 
-def _back(node: fx.Node, steps: Mapping[fx.Node, Step]) -> Iterator[Step]:
+def _backwards(node: fx.Node, steps: Mapping[fx.Node, Step]) -> Iterator[Step]:
     while node in steps:
         yield steps[node]
         node = node.all_input_nodes[0]

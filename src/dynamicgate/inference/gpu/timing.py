@@ -1,7 +1,8 @@
-"""Timing on a GPU: rivals in turn, medians of single calls, while the cache holds something else.
+"""Timing calls on a GPU: medians of single calls on the device, with cold caches.
 
-So weights come from memory, as they do between the other layers of a model. The device has other work until a call is
-launched in full: a time is that of the device, which remains where launches are recorded or run ahead.
+The cache holds other data before each call, so weights come from memory, as they do between the other layers of a
+model. The device is kept busy until a call is launched in full, so that a time is that of the device, which remains
+where launches are captured or run ahead.
 """
 
 from __future__ import annotations
@@ -14,42 +15,43 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-HOPELESS = 1.5  # so many times slower than the best in the first rounds: time it no more
-MOST_FILLS = 256
-FIRST_ROUNDS, LEAST_ROUNDS, MOST_ROUNDS = 3, 7, 200
+from dynamicgate.inference.timing import RoundRobin
+
+DOMINATED = 1.5  # this many times slower than the best in the first rounds: time it no more
+MAX_FILLS = 256
+FIRST_ROUNDS, MIN_ROUNDS, MAX_ROUNDS = 3, 7, 200
 Call = Callable[[Tensor], Tensor]
 
 
-def race(calls: Mapping[str, Call], xs: Sequence[Tensor], seconds: float) -> dict[str, float]:
-    """Median microseconds of one call of each rival. All of them have run before."""
+def time_calls(calls: Mapping[str, Call], xs: Sequence[Tensor], seconds: float) -> dict[str, float]:
+    """Median microseconds of one call of each of `calls`. All of them have run before."""
     device = xs[0].device
     other = torch.empty(2 * _cache_bytes(device), dtype=torch.int8, device=device)
     other_us, _ = _device_us(other.zero_, other.zero_)
     fills = {name: 1 + math.ceil(1.5 * _launch_us(call, xs[0]) / other_us) for name, call in calls.items()}
 
-    def one(name: str, x: Tensor) -> float:
+    def measure(name: str) -> float:
+        x = xs[len(robin.times[name]) % len(xs)]
         while True:
             us, late = _device_us(lambda: calls[name](x), *[other.zero_] * fills[name])
-            if not late or fills[name] >= MOST_FILLS:
+            if not late or fills[name] >= MAX_FILLS:
                 return us
-            fills[name] *= 2  # whatever else kept the CPU from launching is not this rival's fault
+            fills[name] *= 2  # whatever else kept the CPU from launching does not count against this call
 
-    seen: dict[str, list[float]] = {name: [] for name in calls}
-    order, started, number = list(calls), time.perf_counter(), 0
-    while number < LEAST_ROUNDS or (number < MOST_ROUNDS and time.perf_counter() - started < seconds):
-        for name in order:
-            seen[name].append(one(name, xs[number % len(xs)]))
-        order.append(order.pop(0))  # nobody always runs behind the same neighbour
+    robin, dominated = RoundRobin(calls), set[str]()
+    started, number = time.perf_counter(), 0
+    while number < MIN_ROUNDS or (number < MAX_ROUNDS and time.perf_counter() - started < seconds):
+        robin.run(measure, skip=dominated)
         number += 1
         if number == FIRST_ROUNDS:
-            best = min(statistics.median(times) for times in seen.values())
-            order = [name for name in order if statistics.median(seen[name]) <= HOPELESS * best]
-    return {name: statistics.median(times) for name, times in seen.items()}
+            medians = {name: statistics.median(times) for name, times in robin.times.items()}
+            dominated = {name for name, median in medians.items() if median > DOMINATED * min(medians.values())}
+    return {name: statistics.median(times) for name, times in robin.times.items()}
 
 
 def _device_us(call: Callable[[], object], *before: Callable[[], object]) -> tuple[float, bool]:
-    """Microseconds of a call on the device, and whether the device was there before all of it was launched: then it has
-    waited, and the time is too long."""
+    """Microseconds of a call on the device, and whether the device was ready before all of it was launched: then the
+    device has waited, and the time is too long."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for work in before:
         work()
@@ -62,7 +64,7 @@ def _device_us(call: Callable[[], object], *before: Callable[[], object]) -> tup
 
 
 def _launch_us(call: Call, x: Tensor) -> float:
-    """How long it takes until a call is launched; the longest of a few, because a device that waits spoils a time."""
+    """How long it takes to launch a call; the longest of a few, because a device that waits spoils a time."""
     found = []
     for _ in range(3):
         torch.cuda.synchronize(x.device)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from tyro.conf import OmitArgPrefixes
+from tyro.conf import OmitArgPrefixes, arg
 
 from dynamicgate.lab.cli.options import Training, this_command
 from dynamicgate.lab.report import render_table, write_report
@@ -14,28 +15,27 @@ from dynamicgate.lab.runner.comparison import compare
 
 @dataclass(frozen=True)
 class Compare:
-    """Train models and their controls over seeds, print the table and write the report.
+    """Train several models over several seeds, print a table and write a report.
 
     For example:
-
       dynamicgate compare --data digits --budget 0.3 --seeds 5 --out runs/digits
       dynamicgate compare --data mnist --data-dir DATA --models small,gate --budget 0.25 --seeds 3 --out runs/mnist
 
-    Finished runs are not repeated, interrupted ones continue.
+    Run the same command again to continue after an interruption: finished runs are not repeated.
     """
 
-    out: Path
-    """Folder for results.json, report.html and one folder for each run."""
-    models: str = "dense,small,dropout,static,gate"
-    """Which models, separated by commas."""
+    out: Annotated[Path, arg(metavar="FOLDER")]
+    """Folder for results.json, report.html and one subfolder for each run."""
+    models: Annotated[str, arg(metavar="NAMES")] = "dense,small,dropout,static,gate"
+    """Models to train, separated by commas; `dynamicgate train --help` lists them."""
     seeds: int = 5
-    """How many seeds, paired over the models."""
+    """Number of seeds; every model is trained with the same ones."""
     jobs: int = 1
     """Models trained in parallel, each with one thread; 1 trains one after the other with all threads."""
     training: OmitArgPrefixes[Training] = field(default_factory=Training)
 
     def run(self) -> int:
-        """Train all, print the table, write the page."""
+        """Train all models, print the table, write the page."""
         names = [name.strip() for name in self.models.split(",") if name.strip()]
         if self.seeds < 1:
             raise ValueError(f"at least one seed is needed, received {self.seeds}")

@@ -1,4 +1,4 @@
-"""`dynamicgate data`: what there is, fetch it, check it, describe it."""
+"""`dynamicgate data`: list, download, verify and describe datasets."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, subcommand
+from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 
-from dynamicgate.lab.cli.describe import as_lines, describe
-from dynamicgate.lab.cli.options import loader_options
-from dynamicgate.lab.datasets.download import get, readable
-from dynamicgate.lab.datasets.folders import default_data_dir
+from dynamicgate.lab.cli.dataset_summary import as_lines, summarise_dataset
+from dynamicgate.lab.cli.options import DataDir, LoaderOptions, Target, loader_options
+from dynamicgate.lab.datasets.data_folders import default_data_dir
+from dynamicgate.lab.datasets.download import download_dataset, format_size
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.sources import SOURCES, Source
-from dynamicgate.lab.datasets.verify import locate, verify
+from dynamicgate.lab.datasets.verification import locate_files, verify_dataset
 
 
 @dataclass(frozen=True)
-class ListData:
-    """Show the known datasets: what they are, whether they are here, their size and licence."""
+class ListDatasets:
+    """Show the known datasets: what they are, whether they are downloaded, their size and licence."""
 
-    data_dir: Path | None = None
-    """Folder with the data files; by default the variable DYNAMICGATE_DATA, else the cache folder of the platform."""
+    data_dir: DataDir = None
     json: bool = False
-    """Print JSON instead."""
+    """Print JSON."""
 
     def run(self) -> int:
-        """Print it."""
+        """Print the list."""
         folder = _folder(self.data_dir)
         rows = [_row(source, folder) for source in SOURCES.values()]
         if self.json:
@@ -38,9 +37,9 @@ class ListData:
             return 0
         print(f"data folder: {folder}")
         for row in rows:
-            size = f" ({readable(row['size'])})" if row["size"] else ""
+            size = f" ({format_size(row['size'])})" if row["size"] else ""
             more = f" and {len(row['where']) - 1} more" if len(row["where"]) > 1 else ""
-            where = f"here: {row['where'][0]}{more}" if row["where"] else f"not here: {row['get']}"
+            where = f"found: {row['where'][0]}{more}" if row["where"] else f"not found; get it with: {row['get']}"
             print(f"\n{row['name']:<16} {row['description']}")
             print(f"{'':<16} {where}{size}")
             print(f"{'':<16} licence: {row['licence']}")
@@ -49,37 +48,35 @@ class ListData:
 
 @dataclass(frozen=True)
 class Get:
-    """Fetch a dataset, verified by its checksums. What is there already is not fetched again.
+    """Download a dataset and verify its checksums. Files that are already there are not downloaded again.
 
     For example:
-
       dynamicgate data get mnist --data-dir DATA
       dynamicgate data get speech-commands --file speech_commands_v0.01.tar.gz
     """
 
-    name: Positional[str]
-    """A dataset of `dynamicgate data list`, or all."""
-    file: UseAppendAction[tuple[str, ...]] = ()
-    """Only this file of it; can be repeated."""
-    data_dir: Path | None = None
-    """Folder for the data files."""
+    name: Annotated[Positional[str], arg(metavar="NAME")]
+    """A dataset of `dynamicgate data list`, or `all`."""
+    file: Annotated[UseAppendAction[tuple[str, ...]], arg(metavar="FILE")] = ()
+    """Download only this file of the dataset; repeat the option for several files."""
+    data_dir: DataDir = None
 
     def run(self) -> int:
-        """Fetch and say where."""
+        """Download, and print the paths."""
         failures = []
         for name in SOURCES if self.name == "all" else [self.name]:
             try:
-                paths = get(name, _folder(self.data_dir), files=self.file, progress=sys.stderr.isatty())
-            except OSError as error:  # with all of them, one that cannot be had should not keep the others away
+                paths = download_dataset(name, _folder(self.data_dir), files=self.file, progress=sys.stderr.isatty())
+            except OSError as error:  # with `all`, a failed dataset must not keep the others from being downloaded
                 failures.append(str(error))
                 continue
             for path in paths:
                 print(path)
             if not paths:
-                print(f"{name} has no files to fetch: {SOURCES[name].description}")
+                print(f"{name} has no files to download: {SOURCES[name].description}")
             if SOURCES[name].options:
                 needed = ",".join(f"{key}={value}" for key, value in SOURCES[name].options)
-                print(f"these files alone load with --data-option {needed}")
+                print(f"if you have only these files, load them with --data-option {needed}")
         if failures:
             raise OSError(". ".join(failures))
         return 0
@@ -87,95 +84,88 @@ class Get:
 
 @dataclass(frozen=True)
 class Verify:
-    """Check data files: official ones by checksum, others by reading every byte, and all by loading them.
+    """Check data files: official ones by checksum, others by reading every byte, and then all by loading them.
 
     For example:
-
       dynamicgate data verify mnist cifar10
 
-    Ends with 1 if something is wrong.
+    Exits with code 1 if a file is missing or damaged.
     """
 
-    names: Positional[tuple[str, ...]] = ()
-    """Datasets of `dynamicgate data list`; none, or all, for those that are here."""
-    option: UseAppendAction[tuple[str, ...]] = ()
-    """An option of the loader as KEY=VALUE."""
-    data_dir: Path | None = None
-    """Folder with the data files."""
+    names: Annotated[Positional[tuple[str, ...]], arg(metavar="[NAME ...]", help_behavior_hint="")] = ()
+    """Datasets of `dynamicgate data list`; without any, or with `all`, every dataset that is downloaded."""
+    option: LoaderOptions = ()
+    data_dir: DataDir = None
 
     def run(self) -> int:
-        """Check and say."""
+        """Check, and print the findings."""
         folder = _folder(self.data_dir)
         options = dict(loader_options(self.option, None, "--option"))
-        everything = not self.names or self.names == ("all",)
-        names = [name for name in SOURCES if locate(name, folder)] if everything else self.names
+        check_all = not self.names or self.names == ("all",)
+        names = [name for name in SOURCES if locate_files(name, folder)] if check_all else self.names
         if not names:
-            raise FileNotFoundError(f"no known dataset is in {folder}: fetch one with `dynamicgate data get NAME`")
-        findings = [finding for name in names for finding in verify(name, folder, options=options)]
+            raise FileNotFoundError(f"no known dataset is in {folder}: download one with `dynamicgate data get NAME`")
+        findings = [finding for name in names for finding in verify_dataset(name, folder, options=options)]
         for finding in findings:
-            print(f"{'ok   ' if finding.ok else 'WRONG'} {finding.text}")
+            print(f"{'ok  ' if finding.ok else 'FAIL'} {finding.text}")
         return 0 if all(finding.ok for finding in findings) else 1
 
 
 @dataclass(frozen=True)
 class Info:
-    """Describe a dataset: rows and classes of each part, features, normalisation, licence, citation.
+    """Describe a dataset: features, rows and classes of each part, normalisation, licence, citation.
 
     For example:
-
       dynamicgate data info mnist
       dynamicgate data info cells.h5ad --target cell_type --json
     """
 
-    name: Positional[str]
+    name: Annotated[Positional[str], arg(metavar="NAME|PATH")]
     """A dataset of `dynamicgate data list`, or the path of your own file or folder."""
-    option: UseAppendAction[tuple[str, ...]] = ()
-    """An option of the loader as KEY=VALUE, e.g. labels=leiden; several with commas, or by repeating this option."""
-    target: str | None = None
-    """Column that holds the classes, in a .csv, .parquet or .h5ad file."""
+    option: LoaderOptions = ()
+    target: Target = None
     seed: int = 0
-    """Seed of the validation part."""
-    data_dir: Path | None = None
-    """Folder with the data files."""
+    """Seed of the validation split."""
+    data_dir: DataDir = None
     json: bool = False
-    """Print JSON instead."""
+    """Print JSON."""
 
     def run(self) -> int:
-        """Load it and print."""
+        """Load the dataset, and print its summary."""
         options = dict(loader_options(self.option, self.target, "--option"))
         splits = load_dataset(self.name, data_dir=self.data_dir, seed=self.seed, options=options)
-        found = describe(splits, SOURCES.get(self.name))
-        print(json.dumps(found, indent=1) if self.json else "\n".join(as_lines(found)))
+        summary = summarise_dataset(splits, SOURCES.get(self.name))
+        print(json.dumps(summary, indent=1) if self.json else "\n".join(as_lines(summary)))
         return 0
 
 
 @dataclass(frozen=True)
 class Data:
-    """List, fetch, verify and describe datasets."""
+    """List, download, verify and describe datasets."""
 
     action: OmitArgPrefixes[
-        Annotated[ListData, subcommand("list", prefix_name=False)]
+        Annotated[ListDatasets, subcommand("list", prefix_name=False)]
         | Annotated[Get, subcommand("get", prefix_name=False)]
         | Annotated[Verify, subcommand("verify", prefix_name=False)]
         | Annotated[Info, subcommand("info", prefix_name=False)]
     ]
 
     def run(self) -> int:
-        """Do it."""
+        """Run the chosen action."""
         return self.action.run()
 
 
 def _row(source: Source, folder: Path) -> dict[str, Any]:
-    paths = locate(source.name, folder)
-    where, how = [str(path) for path in paths], f"dynamicgate data get {source.name}"
+    paths = locate_files(source.name, folder)
+    where, get = [str(path) for path in paths], f"dynamicgate data get {source.name}"
     if not source.files:
         where = ["in scikit-learn"] if importlib.util.find_spec("sklearn") else []
-        how = "pip install 'dynamicgate[sklearn]'"
+        get = "pip install 'dynamicgate[sklearn]'"
     return {
         "name": source.name,
         "description": source.description,
         "where": where,
-        "get": how,
+        "get": get,
         "size": sum(map(_size, paths)) if paths else source.size,
         "licence": source.licence,
     }

@@ -5,41 +5,39 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from tyro.conf import Positional, UseAppendAction
+from tyro.conf import Positional, arg
 
 from dynamicgate.accounting.measurement import measure
 from dynamicgate.files import environment, write_text
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import read_notes
-from dynamicgate.lab.cli.options import loader_options, this_command
+from dynamicgate.lab.cli.options import DataDir, LoaderOptions, Target, loader_options, this_command
 from dynamicgate.lab.datasets.loading import load_dataset
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Measure a saved model: quality, executed MACs per layer, proxies, evidence of input dependence.
+    """Measure a saved model: quality, executed MACs of each layer, and how gates depend on the input.
 
     For example:
-
       dynamicgate measure runs/first/model.safetensors --out measurement.json
+
+    By default on the dataset and with the loader options it was trained with; give --data-dir again if you used it.
     """
 
-    model: Positional[Path]
-    """A model.safetensors."""
-    data: str | None = None
-    """What to measure on; by default the data set the model was trained on."""
-    data_dir: Path | None = None
-    """Folder with the data files."""
-    data_option: UseAppendAction[tuple[str, ...]] = ()
-    """An option of the loader as KEY=VALUE; by default as in training, unless --data names other data."""
-    target: str | None = None
-    """Column that holds the classes, in a .csv, .parquet or .h5ad file."""
+    model: Annotated[Positional[Path], arg(metavar="MODEL")]
+    """A model.safetensors written by `dynamicgate train` or `dynamicgate compare`."""
+    data: Annotated[str | None, arg(metavar="NAME|PATH", help_behavior_hint="")] = None
+    """Dataset to measure on; by default the one the model was trained on."""
+    data_dir: DataDir = None
+    data_option: LoaderOptions = ()
+    target: Target = None
     part: Literal["test", "valid", "train"] = "test"
-    """Which part of it."""
-    out: Path | None = None
-    """Write the measurement as JSON."""
+    """Part of the dataset to measure on."""
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
+    """Also write the measurement to this file, as JSON."""
 
     def run(self) -> int:
         """Measure and print."""
@@ -47,7 +45,7 @@ class Measure:
         trained = notes.get("settings", {})
         name = self.data or trained.get("data")
         if name is None:
-            raise ValueError(f"{self.model} does not say what it was trained on: pass --data")
+            raise ValueError(f"{self.model} does not say which dataset it was trained on: give one with --data")
         model = load_model(self.model)
         options = loader_options(self.data_option, self.target, "--data-option")
         if not options and name == trained.get("data"):

@@ -1,4 +1,4 @@
-"""What several commands share: the options of training, loader options, and the line that goes into results."""
+"""What several commands share: training options, loader options, number lists, and the command line as text."""
 
 from __future__ import annotations
 
@@ -8,63 +8,90 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
-from tyro.conf import UseAppendAction
+from tyro.conf import UseAppendAction, arg
 
 from dynamicgate.lab.methods import Hyperparameters, Settings
 
-Options = tuple[tuple[str, str], ...]
+Options: TypeAlias = tuple[tuple[str, str], ...]
+
+DataDir: TypeAlias = Annotated[
+    Path | None,
+    arg(
+        metavar="FOLDER",
+        help="Folder with the data files; by default the one in the environment variable DYNAMICGATE_DATA, or else the "
+        "platform's cache folder.",
+        help_behavior_hint="",
+    ),
+]
+LoaderOptions: TypeAlias = Annotated[
+    UseAppendAction[tuple[str, ...]],
+    arg(
+        metavar="KEY=VALUE",
+        help="An option of the dataset's loader, such as labels=leiden; for several, separate them by commas or repeat "
+        "this option.",
+    ),
+]
+Target: TypeAlias = Annotated[
+    str | None,
+    arg(
+        metavar="COLUMN",
+        help="Column with the classes in a .csv, .tsv, .parquet or .h5ad file; the same as the loader option "
+        "target=COLUMN.",
+        help_behavior_hint="",
+    ),
+]
 
 
 @dataclass(frozen=True)
 class Training(Hyperparameters):
-    """Options of training."""
+    """How models are built and trained, and on which data."""
 
-    data: str = "digits"
-    """A known dataset (`dynamicgate data list` shows them), or the path of your own file or folder."""
-    data_dir: Path | None = None
-    """Folder with the data files; by default the variable DYNAMICGATE_DATA, else the cache folder of the platform."""
-    data_option: UseAppendAction[tuple[str, ...]] = ()
-    """An option of the loader as KEY=VALUE, e.g. labels=leiden; several with commas, or by repeating this option."""
-    target: str | None = None
-    """Column that holds the classes, in a .csv, .parquet or .h5ad file; short for --data-option target=COLUMN."""
-    hidden: str = ""
-    """Widths of the hidden layers, e.g. 256 or 1024,512. By default 128 for digits and 256 elsewhere."""
+    data: Annotated[str, arg(metavar="NAME|PATH")] = "digits"
+    """A known dataset (see `dynamicgate data list`), or the path of your own file or folder."""
+    data_dir: DataDir = None
+    data_option: LoaderOptions = ()
+    target: Target = None
+    hidden: Annotated[str | None, arg(metavar="WIDTHS", help_behavior_hint="")] = None
+    """Widths of the hidden layers, such as 256 or 1024,512; by default 128 for digits, otherwise 256."""
 
     def settings(self, **chosen: Any) -> Settings:
-        """The same as the library's `Settings`."""
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        values["hidden"] = integers(self.hidden, "hidden") if self.hidden else None
+        """These options as the `Settings` of a run; `chosen` sets further fields."""
+        not_settings = {"data_dir", "data_option", "target", "hidden"}  # where the files are does not affect the result
+        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in not_settings}
         values["data_options"] = loader_options(self.data_option, self.target, "--data-option")
-        for word in ("data_dir", "data_option", "target"):  # where the files are does not decide the result
-            del values[word]
+        if self.hidden is not None:
+            values["hidden"] = integers(self.hidden, "hidden")
         return Settings(**{**values, **chosen})
 
 
-def loader_options(words: Sequence[str], target: str | None, said: str) -> Options:
-    """`["a=1,b=2", "c=x,y"]` as sorted pairs; a comma that no KEY= follows belongs to the value."""
+def loader_options(texts: Sequence[str], target: str | None, flag: str) -> Options:
+    """`["a=1,b=2", "c=x,y"]` as sorted pairs; a comma that is not followed by KEY= belongs to the value.
+
+    `flag` names the command-line option in errors.
+    """
     pairs = {} if target is None else {"target": target}
-    for word in (part for text in words for part in re.split(r",(?=[\w-]+=)", text)):
-        key, sign, value = word.partition("=")
+    for text in (part for several in texts for part in re.split(r",(?=[\w-]+=)", several)):
+        key, sign, value = text.partition("=")
         if not sign or not re.fullmatch(r"[\w-]+", key):
-            raise ValueError(f"{said} takes KEY=VALUE, e.g. labels=leiden, received {word!r}")
+            raise ValueError(f"{flag} takes KEY=VALUE, such as labels=leiden, received {text!r}")
         key = key.replace("-", "_")
         if key in pairs:
             also = " (--target sets it too)" if key == "target" and target is not None else ""
-            raise ValueError(f"{said} sets {key} twice{also}: give it once")
+            raise ValueError(f"{flag} sets {key} twice{also}: give it once")
         pairs[key] = value
     return tuple(sorted(pairs.items()))
 
 
 def this_command() -> str:
-    """What was typed, with folders of this machine shortened to their names: the line goes into results."""
+    """The command line, with absolute paths of this machine shortened to their names: it is written into results."""
     return shlex.join(["dynamicgate", *(Path(a).name if Path(a).is_absolute() else a for a in sys.argv[1:])])
 
 
-def integers(text: str, what: str) -> tuple[int, ...]:
-    """Whole numbers separated by commas."""
+def integers(text: str, flag: str) -> tuple[int, ...]:
+    """Whole numbers separated by commas; `flag` names the command-line option in errors."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ValueError(f"--{what} takes whole numbers separated by commas, received {text!r}") from error
+        raise ValueError(f"--{flag} takes whole numbers separated by commas, received {text!r}") from error

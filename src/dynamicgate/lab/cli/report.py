@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-from tyro.conf import Positional
+from tyro.conf import Positional, arg
 
 from dynamicgate.lab.report import read_results, render_table, write_report
 
 
 @dataclass(frozen=True)
 class Report:
-    """Make report.html from a folder with results.json, or from all results files below a folder.
+    """Write report.html from the results of `dynamicgate compare`.
 
     For example:
-
       dynamicgate report runs/digits
       dynamicgate report experiments/results --out all.html
+
+    Needs neither torch nor the data.
     """
 
-    folder: Positional[Path]
-    """A folder that `dynamicgate compare` wrote, or one that holds several."""
-    out: Path | None = None
+    folder: Annotated[Positional[Path], arg(metavar="FOLDER")]
+    """A folder with results.json, or one with several such folders below it: all go on one page."""
+    out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Where to write the page; by default report.html in the folder."""
 
     def run(self) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
-from tyro.conf import OmitArgPrefixes
+from tyro.conf import OmitArgPrefixes, arg
 
 from dynamicgate import distributed
 from dynamicgate.files import write_text
@@ -13,27 +14,29 @@ from dynamicgate.lab.cli.options import Training
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.methods import run_one, settings_hash
 
+MODEL_HELP = (
+    "dense, small (a dense network with the MACs of the budget), dropout, static, random, gate, pruned, static-sparse, "
+    "set, rigl, gate+rigl or switch."
+)
+
 
 @dataclass(frozen=True)
 class Train:
     """Train one model and measure it on the test data.
 
     For example:
-
       dynamicgate train --data digits --budget 0.3 --out runs/first
       torchrun --nproc-per-node 2 -m dynamicgate train --data mnist --out runs/mnist
 
-    Stop it with Ctrl-C, or kill it: the same command continues where it was.
+    Run the same command again to continue after Ctrl-C, a kill or a crash.
     """
 
-    out: Path
+    out: Annotated[Path, arg(metavar="FOLDER")]
     """Folder for model.safetensors, log.jsonl, checkpoints and run.json."""
-    model: str = "gate"
-    """dense, small (a dense net of equal MACs), dropout, static, random, gate, pruned, static-sparse, set, rigl,
-    gate+rigl or switch."""
+    model: Annotated[str, arg(metavar="NAME", help=MODEL_HELP)] = "gate"
     seed: int = 0
     """Seed of the initial weights, the order of the data and the validation split."""
-    device: str = "auto"
+    device: Annotated[str, arg(metavar="DEVICE")] = "auto"
     """auto, cpu or cuda."""
     training: OmitArgPrefixes[Training] = field(default_factory=Training)
 
@@ -48,23 +51,26 @@ class Train:
                 settings.data, data_dir=self.training.data_dir, seed=self.seed, options=options
             ).flat()
             settings = settings.resolved(splits)
-            _same_settings(self.out, settings_hash(settings, splits))
+            _claim_folder(self.out, settings_hash(settings, splits))
             found = run_one(settings, splits, self.out, device=str(device))
             if distributed.rank() == 0:
                 macs, quality = found["macs"], found["quality"]
                 print(f"test accuracy {quality['accuracy']:.4f}, macro-F1 {quality['macro_f1']:.4f}")
-                print(f"executed MACs {macs['executed']:,.0f} of {macs['dense']:,.0f} = {macs['relative']:.4f}")
+                print(
+                    f"executed MACs {macs['executed']:,.0f} of {macs['dense']:,.0f} in the dense network asked for "
+                    f"= {macs['relative']:.4f}"
+                )
                 print(f"saved {self.out / 'model.safetensors'}")
         finally:
             distributed.stop()
         return 0
 
 
-def _same_settings(out: Path, fingerprint: str) -> None:
-    """A folder belongs to one set of settings: a finished run of others must not be taken for this one."""
+def _claim_folder(out: Path, fingerprint: str) -> None:
+    """Mark the folder with the settings of this run; refuse it if it already has a run with other settings."""
     marker = out / "settings.hash"
-    begun = any((out / name).exists() for name in ("last.safetensors", "run.json"))  # not: an attempt that was refused
-    if begun and marker.exists() and marker.read_text(encoding="utf-8") != fingerprint:
-        raise ValueError(f"{out} holds a run with other settings: choose another --out, or delete that folder")
+    has_run = any((out / name).exists() for name in ("last.safetensors", "run.json"))  # a refused attempt leaves none
+    if has_run and marker.exists() and marker.read_text(encoding="utf-8") != fingerprint:
+        raise ValueError(f"{out} has a run with other settings: choose another --out, or delete that folder")
     if distributed.rank() == 0:
         write_text(marker, fingerprint)

@@ -1,4 +1,4 @@
-"""From a name or a path to a dataset in three parts."""
+"""`load_dataset`: find the loader for a dataset name or a path, and convert its options from text."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from dynamicgate.lab.datasets.data_folders import default_data_dir
 from dynamicgate.lab.datasets.digits import load_digits
-from dynamicgate.lab.datasets.folders import default_data_dir
 from dynamicgate.lab.datasets.images.cifar10 import load_cifar10
 from dynamicgate.lab.datasets.images.image_folder import load_image_folder
 from dynamicgate.lab.datasets.images.tiny_imagenet import load_tiny_imagenet
 from dynamicgate.lab.datasets.mnist import load_mnist
-from dynamicgate.lab.datasets.npz import load_npz
-from dynamicgate.lab.datasets.single_cell.h5ad import load_h5ad
+from dynamicgate.lab.datasets.npz_file import load_npz
+from dynamicgate.lab.datasets.single_cell.h5ad_file import load_h5ad
 from dynamicgate.lab.datasets.single_cell.pbmc3k import load_pbmc3k
 from dynamicgate.lab.datasets.speech.speech_commands import load_speech_commands
 from dynamicgate.lab.datasets.speech.wav_folder import load_wav_folder
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.datasets.table import load_table
+from dynamicgate.lab.datasets.table_file import load_table
 
-# Each loader takes the data folder, the seed of the validation part and, as keywords, options of its own.
+# Each loader takes the data folder, the seed of the validation split and, as keywords, its own options.
 LOADERS: Mapping[str, Callable[..., Splits]] = MappingProxyType(
     {
         "digits": load_digits,
@@ -33,8 +33,8 @@ LOADERS: Mapping[str, Callable[..., Splits]] = MappingProxyType(
         "pbmc3k": load_pbmc3k,
     }
 )
-# The user's own: by the ending of the path, with the path in place of the data folder.
-READERS: Mapping[str, Callable[..., Splits]] = MappingProxyType(
+# Loaders of users' own files, by suffix; they take the path in place of the data folder.
+FILE_LOADERS: Mapping[str, Callable[..., Splits]] = MappingProxyType(
     {
         ".npz": load_npz,
         ".csv": load_table,
@@ -55,36 +55,36 @@ def load_dataset(
     seed: int = 0,
     options: Mapping[str, Any] | None = None,
 ) -> Splits:
-    """A known dataset by name, or your own from a path; `seed` chooses the validation rows only.
+    """A known dataset by name, or your own from a path; `seed` only chooses the validation rows.
 
-    Paths: `.npz` with x and y, `.csv`, `.tsv`, `.parquet` and `.h5ad` with the option `target`, and folders with one
-    folder of images or of wav files for each class. `data_dir` is where downloaded files lie; without it,
-    `default_data_dir()`. `options` are the keyword arguments of the loader; text is converted to their types.
+    A path is a `.npz` file with x and y, a `.csv`, `.tsv`, `.parquet` or `.h5ad` file with the option `target`, or a
+    folder that has one subfolder of images or wav files for each class. `data_dir` is the folder of downloaded files,
+    `default_data_dir()` if None. `options` are keyword arguments of the loader; text is converted to their types.
     """
     name = str(name_or_path)
     if name in LOADERS:
         loader, place = LOADERS[name], default_data_dir() if data_dir is None else Path(data_dir).expanduser()
     else:
         place = Path(name).expanduser()
-        loader = _reader_of(place, name)
+        loader = _loader_of_path(place, name)
     return loader(place, seed, **_typed_options(loader, options or {}, name))
 
 
-def _reader_of(path: Path, name: str) -> Callable[..., Splits]:
-    for ending, reader in READERS.items():
-        if name.lower().endswith(ending):
-            return reader
+def _loader_of_path(path: Path, name: str) -> Callable[..., Splits]:
+    for suffix, loader in FILE_LOADERS.items():
+        if name.lower().endswith(suffix):
+            return loader
     if name and path.is_dir():
-        endings = {p.suffix.lower() for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")}
-        return load_wav_folder if ".wav" in endings else load_image_folder
+        suffixes = {p.suffix.lower() for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")}
+        return load_wav_folder if ".wav" in suffixes else load_image_folder
     raise ValueError(
-        f"unknown data {name!r}: expected one of {', '.join(sorted(LOADERS))}, the path of a file ending in "
-        f"{', '.join(READERS)}, or a folder with one folder of images or wav files for each class"
+        f"unknown dataset {name!r}: expected one of {', '.join(sorted(LOADERS))}, the path of a file ending in "
+        f"{', '.join(FILE_LOADERS)}, or a folder with one subfolder of images or wav files for each class"
     )
 
 
 def _typed_options(loader: Callable[..., Splits], options: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Text from the command line as the types that the loader's defaults have."""
+    """Check the option names, and convert text from the command line to the types of the loader's defaults."""
     _place, _seed, *rest = inspect.signature(loader).parameters.values()
     known = {p.name: p for p in rest}
     found = {}
@@ -103,7 +103,7 @@ def _converted(text: str, default: Any, key: str) -> Any:
     if text.lower() == "none":
         return None
     try:
-        if isinstance(default, bool):  # some of these also take a word, which the loader knows
+        if isinstance(default, bool):  # some of these options also take a word, which the loader checks
             return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}.get(
                 text.lower(), text
             )
@@ -112,7 +112,8 @@ def _converted(text: str, default: Any, key: str) -> Any:
         if isinstance(default, tuple):
             return tuple(part for part in text.split(",") if part)
     except ValueError:
-        raise ValueError(f"the option {key} takes a {type(default).__name__}, received {text!r}") from None
+        kind = "a whole number" if isinstance(default, int) else "a number"
+        raise ValueError(f"the option {key} takes {kind}, received {text!r}") from None
     if default is None:
         try:
             return float(text) if "." in text else int(text)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.checks import check_arrays
-from dynamicgate.lab.datasets.idx import read_idx
+from dynamicgate.lab.datasets.idx_format import read_idx
 from dynamicgate.lab.datasets.splits import Splits, split_arrays
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -15,9 +15,10 @@ TRAIN_ROWS, TEST_ROWS, VALID_ROWS = 60_000, 10_000, 5_000
 
 
 def load_mnist(data_dir: Path, seed: int) -> Splits:
-    """The official 60,000 / 10,000 images, 5,000 of the former drawn by `seed` as validation; x is [n, 784] in [0, 1].
+    """The official 60,000 training and 10,000 test images; x is [n, 784] in [0, 1].
 
-    Mean and standard deviation are the usual published ones, of all training pixels.
+    `seed` draws 5,000 of the training images for validation. Mean and standard deviation are the usual published ones,
+    over all training pixels.
     """
     train_images, train_labels, test_images, test_labels = find_files(data_dir)
     official_train = read_pair(train_images, train_labels, TRAIN_ROWS)
@@ -27,7 +28,7 @@ def load_mnist(data_dir: Path, seed: int) -> Splits:
 
 
 def find_files(data_dir: Path) -> list[Path]:
-    """The four files, plain or gzipped, from the first folder that has them all."""
+    """The four files, plain or gzipped, in the first folder that has them all."""
     missing_in = {}
     for folder in (data_dir / name for name in FOLDERS):
         found = [_plain_or_gzipped(folder, name) for name in FILES]
@@ -41,13 +42,13 @@ def find_files(data_dir: Path) -> list[Path]:
     )
     raise FileNotFoundError(
         f"MNIST was not found. Expected the files {', '.join(FILES)}, each plain or with .gz, together in one folder. "
-        f"Looked in: {looked}. Put them there, or name the folder that holds them with --data-dir (data_dir=) or the "
-        "environment variable DYNAMICGATE_DATA."
+        f"Looked in: {looked}. Download them with `dynamicgate data get mnist`, or give the folder that has them with "
+        "--data-dir (data_dir=) or the environment variable DYNAMICGATE_DATA."
     )
 
 
 def read_pair(images: Path, labels: Path, rows: int) -> Arrays:
-    """`rows` images, flattened and scaled to [0, 1], with their labels; an error names the file at fault."""
+    """`rows` images, flattened and scaled to [0, 1], with their labels; errors name the file at fault."""
     x, y = read_idx(images, ndim=3), read_idx(labels, ndim=1)
     if x.shape[1:] != (28, 28):
         raise ValueError(f"{images}: expected images of 28 x 28 pixels, found {x.shape[1]} x {x.shape[2]}")
@@ -57,9 +58,9 @@ def read_pair(images: Path, labels: Path, rows: int) -> Arrays:
     if len(x) != len(y):
         raise ValueError(f"{images} has {len(x)} images but {labels} has {len(y)} labels; expected {rows} of both")
     if len(x) != rows:
-        raise ValueError(f"{images} and {labels} have {len(x)} items, expected {rows}; fetch the official files")
+        raise ValueError(f"{images} and {labels} have {len(x)} items, expected {rows}; download the official files")
     arrays = check_arrays(x.reshape(rows, 28 * 28), y, classes=10, what=f"{images} with {labels.name}")
-    return Arrays(arrays.values.div_(255), arrays.y)  # in place: x was converted from uint8, so the memory is ours
+    return Arrays(arrays.values.div_(255), arrays.y)  # in place: converting from uint8 made a copy
 
 
 def _plain_or_gzipped(folder: Path, name: str) -> Path | None:

@@ -1,8 +1,8 @@
-"""Where the known datasets come from: addresses, checksums, licence, citation.
+"""Where the known datasets come from: download addresses, checksums, licence, citation.
 
-No checksum here was copied from one place only. MNIST's were computed from files whose md5 is the published one; the
-others are stated alike by several public loaders (the Speech Commands ones by torchaudio, the md5 of CIFAR-10 by its
-own page), and each size by someone who had the file.
+No checksum here relies on a single place. Those of MNIST were computed from files whose md5 is the published one. For
+the others several public loaders agree (torchaudio for Speech Commands, its own page for the md5 of CIFAR-10), and
+each size was reported by someone who had the file.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 
 @dataclass(frozen=True)
-class File:
-    """One official file: its name, the addresses it can be had from, and how to know it."""
+class SourceFile:
+    """One official file: its name, the addresses to download it from, and its checksums."""
 
     name: str
     urls: tuple[str, ...]
@@ -22,29 +22,29 @@ class File:
     size: int
     md5: str | None = None
     unpacked_sha256: str | None = None
-    """Of what a .gz holds: it knows the file again when it was unpacked, or packed by another program."""
-    wanted: bool = True
-    """Whether `get` fetches it without being asked for it by name."""
+    """Checksum of the content of a .gz: identifies the file after it was unpacked, or packed by another program."""
+    by_default: bool = True
+    """Whether `dynamicgate data get` downloads this file when no file is named."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A known dataset; `folder` is where its files go in the data folder, `None` where it has no files."""
+    """A known dataset; `folder` is the place of its files in the data folder, `None` if it has no files."""
 
     name: str
     description: str
-    files: tuple[File, ...]
+    files: tuple[SourceFile, ...]
     licence: str
     citation: str
     homepage: str
     folder: str | None = None
     options: tuple[tuple[str, str], ...] = ()
-    """Options the loader needs where only the official files are there."""
+    """Options the loader needs when only the official files are present."""
 
     @property
     def size(self) -> int:
-        """Bytes that `get` fetches."""
-        return sum(file.size for file in self.files if file.wanted)
+        """Bytes that `dynamicgate data get` downloads."""
+        return sum(file.size for file in self.files if file.by_default)
 
 
 _S3 = "https://ossci-datasets.s3.amazonaws.com/mnist/"
@@ -56,18 +56,18 @@ _SPEECH = (
 _PBMC = "pbmc3k_filtered_gene_bc_matrices.tar.gz"
 
 
-def _mnist(name: str, size: int, sha256: str, unpacked: str) -> File:
-    return File(f"{name}.gz", (f"{_S3}{name}.gz", f"{_CVDF}{name}.gz"), sha256, size, unpacked_sha256=unpacked)
+def _mnist(name: str, size: int, sha256: str, unpacked: str) -> SourceFile:
+    return SourceFile(f"{name}.gz", (f"{_S3}{name}.gz", f"{_CVDF}{name}.gz"), sha256, size, unpacked_sha256=unpacked)
 
 
-def _speech(name: str, size: int, sha256: str, *, wanted: bool) -> File:
-    return File(name, tuple(address + name for address in _SPEECH), sha256, size, wanted=wanted)
+def _speech(name: str, size: int, sha256: str, *, by_default: bool) -> SourceFile:
+    return SourceFile(name, tuple(address + name for address in _SPEECH), sha256, size, by_default=by_default)
 
 
 _ALL = (
     Source(
         "digits",
-        "1,797 handwritten digits of 8 x 8 pixels; come with scikit-learn",
+        "1,797 handwritten digits of 8 x 8 pixels; part of scikit-learn",
         (),
         licence="CC BY 4.0 (UCI Machine Learning Repository)",
         citation="E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits. UCI, 1998",
@@ -111,7 +111,7 @@ _ALL = (
         "cifar10",
         "60,000 colour photographs of 32 x 32 pixels in 10 classes",
         (
-            File(
+            SourceFile(
                 "cifar-10-binary.tar.gz",
                 (
                     "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
@@ -131,7 +131,7 @@ _ALL = (
         "tiny-imagenet",
         "110,000 labelled colour photographs of 64 x 64 pixels in 200 classes",
         (
-            File(
+            SourceFile(
                 "tiny-imagenet-200.zip",
                 (
                     "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
@@ -155,13 +155,13 @@ _ALL = (
                 "speech_commands_v0.02.tar.gz",
                 2_428_923_189,
                 "af14739ee7dc311471de98f5f9d2c9191b18aedfe957f4a6ff791c709868ff58",
-                wanted=True,
+                by_default=True,
             ),
             _speech(
                 "speech_commands_v0.01.tar.gz",
                 1_489_096_277,
                 "743935421bb51cccdb6bdd152e04c5c70274e935c82119ad7faeec31780d811d",
-                wanted=False,
+                by_default=False,
             ),
         ),
         licence="CC BY 4.0",
@@ -171,9 +171,9 @@ _ALL = (
     ),
     Source(
         "pbmc3k",
-        "gene counts of 2,700 blood cells, 32,738 genes; its cell types come in a file of their own",
+        "gene counts of 2,700 blood cells, 32,738 genes; the cell types are in a separate file",
         (
-            File(
+            SourceFile(
                 _PBMC,
                 (
                     f"https://cf.10xgenomics.com/samples/cell-exp/1.1.0/pbmc3k/{_PBMC}",
@@ -195,8 +195,8 @@ _ALL = (
 SOURCES: Mapping[str, Source] = MappingProxyType({source.name: source for source in _ALL})
 
 
-def source_of(name: str) -> Source:
-    """The source of a dataset; a sentence for a name that is not known."""
+def get_source(name: str) -> Source:
+    """The source of a known dataset; an unknown name is a ValueError that lists the known ones."""
     if name not in SOURCES:
         raise ValueError(f"unknown dataset {name!r}: expected one of {', '.join(SOURCES)}")
     return SOURCES[name]

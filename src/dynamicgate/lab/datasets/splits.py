@@ -1,4 +1,4 @@
-"""Cut a labelled dataset in two so that both parts look alike, and do it the same way every time."""
+"""Training, validation and test parts of a dataset, and the stratified split that makes them reproducibly."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import torch
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.batching import seeded
 
-TEST_SHARE = 0.20
-VALID_SHARE = 0.15
-# The test part must not move with the run's seed: results of different runs are compared on it.
+PARTS = ("train", "valid", "test")
+TEST_FRACTION = 0.20
+VALID_FRACTION = 0.15  # of what is not test
+# The test part must not depend on the run's seed: it is what runs are compared on.
 TEST_SEED = 20_240_229
 
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """A dataset in three disjoint parts, with the constants `(x - mean) / std` that a model uses to normalise it."""
+    """A dataset in three disjoint parts, with the constants of `(x - mean) / std` that a model normalises with."""
 
     name: str
     train: Arrays
@@ -42,10 +43,10 @@ class Splits:
                 )
 
     def flat(self) -> Splits:
-        """With every row as one vector, which is what an MLP reads."""
+        """The same data with every row as one vector, which is what an MLP reads."""
         if self.train.rows(torch.arange(1)).ndim == 2:
             return self
-        parts = {part: getattr(self, part).flat() for part in ("train", "valid", "test")}
+        parts = {part: getattr(self, part).flat() for part in PARTS}
         mean, std = (c.flatten() if isinstance(c, torch.Tensor) else c for c in (self.mean, self.std))
         return replace(self, **parts, mean=mean, std=std)
 
@@ -64,55 +65,57 @@ class Splits:
         }
 
 
-def stratified_split(y: torch.Tensor | npt.NDArray[Any], share: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions of the rest and of a part of exactly `round(share * n)` rows, each in ascending order.
+def stratified_split(
+    y: torch.Tensor | npt.NDArray[Any], fraction: float, seed: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row indices of the rest, and of a part with exactly `round(fraction * n)` rows, each in ascending order.
 
-    Classes keep their proportions to within a row or so; a class of 2 or more rows is in both parts, a class of 1 row
-    stays in the rest. Raises ValueError where the sizes make that impossible.
+    Classes keep their proportions to within about a row. A class of two or more rows is in both parts; a class of one
+    row stays in the rest. Raises ValueError if the sizes make that impossible.
     """
-    if not 0 < share < 1:
-        raise ValueError(f"share must lie between 0 and 1 (both excluded), got {share}")
+    if not 0 < fraction < 1:
+        raise ValueError(f"fraction must lie between 0 and 1 (both excluded), got {fraction}")
     labels = np.asarray(y.cpu() if isinstance(y, torch.Tensor) else y)
     if labels.ndim != 1 or len(labels) == 0:
         raise ValueError(f"y must be a 1-dimensional, non-empty list of labels, got shape {labels.shape}")
     _, class_of_row, counts = np.unique(labels, return_inverse=True, return_counts=True)
-    quota = _rows_per_class(counts, round(share * len(labels)))
+    quota = _rows_per_class(counts, round(fraction * len(labels)))
 
     # Sorting rows by class in a shuffled order makes each class a contiguous, shuffled run.
     shuffled = seeded(seed).permutation(len(labels))
     by_class = shuffled[np.argsort(class_of_row[shuffled], kind="stable")]
-    place_in_class = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
+    rank_in_class = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
     chosen = np.zeros(len(labels), dtype=bool)
-    chosen[by_class] = place_in_class < np.repeat(quota, counts)
+    chosen[by_class] = rank_in_class < np.repeat(quota, counts)
     return torch.from_numpy(np.flatnonzero(~chosen)), torch.from_numpy(np.flatnonzero(chosen))
 
 
-def split_arrays(arrays: Arrays, share: float, seed: int, what: str) -> tuple[Arrays, Arrays]:
-    """The rest and the part themselves; `what` names the data in the error message."""
+def split_arrays(arrays: Arrays, fraction: float, seed: int, what: str) -> tuple[Arrays, Arrays]:
+    """The rest and the part as `Arrays`; `what` names the data in error messages."""
     try:
-        rest, part = stratified_split(arrays.y, share, seed)
+        rest, part = stratified_split(arrays.y, fraction, seed)
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
     return arrays.take(rest), arrays.take(part)
 
 
 def _rows_per_class(counts: npt.NDArray[np.intp], total: int) -> npt.NDArray[np.intp]:
-    """How many rows of each class the part gets: in proportion, at least one in and one out, `total` in all."""
+    """How many rows of each class go into the part: proportional, at least one in and one out, `total` overall."""
     divisible = counts >= 2
-    least, most = int(divisible.sum()), int((counts - 1).sum())
-    if least == 0 or not least <= total <= most:
+    fewest, most = int(divisible.sum()), int((counts - 1).sum())
+    if fewest == 0 or not fewest <= total <= most:
         raise ValueError(
             f"cannot split {counts.sum()} rows of {len(counts)} classes: the part would have {total} rows, but with "
-            f"each class of 2 or more rows on both sides it can have {least} to {most}; "
-            "add rows, choose another share, or provide the parts yourself"
+            f"each class of 2 or more rows on both sides it can have {fewest} to {most}; "
+            "add rows, choose another fraction, or provide the parts yourself"
         )
     most_of_class = counts - 1
-    least_of_class = divisible.astype(np.intp)
+    fewest_of_class = divisible.astype(np.intp)
     ideal = np.where(divisible, counts * (total / counts[divisible].sum()), 0.0)
-    quota = np.clip(np.floor(ideal).astype(np.intp), least_of_class, most_of_class)
+    quota = np.clip(np.floor(ideal).astype(np.intp), fewest_of_class, most_of_class)
     while missing := total - int(quota.sum()):
         step = 1 if missing > 0 else -1
-        room = most_of_class - quota if step > 0 else quota - least_of_class
+        slack = most_of_class - quota if step > 0 else quota - fewest_of_class
         furthest_first = np.argsort(-step * (ideal - quota), kind="stable")
-        quota[furthest_first[room[furthest_first] > 0][: abs(missing)]] += step
+        quota[furthest_first[slack[furthest_first] > 0][: abs(missing)]] += step
     return quota

@@ -229,7 +229,7 @@ def _with_densities(s: Settings, splits: Splits) -> Settings:
         gates = sum(a * b for a, b in zip(sizes, blocks, strict=False))
         usual = presets.spending(s.budget)
         spend = usual._replace(
-            gate_share=_or(s.gate_fraction, usual.gate_share), open_rate=_or(s.open_rate, usual.open_rate)
+            gate_fraction=_or(s.gate_fraction, usual.gate_fraction), open_rate=_or(s.open_rate, usual.open_rate)
         )
         found = presets.affordable_densities(
             affordable, full, 0 if sparse_output else last, gates, sum(blocks), spend,
@@ -241,7 +241,7 @@ def _with_densities(s: Settings, splits: Splits) -> Settings:
     return replace(
         s,
         density=density,
-        initial_density=_or(s.initial_density, presets.START if fused else 0.0),
+        initial_density=_or(s.initial_density, presets.INITIAL_DENSITY if fused else 0.0),
         gate_density=gate_density,
         every=_or(s.every, max(1, min(PERIOD, int(0.75 * steps / MIN_UPDATES)))),
         output="sparse" if sparse_output else "dense",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from dynamicgate.budget import Budget
+from dynamicgate.budget import Budget, GateBudget, OpenLoopBudget
 from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import named_gates
@@ -27,7 +27,7 @@ class Prepared(NamedTuple):
     """A network, the budget of its gates, and what decides which of its connections exist."""
 
     model: nn.Module
-    budget: Budget | None = None
+    budget: GateBudget | None = None
     sparsifier: Sparsifier | None = None
 
 
@@ -64,7 +64,7 @@ def random(s: Settings, splits: Splits) -> Prepared:
 
 def gate(s: Settings, splits: Splits) -> Prepared:
     """Input-dependent gates, held to the budget: DynamicGate."""
-    model = _mlp(s, splits, gate=_gate(s, net=s.net, rank=given(s.rank)))
+    model = _mlp(s, splits, gate=_gate(s, net=s.net, rank=None if s.net == "linear" else given(s.rank)))
     return Prepared(model, Budget(target=own_budget(s, splits)))
 
 
@@ -115,7 +115,7 @@ def switch(s: Settings, splits: Splits) -> Prepared:
     model = _mlp(s, splits, [EXPERTS * width for width in widths])
     for index, width in enumerate(widths, start=1):
         gate_(model, GateConfig(kind="router", block=width), where=f"layers.{index}")
-    return Prepared(model, Budget(form="balance", weight=BALANCE))
+    return Prepared(model, OpenLoopBudget(form="balance", weight=BALANCE))
 
 
 MODELS: dict[str, Callable[[Settings, Splits], Prepared]] = {

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dynamicgate.accounting.metrics import correlation
 from dynamicgate.lab.datasets.splits import Splits
 
 BINS = 40
@@ -78,6 +79,7 @@ class Evidence:
             }
 
         right_N = predicted_N == y_N
+        hardness_cost = correlation(hardness_N, macs_N)
         return {
             "count": len(macs_N),
             "classes": list(splits.class_names),
@@ -85,7 +87,7 @@ class Evidence:
             "macs_by_class": [mean_of(macs_N[y_N == label]) for label in range(splits.classes)],
             "macs_if_right": mean_of(macs_N[right_N]),
             "macs_if_wrong": mean_of(macs_N[~right_N]),
-            "correlation": correlation(hardness_N, macs_N),
+            "correlation": None if hardness_cost is None else round(hardness_cost, 4),
             **{name: [shown(row) for row in order[:SHOWN].tolist()] for name, order in orders.items()},
         }
 
@@ -103,13 +105,6 @@ def histogram(values_N: Tensor) -> list[int]:
 def mean_of(values_N: Tensor) -> float | None:
     """The mean, if there is anything to average."""
     return round(float(values_N.mean()), 2) if len(values_N) else None
-
-
-def correlation(a_N: Tensor, b_N: Tensor) -> float | None:
-    """Pearson's; None where one of the two does not vary."""
-    a, b = a_N - a_N.mean(), b_N - b_N.mean()
-    size = float(a.norm() * b.norm())
-    return round(float(a @ b) / size, 4) if size > 1e-12 * len(a_N) else None
 
 
 def look(splits: Splits, row: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from dynamicgate import distributed
 from dynamicgate.accounting.measurement import measure
+from dynamicgate.budget import Budget
 from dynamicgate.files import write_text
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import save
@@ -20,7 +21,7 @@ from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, Settings, dense_macs, given
 from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.samples import Evidence
-from dynamicgate.presets import FEWEST_READ
+from dynamicgate.presets import MIN_GATE_INPUTS
 from dynamicgate.training import fit
 
 
@@ -82,8 +83,8 @@ def run_one(
         "data": splits.name,
         **{key: found[key] for key in ("quality", "macs", "proxies", "layers", "params")},
         "seconds": history.seconds + seconds,
-        "budget": settings.budget if budget is not None and budget.target is not None else None,
-        "rewiring": sparsifier.rows() if sparsifier else None,
+        "budget": settings.budget if isinstance(budget, Budget) else None,
+        "rewiring": sparsifier.stats() if sparsifier else None,
         "samples": found["samples"],
         "gates": found["gates"],
         "notes": [*_gate_notes(settings), *found["notes"]],
@@ -102,7 +103,7 @@ def run_one(
 def _gate_notes(settings: Settings) -> list[str]:
     if settings.model != GATED_SPARSE or settings.gate_density:
         return []
-    return [f"no gates: a budget of {settings.budget:g} pays for fewer than {FEWEST_READ} inputs for each of them"]
+    return [f"no gates: a budget of {settings.budget:g} pays for fewer than {MIN_GATE_INPUTS} inputs for each of them"]
 
 
 def _check_same(run: dict[str, Any], settings: Settings, folder: Path) -> dict[str, Any]:

@@ -11,18 +11,18 @@ def plus_minus(value: Spread, digits: int, scale: float = 1.0) -> str:
     """``mean ± std``; the mean alone where there is only one run or all runs agree."""
     if value["mean"] is None:
         return ABSENT
-    rounded = round(value["mean"] * scale, digits) + 0.0  # + 0.0: a rounding error is no minus zero
+    rounded = round(value["mean"] * scale, digits) + 0.0  # + 0.0: turns -0.0 into 0.0
     mean = f"{rounded:,.{digits}f}".replace("-", "−")
     return f"{mean} ± {value['std'] * scale:,.{digits}f}" if value["std"] else mean
 
 
 def percent(value: Spread) -> str:
-    """A share as a percentage with two decimals, without the sign."""
+    """A fraction as a percentage with two decimals, without the percent sign."""
     return plus_minus(value, 2, 100)
 
 
-def tenths_of_percent(value: Spread) -> str:
-    """A share as a percentage with one decimal, without the sign."""
+def rounded_percent(value: Spread) -> str:
+    """A fraction as a percentage with one decimal, without the percent sign."""
     return plus_minus(value, 1, 100)
 
 
@@ -32,12 +32,12 @@ def fixed(value: float | None, digits: int) -> str:
 
 
 def signed_points(difference: float) -> str:
-    """A difference of shares in percentage points, with its sign."""
+    """A difference of fractions in percentage points, with its sign."""
     return f"{difference * 100:+.2f}".replace("-", "−")
 
 
 def quantity(value: Spread) -> str:
-    """A count of operations or parameters; the mean and its spread share one unit."""
+    """A count of operations or parameters; the mean and its deviation share one unit."""
     if value["mean"] is None:
         return ABSENT
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e5, " k")):
@@ -48,11 +48,11 @@ def quantity(value: Spread) -> str:
 
 
 def shorten(name: str, length: int) -> str:
-    """The name, cut with an ellipsis where it would not fit."""
+    """The name, cut with an ellipsis if it is longer than `length`."""
     return name if len(name) <= length else name[: length - 1] + "…"
 
 
-def date(created: object) -> str:
+def format_date(created: object) -> str:
     """An ISO date and time, to the minute; anything else as it is."""
     try:
         moment = datetime.fromisoformat(str(created).replace("Z", "+00:00"))

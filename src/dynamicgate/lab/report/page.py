@@ -1,56 +1,67 @@
-"""The page: one self-contained HTML file made from results.json and what each run left: log, evidence, timing."""
+"""The page: one self-contained HTML file from results.json and each run's log, sample statistics and timings."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dynamicgate.lab.report.costs import Evidence
-from dynamicgate.lab.report.curves import Log
-from dynamicgate.lab.report.heading import heading
-from dynamicgate.lab.report.headline import headlines
-from dynamicgate.lab.report.latency import Timing, clock_section
-from dynamicgate.lab.report.models import is_control, known_models
-from dynamicgate.lab.report.palette import model_styles, swatch
-from dynamicgate.lab.report.panels import class_maps, cost_panels, input_panels, layer_tables, log_panels
-from dynamicgate.lab.report.reading import Results, read_beside, read_logs, read_results
-from dynamicgate.lab.report.sparsity import rewiring_figure
-from dynamicgate.lab.report.summary import caveats, data_names, group_runs, summarise
+from dynamicgate.files import write_text
+from dynamicgate.lab.report.accuracy_plot import accuracy_figure
+from dynamicgate.lab.report.budget_plot import budget_figure
+from dynamicgate.lab.report.caveats import find_caveats
+from dynamicgate.lab.report.controls import is_control
+from dynamicgate.lab.report.gate_curves import constants_note, gate_figure
+from dynamicgate.lab.report.latency import latency_section
+from dynamicgate.lab.report.model_markers import model_styles, swatch
+from dynamicgate.lab.report.model_panels import (
+    cost_panels,
+    example_panels,
+    heatmap_panels,
+    layer_panels,
+    log_panels,
+)
+from dynamicgate.lab.report.model_table import MODEL_TABLE
+from dynamicgate.lab.report.page_header import header_content
+from dynamicgate.lab.report.reading import (
+    Log,
+    Results,
+    SampleStats,
+    Timing,
+    read_logs,
+    read_results,
+    read_sample_stats,
+    read_timings,
+)
+from dynamicgate.lab.report.sparsity_curves import sparsity_figure
+from dynamicgate.lab.report.summary import dataset_names, group_runs, has_several_datasets, summarise
 from dynamicgate.lab.report.tables import (
     budget_table,
-    dependence_table,
-    has_several_data,
+    input_dependence_table,
     proxy_table,
-    split_columns,
+    savings_columns,
     summary_table,
 )
-from dynamicgate.lab.report.tradeoff import accuracy_figure, budget_figure
-from dynamicgate.lab.report.training import steady, training_figure
+from dynamicgate.lab.report.verdicts import headlines
 
 HERE = Path(__file__).parent
+SCRIPTS = ("sort_tables.js", "tooltips.js")
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write ``folder/report.html``, or ``out``, from the results in a folder and what the runs left in theirs.
+    """Write ``folder/report.html``, or ``out``, from the results in a folder and what each run left in its own.
 
-    Returns the path of the page, which appears whole or not at all.
+    Returns the path of the page, which is written whole or not at all.
     """
     folder = Path(folder)
     results = read_results(folder)
-    evidences, timings = (read_beside(folder, results, name) for name in ("evidence.json", "timing.json"))
-    page = render_page(results, read_logs(folder, results), evidences, timings)
+    logs, stats = read_logs(folder, results), read_sample_stats(folder, results)
+    page = render_page(results, logs, stats, read_timings(folder, results))
     path = folder / "report.html" if out is None else Path(out)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        unfinished.write_text(page, encoding="utf-8", errors="replace")
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    write_text(path, page.encode("utf-8", "replace").decode("utf-8"))  # replace: half a surrogate pair in a name
     return path
 
 
-def render_page(results: Results, logs: list[Log], evidences: Sequence[Evidence], timings: Sequence[Timing]) -> str:
-    """The HTML of the report; logs, evidences and timings are in the order of the runs."""
+def render_page(results: Results, logs: list[Log], all_stats: Sequence[SampleStats], timings: Sequence[Timing]) -> str:
+    """The HTML of the report; logs, sample statistics and timings are in the order of the runs."""
     try:
         import jinja2
     except ImportError as error:
@@ -64,50 +75,54 @@ def render_page(results: Results, logs: list[Log], evidences: Sequence[Evidence]
     )
     return environment.get_template("page.html.j2").render(
         style=(HERE / "page.css").read_text(encoding="utf-8"),
-        scripts=[(HERE / name).read_text(encoding="utf-8") for name in ("sort.js", "hover.js")],
-        **page_content(results, logs, evidences, timings),
+        scripts=[(HERE / name).read_text(encoding="utf-8") for name in SCRIPTS],
+        **page_content(results, logs, all_stats, timings),
     )
 
 
 def page_content(
-    results: Results, logs: list[Log], evidences: Sequence[Evidence], timings: Sequence[Timing]
+    results: Results, logs: list[Log], all_stats: Sequence[SampleStats], timings: Sequence[Timing]
 ) -> dict[str, Any]:
-    """Everything the template shows."""
-    inputs = input_panels(results, evidences)
-    shown = [sample for panel in inputs for group in panel["groups"] for sample in group["samples"]]
+    """Everything the templates show."""
+    examples = example_panels(results, all_stats)
+    samples = [sample for panel in examples for group in panel["groups"] for sample in group["samples"]]
     return {
-        **heading(results),
+        **header_content(results),
         "headlines": headlines(results),
-        "several_data": has_several_data(results),
-        "caveats": caveats(results),
-        "models": model_list(results),
-        "has_controls": any(is_control(results, data, model) for data, model in group_runs(results)),
+        "several_datasets": has_several_datasets(results),
+        "caveats": find_caveats(results),
+        "models": described_models(results),
+        "has_controls": any(is_control(results, dataset, model) for dataset, model in group_runs(results)),
         "summary": summary_table(results),
-        "has_split": bool(split_columns(summarise(results))),
-        "tradeoffs": [
-            {"name": data, "svg": svg} for data in data_names(results) if (svg := accuracy_figure(results, data))
+        "has_savings": bool(savings_columns(summarise(results))),
+        "accuracy_figures": [
+            {"name": dataset, "svg": svg}
+            for dataset in dataset_names(results)
+            if (svg := accuracy_figure(results, dataset))
         ],
-        "clock": clock_section(results, timings),
-        "panels": log_panels(results, logs, training_figure, steady),
-        "rewiring": log_panels(results, logs, rewiring_figure),
+        "latency": latency_section(results, timings),
+        "gate_panels": log_panels(results, logs, gate_figure, constants_note),
+        "sparsity_panels": log_panels(results, logs, sparsity_figure),
         "budget_svg": budget_figure(results),
         "budgets": budget_table(results),
-        "maps": class_maps(results, evidences),
-        "costs": cost_panels(results, evidences),
-        "inputs": inputs,
-        "inputs_have_features": any(sample["features"] for sample in shown),
-        "layers": layer_tables(results),
-        "dependence": dependence_table(results),
+        "heatmaps": heatmap_panels(results, all_stats),
+        "cost_panels": cost_panels(results, all_stats),
+        "examples": examples,
+        "examples_have_features": any(sample["features"] for sample in samples),
+        "layer_panels": layer_panels(results),
+        "dependence": input_dependence_table(results),
         "proxies": proxy_table(results),
     }
 
 
-def model_list(results: Results) -> list[dict[str, Any]]:
-    """What each model is, in a few words, and whether it is a control."""
-    first_data = {run["model"]: run["data"] for run in reversed(results["runs"])}
+def described_models(results: Results) -> list[dict[str, Any]]:
+    """What each model that the table knows is, in one line, and whether it is a control."""
+    first_dataset = {run["model"]: run["data"] for run in reversed(results["runs"])}
     styles = model_styles(run["model"] for run in results["runs"])
-    return [
-        {"name": name, "what": what, "mark": swatch(styles[name], control), "control": control}
-        for name, what in known_models(results).items()
-        for control in [is_control(results, first_data[name], name)]
-    ]
+    found = []
+    for name in dict.fromkeys(run["model"] for run in results["runs"]):
+        if name in MODEL_TABLE:
+            known, control = MODEL_TABLE[name], is_control(results, first_dataset[name], name)
+            shown = {"name": name, "mark": swatch(styles[name], control), "control": control}
+            found.append({**shown, "group": known.group, "description": known.description})
+    return found

@@ -1,4 +1,4 @@
-"""The few SVG elements the figures are drawn with."""
+"""The SVG elements that figures are drawn with: tags, text, lines, axes, scales and ticks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -44,7 +44,7 @@ def polyline(points: Sequence[tuple[float, float]], *children: str, **attributes
 def drawing(
     width: float, height: float, label: str, *children: str, class_: str = "plot", marks_per_row: int | None = None
 ) -> str:
-    """The whole figure, named for those who cannot see it; `marks_per_row` is how far the arrow down goes."""
+    """The whole figure, with a label for screen readers; the arrow-down key moves by `marks_per_row` marks."""
     return tag(
         "svg",
         *children,
@@ -81,7 +81,7 @@ def round_ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def decimals(ticks: Sequence[float]) -> int:
-    """How many decimals it takes to tell neighbouring ticks apart."""
+    """How many decimals are needed to tell neighbouring ticks apart."""
     step = ticks[1] - ticks[0] if len(ticks) > 1 else 1.0
     return max(0, -math.floor(math.log10(step) + 1e-9))
 
@@ -94,7 +94,7 @@ def axes(
     x_text: Callable[[float], str],
     y_text: Callable[[float], str],
 ) -> str:
-    """Grid lines with their numbers, and a base line."""
+    """Grid lines with their numbers, and a baseline."""
     drawn = [line(x.start, y(tick), x.end, y(tick), class_="grid") for tick in y_ticks]
     drawn += [words(x.start - 8, y(tick) + 4, y_text(tick), class_="tick", text_anchor="end") for tick in y_ticks]
     drawn += [line(x(tick), y.start, x(tick), y.start + 5, class_="base") for tick in x_ticks]

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.budget import Budget
 from dynamicgate.files import environment, write_results
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
@@ -108,7 +109,7 @@ def check_all(settings: Settings, models: Sequence[str], splits: Splits) -> None
     for name in models:
         chosen = replace(settings, model=name).resolved(splits)
         model, budget, sparsifier = MODELS[name](chosen, splits)
-        if budget is not None:
-            budget.check_(MacCounter(model))
+        if isinstance(budget, Budget):
+            budget.bind(MacCounter.for_mlp(model))
         if sparsifier is not None:
-            sparsifier.check_(given(chosen.epochs) * math.ceil(len(splits.train) / given(chosen.batch)))
+            sparsifier.check_length(given(chosen.epochs) * math.ceil(len(splits.train) / given(chosen.batch)))

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dynamicgate.files import write_text
-from dynamicgate.lab.report.markdown import filled, markdown
+from dynamicgate.lab.report.markdown_tables import filled, markdown
+from dynamicgate.lab.report.number_format import ABSENT
 
 __all__ = ["ABSENT", "Pages", "markdown", "rendered", "write_pages"]
 
-ABSENT = "–"
 Pages = Mapping[str, str | Mapping[str, str]]
 """By path in the checkout: the text of a whole page, or by marker the text of each section."""
 

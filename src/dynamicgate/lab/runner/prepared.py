@@ -19,7 +19,7 @@ import torch
 
 from dynamicgate.data import Arrays
 from dynamicgate.files import write_atomically
-from dynamicgate.lab.datasets.folders import default_data_dir
+from dynamicgate.lab.datasets import default_data_dir
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.runner.jobs import Change, Job, Table, fewer_rows

@@ -16,7 +16,7 @@ from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.train_one import run_one
 from dynamicgate.lab.runner.jobs import Job, Step
 from dynamicgate.training.loop import Run
-from dynamicgate.training.options import Options, weights_per_class
+from dynamicgate.training.options import FitOptions, weights_per_class
 
 Prepare = Callable[[Settings, Splits], Prepared]
 MANY_EPOCHS = 1_000_000  # timing stops long before they end
@@ -47,30 +47,25 @@ def step_settings(job: Job, splits: Splits, prepare: Prepare | None = None) -> S
     torch.manual_seed(s.seed)
     model, budget, sparsifier = (prepare or MODELS[s.model])(s, splits)
     device = distributed.choose_device(job.device)
-    options = Options(
+    options = FitOptions(
         epochs=MANY_EPOCHS,
         batch=given(s.batch),
         lr=given(s.lr),
+        gate_lr_scale=s.gate_lr_scale,
         weight_decay=s.weight_decay,
-        warmup=0.05,
         accumulate=s.accumulate,
         clip=s.clip,
         bf16=s.bf16,
-        label_smoothing=0.0,
-        patience=None,
         seed=s.seed,
-        gate_lr_scale=s.gate_lr_scale,
     )
     run = Run(
         model=model.to(device),
         train=splits.train,
-        valid=None,
         budget=budget,
         sparsifier=sparsifier,
         options=options,
         device=device,
         class_weights=weights_per_class("balanced" if s.balanced else None, splits.train, splits.classes),
-        out=None,
     )
     model.train()
     order = itertools.chain.from_iterable(

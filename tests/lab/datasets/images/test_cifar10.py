@@ -1,3 +1,5 @@
+"""CIFAR-10 in its binary and its pickled version, intact, damaged and hostile."""
+
 from __future__ import annotations
 
 import contextlib
@@ -11,12 +13,12 @@ import pytest
 import torch
 
 from dynamicgate.lab.datasets.images.cifar10 import BINARY, CLASSES, load_cifar10
-from dynamicgate.lab.datasets.images.cifar10_python import read_python_batch
+from dynamicgate.lab.datasets.images.cifar10_pickle import read_pickled_batch
 from dynamicgate.lab.datasets.splits import Splits
-from tests.lab.datasets.packed import KINDS, pack
+from tests.lab.datasets.archive_writers import KINDS, pack
 from tests.places import real_folder
 
-from ..conftest import rows_of
+from ..small_arrays import rows_of
 
 PER_BATCH = 20
 NAMES = [f"name{number}" for number in range(10)]
@@ -36,7 +38,7 @@ def binary_files() -> dict[str, bytes]:
 
 
 def python_files() -> dict[str, bytes]:
-    """As the official ones: protocol 2, a dictionary with an array and a list."""
+    """Like the official ones: protocol 2, a dictionary with an array and a list."""
     files = {"cifar-10-batches-py/readme.html": b"<html>"}
     for number, name in enumerate(BINARY):
         pixels, labels = records(number)
@@ -59,7 +61,7 @@ def check(splits: Splits) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", [".", "cifar10", "CIFAR10", "cifar-10"])
-def test_the_binary_edition_is_read_from_every_place_and_packing(tmp_path: Path, place: str, kind: str) -> None:
+def test_the_binary_version_is_read_from_every_place_and_archive(tmp_path: Path, place: str, kind: str) -> None:
     pack(binary_files(), tmp_path / place, "cifar-10-binary", kind)
     splits = load_cifar10(tmp_path, 0)
     check(splits)
@@ -67,23 +69,23 @@ def test_the_binary_edition_is_read_from_every_place_and_packing(tmp_path: Path,
 
 
 @pytest.mark.parametrize("kind", ["folder", ".tar.gz"])
-def test_the_python_edition_gives_the_same(tmp_path: Path, kind: str) -> None:
+def test_the_pickled_version_gives_the_same_data(tmp_path: Path, kind: str) -> None:
     pack(python_files(), tmp_path, "cifar-10-python", kind)
     splits = load_cifar10(tmp_path, 0)
     check(splits)
     assert splits.class_names == CLASSES
     pack(binary_files(), tmp_path, "cifar-10-binary", kind)
     assert load_cifar10(tmp_path, 0).train.x.equal(splits.train.x)  # type: ignore[union-attr, arg-type]
-    assert load_cifar10(tmp_path, 0).class_names == tuple(NAMES), "the binary edition goes first"
+    assert load_cifar10(tmp_path, 0).class_names == tuple(NAMES), "the binary version is preferred"
 
 
-def test_the_folder_of_the_batches_itself_may_be_named(tmp_path: Path) -> None:
+def test_the_data_folder_may_be_the_folder_of_the_batches_itself(tmp_path: Path) -> None:
     pack(binary_files(), tmp_path, "", "folder")
     pack({"old/data_batch_1.bin": b"not ours"}, tmp_path / "cifar-10-batches-bin", "", "folder")
     check(load_cifar10(tmp_path / "cifar-10-batches-bin", 0))
 
 
-def test_the_seed_draws_a_stratified_validation_part_and_leaves_the_test_alone(tmp_path: Path) -> None:
+def test_the_seed_draws_a_stratified_validation_part_and_keeps_the_test_part(tmp_path: Path) -> None:
     pack(binary_files(), tmp_path, "cifar-10", ".tar")
     first, same, other = (load_cifar10(tmp_path, seed) for seed in (0, 0, 1))
     assert torch.bincount(first.valid.y).tolist() == [1] * 10
@@ -92,7 +94,7 @@ def test_the_seed_draws_a_stratified_validation_part_and_leaves_the_test_alone(t
     assert first.test.x.equal(other.test.x)  # type: ignore[union-attr, arg-type]
 
 
-def test_options_choose_augmentation_and_constants(tmp_path: Path) -> None:
+def test_options_choose_augmentation_and_normalisation(tmp_path: Path) -> None:
     pack(binary_files(), tmp_path, "cifar-10", ".tar")
     splits = load_cifar10(tmp_path, 0)
     assert splits.train.augment is not None
@@ -110,13 +112,13 @@ def test_options_choose_augmentation_and_constants(tmp_path: Path) -> None:
         load_cifar10(tmp_path, 0, normalisation="x")
 
 
-def test_absent_data_says_where_to_put_it(tmp_path: Path) -> None:
+def test_missing_data_says_where_it_is_expected(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"cifar-10-batches-bin.*CIFAR10.*`dynamicgate data get cifar10`"):
         load_cifar10(tmp_path, 0)
 
 
 @pytest.mark.parametrize("name", ["data_batch_3.bin", "test_batch.bin"])
-def test_an_absent_batch_is_named(tmp_path: Path, name: str) -> None:
+def test_a_missing_batch_is_named(tmp_path: Path, name: str) -> None:
     files = binary_files()
     del files[f"cifar-10-batches-bin/{name}"]
     source = pack(files, tmp_path, "cifar-10", ".tar.gz")
@@ -154,16 +156,16 @@ def test_a_truncated_or_damaged_archive_is_refused(tmp_path: Path) -> None:
         load_cifar10(tmp_path, 0)
 
 
-def test_two_sets_in_one_archive_are_refused(tmp_path: Path) -> None:
+def test_two_datasets_in_one_archive_are_refused(tmp_path: Path) -> None:
     files = binary_files()
     files["copy/test_batch.bin"] = b""
     pack(files, tmp_path, "cifar-10", ".zip")
-    with pytest.raises(ValueError, match=r"holds test_batch.bin twice, the second time as copy/test_batch.bin"):
+    with pytest.raises(ValueError, match=r"contains test_batch.bin twice, the second time as copy/test_batch.bin"):
         load_cifar10(tmp_path, 0)
 
 
 class Attack:
-    """What a hostile file would hold: a call of os.system when it is read."""
+    """What a hostile file would contain: a call of os.system when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -172,45 +174,45 @@ class Attack:
         return os.system, (f"touch {self.mark}",)
 
 
-def test_a_hostile_python_batch_is_refused_without_being_run(tmp_path: Path) -> None:
+def test_a_hostile_pickle_is_refused_without_being_run(tmp_path: Path) -> None:
     content = pickle.dumps({"data": Attack(tmp_path / "owned")}, protocol=2)
-    with pytest.raises(ValueError, match=r"batch is not a readable batch .*refused, it asks for \w+.system"):
-        read_python_batch(content, "batch")
+    with pytest.raises(ValueError, match=r"batch is not a readable CIFAR-10 batch .*refused, it asks for \w+.system"):
+        read_pickled_batch(content, "batch")
     assert not (tmp_path / "owned").exists()
     with pytest.raises(ValueError, match=r"asks for builtins.eval|asks for __builtin__.eval"):
-        read_python_batch(pickle.dumps(eval, protocol=2), "batch")
+        read_pickled_batch(pickle.dumps(eval, protocol=2), "batch")
 
 
 @pytest.mark.parametrize(
     ("batch", "message"),
     {
-        "not a dictionary": ([1, 2], 'expected under "data" an array of n x 3072 bytes, found none'),
+        "not a dictionary": ([1, 2], 'expected "data" to be an array of n x 3072 bytes, found none'),
         "no data": ({"labels": [1]}, "found none"),
         "wrong shape": ({"data": np.zeros((2, 5), np.uint8), "labels": [1, 2]}, r"found shape \(2, 5\)"),
         "floats": ({"data": np.zeros((2, 3072)), "labels": [1, 2]}, "an array of type 'f8', expected bytes"),
         "objects": ({"data": np.array([[object]]), "labels": [1]}, "an array of type 'O8', expected bytes"),
-        "no labels": ({"data": np.zeros((2, 3072), np.uint8)}, 'expected under "labels" a list of whole numbers'),
+        "no labels": ({"data": np.zeros((2, 3072), np.uint8)}, 'expected "labels" to be a list of whole numbers'),
         "text labels": ({"data": np.zeros((2, 3072), np.uint8), "labels": ["a", "b"]}, "a list of whole numbers"),
         "fewer labels": ({"data": np.zeros((2, 3072), np.uint8), "labels": [1]}, "has 2 images but 1 labels"),
     }.values(),
 )
-def test_other_python_batches_are_refused(batch: object, message: str) -> None:
+def test_other_pickles_are_refused(batch: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        read_python_batch(pickle.dumps(batch, protocol=2), "batch")
+        read_pickled_batch(pickle.dumps(batch, protocol=2), "batch")
 
 
-def test_a_damaged_python_batch_is_a_value_error() -> None:
+def test_a_damaged_pickle_is_a_value_error() -> None:
     batch = {"labels": [1, 2], "data": np.zeros((2, 3072), np.uint8)}
     content = pickle.dumps(batch, protocol=2)
-    for place in [*range(120), *range(len(content) - 120, len(content))]:
+    for offset in [*range(120), *range(len(content) - 120, len(content))]:
         with contextlib.suppress(ValueError):
-            read_python_batch(content[:place] + bytes([content[place] ^ 0x15]) + content[place + 1 :], "batch")
-    with pytest.raises(ValueError, match="not a readable batch"):
-        read_python_batch(content[:50], "batch")
+            read_pickled_batch(content[:offset] + bytes([content[offset] ^ 0x15]) + content[offset + 1 :], "batch")
+    with pytest.raises(ValueError, match="not a readable CIFAR-10 batch"):
+        read_pickled_batch(content[:50], "batch")
 
 
-def test_python_2_wrote_its_strings_as_bytes() -> None:
-    """The opcodes of the official files: protocol 2 with byte strings for keys and for the pixels."""
+def test_byte_strings_written_by_python_2_are_read() -> None:
+    """The opcodes of the official files: protocol 2 with byte strings as keys and as pixels."""
 
     def text(value: bytes) -> bytes:
         return (
@@ -224,7 +226,7 @@ def test_python_2_wrote_its_strings_as_bytes() -> None:
         b"(K\x03" + text(b"|") + b"NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89" + text(pixels) + b"tb"
     )
     content = b"\x80\x02}(" + text(b"data") + array + text(b"labels") + b"](K\x07eu."
-    found, labels = read_python_batch(content, "batch")
+    found, labels = read_pickled_batch(content, "batch")
     assert found.tobytes() == pixels
     assert labels.tolist() == [7]
 
@@ -242,7 +244,7 @@ def test_the_real_subset_has_the_counts_of_its_readme(real: Splits) -> None:
 
 
 def test_the_real_images_are_photographs_the_right_way_up(real: Splits) -> None:
-    """The published constants fit them, neighbours are alike, and the sky (ships, aeroplanes) is blue and on top."""
+    """The published mean fits them, neighbouring pixels are alike, and the sky (ships, planes) is blue and above."""
     pixels = real.train.x.float() / 255  # type: ignore[union-attr]
     assert pixels.mean(dim=(0, 2, 3)).tolist() == pytest.approx([0.4914, 0.4822, 0.4465], abs=0.01)
     assert (pixels[..., 1:] - pixels[..., :-1]).abs().mean() < 0.06

@@ -1,3 +1,5 @@
+"""A user's own folder of images."""
+
 from __future__ import annotations
 
 import os
@@ -11,11 +13,11 @@ import torch
 from dynamicgate.lab.datasets.images.image_folder import load_image_folder
 from dynamicgate.lab.datasets.splits import Splits
 
-from ..packed import image_bytes, pack
+from ..archive_writers import image_bytes, pack
 
 
 def picture(level: int, height: int = 9, width: int = 13, format: str = "PNG") -> bytes:
-    """All of one grey level, so that resizing keeps it."""
+    """A picture of one grey level, which resizing does not change."""
     return image_bytes(np.full((height, width, 3), level, dtype=np.uint8), format)
 
 
@@ -46,14 +48,14 @@ def test_folders_are_classes_and_parts_are_split_off(tmp_path: Path) -> None:
     assert splits.mean[0].item() == pytest.approx(mean.item(), rel=1e-5)  # type: ignore[index]
 
 
-def test_the_seed_moves_validation_and_not_the_test(tmp_path: Path) -> None:
+def test_the_seed_changes_the_validation_part_but_not_the_test_part(tmp_path: Path) -> None:
     pack(files(40), tmp_path / "pets", "", "folder")
     first, other = load(tmp_path), load(tmp_path, seed=1)
     assert first.test.values.equal(other.test.values)
     assert not first.valid.values.equal(other.valid.values)
 
 
-def test_size_and_colour_are_options_with_a_cache_of_their_own(tmp_path: Path) -> None:
+def test_each_size_and_colour_option_has_its_own_cache(tmp_path: Path) -> None:
     pack(files(), tmp_path / "pets", "", "folder")
     assert load(tmp_path, size=8).train.features == 3 * 64
     grey = load(tmp_path, size=8, colour=False, augment="crop_and_flip")
@@ -67,7 +69,7 @@ def test_size_and_colour_are_options_with_a_cache_of_their_own(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("valid", ["valid", "val", "validation"])
-def test_given_parts_are_kept(tmp_path: Path, valid: str) -> None:
+def test_parts_given_as_folders_are_kept(tmp_path: Path, valid: str) -> None:
     found = {f"train/{name}": content for name, content in files(8).items()}
     found |= {f"{valid}/cat/{level}.png": picture(50 + level) for level in range(3)}
     found |= {f"test/dog/{level}.jpg": picture(200, format="JPEG") for level in range(4)}
@@ -79,7 +81,7 @@ def test_given_parts_are_kept(tmp_path: Path, valid: str) -> None:
     assert load(tmp_path).info()["class_counts"] == {"train": [6, 7], "valid": [3, 0], "test": [2, 1]}
 
 
-def test_a_second_load_opens_no_image_and_a_change_does(tmp_path: Path) -> None:
+def test_a_second_load_opens_no_image_unless_one_has_changed(tmp_path: Path) -> None:
     pack(files(), tmp_path / "pets", "", "folder")
     first = load(tmp_path)
     image = tmp_path / "pets" / "cat" / "3.png"
@@ -92,9 +94,7 @@ def test_a_second_load_opens_no_image_and_a_change_does(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_without_a_cache_folder_nothing_is_written_among_the_images(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_by_default_nothing_is_written_among_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DYNAMICGATE_DATA", str(tmp_path / "own"))
     pack(files(), tmp_path / "pets", "", "folder")
     before = sorted((tmp_path / "pets").rglob("*"))
@@ -120,8 +120,8 @@ def test_class_folders_may_be_links(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("found", "message"),
     {
-        "no folders": ({"a.png": picture(1)}, "has no folders; expected a folder for each class"),
-        "one class": ({"cat/a.png": picture(1)}, r"has 1 class folders to train on \(cat\), and at least 2 are needed"),
+        "no folders": ({"a.png": picture(1)}, "has no folders; expected a folder of images for each class"),
+        "one class": ({"cat/a.png": picture(1)}, r"has 1 class folders to train on \(cat\), but at least 2 are needed"),
         "empty class": ({**files(), "emu/.keep": b""}, r"the class folder .*emu has no images; add some or remove it"),
         "text": ({**files(), "cat/notes.txt": b"hello"}, r"cat/notes.txt: not a readable image"),
         "truncated": ({**files(), "cat/half.png": picture(1)[:50]}, r"cat/half.png: not a readable image"),
@@ -134,7 +134,7 @@ def test_class_folders_may_be_links(tmp_path: Path) -> None:
         ),
         "new class": (
             {**{f"train/{name}": content for name, content in files().items()}, "test/emu/a.png": picture(1)},
-            "the test part has the class 'emu', which training never shows",
+            "the test part has the class 'emu', which has no training images",
         ),
         "validation twice": (
             {f"{part}/{name}": content for part in ("train", "val", "valid") for name, content in files(1).items()},
@@ -143,12 +143,16 @@ def test_class_folders_may_be_links(tmp_path: Path) -> None:
         "too few": (files(1), r"\(test part\): cannot split 2 rows of 2 classes"),
     }.values(),
 )
-def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path, found: dict[str, bytes], message: str) -> None:
+def test_a_wrong_folder_layout_is_refused_with_the_reason(
+    tmp_path: Path, found: dict[str, bytes], message: str
+) -> None:
     pack(found, tmp_path / "pets", "", "folder")
     with pytest.raises(ValueError, match=message):
         load(tmp_path)
 
 
-def test_an_absent_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no folder .*pets; expected a folder for each class"):
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"there is no folder .*pets; expected a folder of images for each class"
+    ):
         load(tmp_path)

@@ -1,3 +1,5 @@
+"""Tiny-ImageNet from a folder or an archive, with any subset of its classes."""
+
 from __future__ import annotations
 
 import io
@@ -10,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.lab.datasets.images.image_cache import decoded
-from dynamicgate.lab.datasets.images.stores import Pixels
-from dynamicgate.lab.datasets.images.tiny_imagenet import decoding, load_tiny_imagenet
+from dynamicgate.lab.datasets.images.image_cache import load_or_decode
+from dynamicgate.lab.datasets.images.pixels import Pixels
+from dynamicgate.lab.datasets.images.tiny_imagenet import decoding_job, load_tiny_imagenet
 from dynamicgate.lab.datasets.splits import Splits
-from tests.lab.datasets.packed import KINDS, image_bytes, pack
+from tests.lab.datasets.archive_writers import KINDS, image_bytes, pack
 from tests.places import real_folder
 
-WNIDS = ["n03", "n01", "n02"]  # the order of the file is the order of the classes, sorted or not
+WNIDS = ["n03", "n01", "n02"]  # classes have the order of the file, sorted or not
 TOP = "tiny-imagenet-200"
 REAL = f"{TOP}/{TOP}-subset40.tar.xz"
 
@@ -54,7 +56,7 @@ def load(folder: Path, seed: int = 0, **options: object) -> Splits:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("place", [".", TOP])
-def test_every_packing_gives_the_same_rows(tmp_path: Path, place: str, kind: str) -> None:
+def test_every_kind_of_archive_gives_the_same_rows(tmp_path: Path, place: str, kind: str) -> None:
     from PIL import Image
 
     pack(files(), tmp_path / place, TOP, kind)
@@ -75,7 +77,7 @@ def test_every_packing_gives_the_same_rows(tmp_path: Path, place: str, kind: str
     assert int((both == both[:, :1]).flatten(1).all(dim=1).sum()) == 3, "one grey picture in each class"
 
 
-def test_the_order_of_rows_does_not_depend_on_the_packing(tmp_path: Path) -> None:
+def test_the_order_of_rows_does_not_depend_on_the_archive(tmp_path: Path) -> None:
     found = files()
     reverse = dict(reversed(found.items()))
     pack(found, tmp_path / "a", TOP, ".tar.gz")
@@ -108,13 +110,13 @@ def test_a_changed_folder_is_decoded_again(tmp_path: Path) -> None:
     assert not load(tmp_path).test.values.equal(first.test.values)
 
 
-def test_the_cache_lies_beside_the_data_unless_another_folder_is_named(tmp_path: Path) -> None:
+def test_the_cache_is_beside_the_data_unless_another_folder_is_given(tmp_path: Path) -> None:
     pack(files(), tmp_path, TOP, ".zip")
     load_tiny_imagenet(tmp_path, 0)
     assert sorted(path.suffix for path in (tmp_path / ".cache").iterdir()) == [".json", ".u8"]
 
 
-def test_seed_and_options(tmp_path: Path) -> None:
+def test_the_seed_and_the_options_change_only_what_they_should(tmp_path: Path) -> None:
     pack(files(), tmp_path, TOP, ".zip")
     first, other = load(tmp_path), load(tmp_path, seed=1, augment="flip", normalisation="dataset")
     assert not first.valid.values.equal(other.valid.values)
@@ -129,15 +131,15 @@ def test_seed_and_options(tmp_path: Path) -> None:
         assert splits.std.view(3, 4096)[:, 7].tolist() == pytest.approx(std)  # type: ignore[union-attr]
     index = torch.arange(8)
     torch.manual_seed(3)
-    varied = first.train.rows(index, training=True)
+    augmented = first.train.rows(index, training=True)
     torch.manual_seed(3)
-    assert first.train.rows(index, training=True).equal(varied)
-    assert not first.train.rows(index).equal(varied)
+    assert first.train.rows(index, training=True).equal(augmented)
+    assert not first.train.rows(index).equal(augmented)
     with pytest.raises(ValueError, match="normalisation must be one of imagenet, dataset, received 'x'"):
         load(tmp_path, normalisation="x")
 
 
-def test_fewer_classes_in_wnids_are_fewer_classes(tmp_path: Path) -> None:
+def test_wnids_can_list_a_subset_of_the_classes(tmp_path: Path) -> None:
     found = files()
     found[f"{TOP}/wnids.txt"] = b"n02\r\nn03\r\n"
     del found[f"{TOP}/words.txt"]
@@ -147,7 +149,7 @@ def test_fewer_classes_in_wnids_are_fewer_classes(tmp_path: Path) -> None:
     assert splits.info()["class_counts"] == {"train": [9] * 2, "valid": [1] * 2, "test": [2] * 2}
 
 
-def test_absent_data_says_where_to_put_it(tmp_path: Path) -> None:
+def test_missing_data_says_where_it_is_expected(tmp_path: Path) -> None:
     (tmp_path / TOP).mkdir()
     with pytest.raises(FileNotFoundError, match=r"wnids.txt.*TinyImageNet.*`dynamicgate data get tiny-imagenet`"):
         load(tmp_path)
@@ -156,7 +158,7 @@ def test_absent_data_says_where_to_put_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "error", "message"),
     {
-        "no classes": ("wnids.txt", None, FileNotFoundError, r"has no wnids.txt; fetch it again"),
+        "no classes": ("wnids.txt", None, FileNotFoundError, r"has no wnids.txt; download it again"),
         "no annotations": ("val/val_annotations.txt", None, FileNotFoundError, "has no val/val_annotations.txt"),
         "class twice": ("wnids.txt", b"n01 n01", ValueError, "names 2 classes, expected at least 2, each once"),
         "one class": ("wnids.txt", b"n01", ValueError, "names 1 classes, expected at least 2"),
@@ -173,7 +175,7 @@ def test_absent_data_says_where_to_put_it(tmp_path: Path) -> None:
         ),
     }.values(),
 )
-def test_what_is_wrong_is_named_and_leaves_no_cache(
+def test_wrong_files_are_named_and_leave_no_cache(
     tmp_path: Path, name: str, content: bytes | None, error: type[Exception], message: str
 ) -> None:
     found = files()
@@ -202,17 +204,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def modes(cache: Path) -> Counter[str]:
-    """The real images, decoded into `cache` with a count of what they were."""
+    """How many of the real images have which colour mode, counted while decoding them into `cache`."""
     from PIL import Image
 
     found: Counter[str] = Counter()
-    job = decoding(real_folder(REAL) / REAL)
+    job = decoding_job(real_folder(REAL) / REAL)
 
     def counting(content: bytes) -> Pixels:
         found[Image.open(io.BytesIO(content)).mode] += 1
         return job.decode(content)
 
-    decoded(replace(job, decode=counting), [cache])
+    load_or_decode(replace(job, decode=counting), [cache])
     return found
 
 
@@ -250,7 +252,7 @@ def test_the_real_images_are_decoded_once_and_nothing_is_written_beside_them(rea
     assert not (folder / ".cache").exists()
 
 
-def test_the_real_constants_are_near_the_named_ones(real: Splits) -> None:
+def test_the_real_mean_and_std_are_near_the_published_ones(real: Splits) -> None:
     sample = real.train.rows(torch.arange(0, 18_000, 9)).view(-1, 3, 4096)
     assert sample.mean(dim=(0, 2)).tolist() == pytest.approx([0.480, 0.448, 0.398], abs=0.03)
     assert sample.std(dim=(0, 2)).tolist() == pytest.approx([0.277, 0.269, 0.282], abs=0.02)

@@ -1,3 +1,5 @@
+"""A user's own folder or archive of wav files."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -6,20 +8,20 @@ from typing import Any
 import pytest
 import torch
 
-from dynamicgate.lab.datasets.speech import clips
+from dynamicgate.lab.datasets.speech import clip_cache
 from dynamicgate.lab.datasets.speech.wav_folder import load_wav_folder
 from dynamicgate.lab.datasets.splits import Splits
 
-from ..conftest import rows_of
-from .sounds import hiss, tone, wav_bytes, write_files, write_tar
+from ..small_arrays import rows_of
+from .wav_writers import hiss, tone, wav_bytes, write_files, write_tar
 
 
 def sounds(
     prefix: str = "", each: int = 10, classes: tuple[str, ...] = ("low", "high"), seed: int = 0
 ) -> dict[str, bytes]:
     return {
-        f"{prefix}{name}/{k}.wav": wav_bytes(tone(300 * (place + 1), 0.3 + 0.1 * (k % 9), 100 * seed + k))
-        for place, name in enumerate(classes)
+        f"{prefix}{name}/{k}.wav": wav_bytes(tone(300 * (position + 1), 0.3 + 0.1 * (k % 9), 100 * seed + k))
+        for position, name in enumerate(classes)
         for k in range(each)
     }
 
@@ -43,13 +45,13 @@ def test_class_folders_become_three_stratified_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "names", [("train", "valid", "test"), ("training", "validation", "testing"), ("Train", "val", "Test")]
 )
-def test_given_parts_are_kept(tmp_path: Path, names: tuple[str, str, str]) -> None:
+def test_parts_given_as_folders_are_kept(tmp_path: Path, names: tuple[str, str, str]) -> None:
     files = {k: v for seed, n in enumerate(names) for k, v in sounds(f"{n}/", 5 - seed, seed=seed).items()}
     splits = load_wav_folder(write_files(tmp_path / "own", files), 0)
     assert counts(splits) == [[5, 5], [4, 4], [3, 3]]
 
 
-def test_an_absent_part_is_split_off_training(tmp_path: Path) -> None:
+def test_a_missing_part_is_split_off_from_training(tmp_path: Path) -> None:
     files = {**sounds("train/", 20), **sounds("test/", 2, seed=1)}
     splits = load_wav_folder(write_files(tmp_path / "own", files), 0)
     assert (len(splits.train), len(splits.valid), len(splits.test)) == (34, 6, 4)
@@ -71,41 +73,41 @@ def test_rate_length_and_features_can_be_chosen(tmp_path: Path) -> None:
     folder = write_files(tmp_path / "own", files)
     assert load_wav_folder(folder, 0, rate=8000).info()["features"] == 3920
     assert load_wav_folder(folder, 0, rate=8000, seconds=0.8, features="code").info()["features"] == 1640
-    with pytest.raises(ValueError, match=r"a/0\.wav has 8000 samples a second, expected 16000"):
+    with pytest.raises(ValueError, match=r"a/0\.wav has 8000 samples per second, expected 16000"):
         load_wav_folder(folder, 0)
 
 
-def test_the_second_time_only_the_cache_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_load_reads_only_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_files(tmp_path / "own", sounds())
     first = load_wav_folder(folder, 0)
     assert (folder / ".cache").is_dir()
-    monkeypatch.setattr(clips, "read_members", None)
+    monkeypatch.setattr(clip_cache, "read_members", None)
     again = load_wav_folder(folder, 0)
     assert again.train.values.equal(first.train.values)
     assert load_wav_folder(folder, 1).train.y.shape == first.train.y.shape
 
 
-def test_background_noise_is_no_class_and_varies_training_clips(tmp_path: Path) -> None:
+def test_background_noise_is_not_a_class_and_augments_training_clips(tmp_path: Path) -> None:
     files = {**sounds(), "_background_noise_/hum.wav": wav_bytes(hiss(5, 1))}
     folder = write_files(tmp_path / "own", files)
-    plain, varied = load_wav_folder(folder, 0), load_wav_folder(folder, 0, augment=True)
-    assert varied.class_names == plain.class_names == ("high", "low")
-    assert torch.allclose(varied.train.values, plain.train.values, atol=1e-5)
-    rows = torch.arange(len(varied.train))
-    assert not torch.allclose(varied.train.rows(rows, training=True), plain.train.values, atol=0.1)
-    assert varied.valid.augment is None
-    assert varied.test.augment is None
+    plain, augmented = load_wav_folder(folder, 0), load_wav_folder(folder, 0, augment=True)
+    assert augmented.class_names == plain.class_names == ("high", "low")
+    assert torch.allclose(augmented.train.values, plain.train.values, atol=1e-5)
+    rows = torch.arange(len(augmented.train))
+    assert not torch.allclose(augmented.train.rows(rows, training=True), plain.train.values, atol=0.1)
+    assert augmented.valid.augment is None
+    assert augmented.test.augment is None
 
 
 @pytest.mark.parametrize(
-    ("files", "sentence"),
+    ("files", "message"),
     [
-        ({}, r"holds no \.wav files"),
+        ({}, r"contains no \.wav files"),
         (sounds(classes=("only",)), r"at least 2 classes are needed, found only 'only'"),
-        ({**sounds(), "loose.wav": wav_bytes(tone(1))}, r"loose\.wav lies in no class folder; expected <class>/"),
+        ({**sounds(), "loose.wav": wav_bytes(tone(1))}, r"loose\.wav is not in a class folder; expected <class>/"),
         (
             {**sounds("train/"), "test/x.wav": wav_bytes(tone(1))},
-            r"test/x\.wav lies in no class folder; expected <part>/",
+            r"test/x\.wav is not in a class folder; expected <part>/",
         ),
         (
             {**sounds("train/"), **sounds("test/", classes=("low", "middle"))},
@@ -116,14 +118,14 @@ def test_background_noise_is_no_class_and_varies_training_clips(tmp_path: Path) 
         ({**sounds(), "low/3.wav": b""}, r"low/3\.wav is empty"),
     ],
 )
-def test_what_is_wrong_with_a_folder_is_said_in_a_sentence(
-    tmp_path: Path, files: dict[str, Any], sentence: str
-) -> None:
+def test_a_wrong_folder_is_refused_with_the_reason(tmp_path: Path, files: dict[str, Any], message: str) -> None:
     (tmp_path / "own").mkdir()
-    with pytest.raises(ValueError, match=sentence):
+    with pytest.raises(ValueError, match=message):
         load_wav_folder(write_files(tmp_path / "own", files), 0)
 
 
-def test_a_path_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"there is no folder or archive .*absent; give one with a folder per"):
+def test_a_missing_path_is_named(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r"there is no folder or archive .*absent; give one with a folder for each"
+    ):
         load_wav_folder(tmp_path / "absent", 0)

@@ -1,1 +1,1 @@
-"""Images: CIFAR-10, Tiny-ImageNet and folders of your own, as uint8 stores that are read by batches."""
+"""Image datasets: CIFAR-10, Tiny-ImageNet and your own folders, kept as uint8 pixels and read in batches."""

@@ -1,7 +1,7 @@
-"""Images decoded once into a file of bytes beside their data, so that no later run opens a JPEG.
+"""Decode images once into a cache file of raw pixels, so that later runs open no JPEG.
 
-The cache is named after what it was made from. Bytes are put in place before the small file that describes them, each
-in one move, so a run that was killed leaves nothing that looks like data.
+The cache is named after what it was made from. The pixels are moved into place before the small file that describes
+them, each atomically, so a killed run leaves nothing that looks like data.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import BinaryIO, TypeAlias
 import torch
 
 from dynamicgate.data.arrays import Arrays, View
-from dynamicgate.lab.datasets.images.stores import MemmapRows, Pixels, to_features
+from dynamicgate.lab.datasets.images.pixels import MemmapRows, Pixels, to_features
 
 Members: TypeAlias = Callable[[], Iterator[tuple[str, bytes]]]
 
@@ -32,46 +32,46 @@ ABANDONED_AFTER_S = 3600.0
 
 @dataclass(frozen=True)
 class Part:
-    """Which of the decoded images make up a part, in the order to read them, and the class of each."""
+    """The decoded images that make up a part, in reading order, and the class of each."""
 
     rows: list[int]
     labels: list[int]
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """What the images are: the names of the classes, and the parts by name."""
+class ImageLabels:
+    """The class names, and the parts by name."""
 
     class_names: list[str]
     parts: dict[str, Part]
 
 
 @dataclass(frozen=True)
-class Decoding:
-    """How to decode images into a cache. `members` yields (name, content); `describe` reads labels off the names.
+class DecodingJob:
+    """How to decode images into a cache: `members` yields (name, content), `assign_labels` labels them by name.
 
-    `describe` is called when all members have been decoded and may raise ValueError: no cache is left then.
+    `assign_labels` is called once all members are decoded. It may raise ValueError, and then no cache is left.
     """
 
     name: str
     source: Path
     shape: tuple[int, int, int]
     """channels, height, width"""
-    identity: object
-    """What tells this source from another or a changed one, ready for JSON."""
+    fingerprint: object
+    """Distinguishes this source from another one, or a changed one; ready for JSON."""
     members: Members
     decode: Callable[[bytes], Pixels]
-    describe: Callable[[Sequence[str]], Labelled]
+    assign_labels: Callable[[Sequence[str]], ImageLabels]
 
     @property
     def key(self) -> str:
         """The name of the cache."""
-        told = json.dumps([FORMAT, self.name, self.shape, self.identity])
-        return f"{self.name}-{hashlib.blake2b(told.encode(), digest_size=8).hexdigest()}"
+        made_from = json.dumps([FORMAT, self.name, self.shape, self.fingerprint])
+        return f"{self.name}-{hashlib.blake2b(made_from.encode(), digest_size=8).hexdigest()}"
 
 
-def decoded(job: Decoding, folders: Sequence[Path]) -> tuple[dict[str, Arrays], tuple[str, ...]]:
-    """The parts by name and the class names: from the first folder with a cache, else decoded into a writable one."""
+def load_or_decode(job: DecodingJob, folders: Sequence[Path]) -> tuple[dict[str, Arrays], tuple[str, ...]]:
+    """Parts by name, and class names: from the first folder that has the cache, else decoded into a writable one."""
     for folder in folders:
         if found := _read(folder / job.key):
             return found
@@ -80,24 +80,24 @@ def decoded(job: Decoding, folders: Sequence[Path]) -> tuple[dict[str, Arrays], 
         tried = ", ".join(map(str, folders))
         raise PermissionError(
             f"no folder for the decoded images of {job.source} can be written to (tried {tried}); "
-            "name one with cache_dir="
+            "give one with cache_dir="
         )
     folder = writable[0]
     try:
         _write(job, folder)
     except OSError as error:
-        if error.errno is None:  # a sentence of our own
+        if error.errno is None:  # already one of our messages
             raise
-        sentence = f"could not decode {job.source} into {folder} ({error}); cache_dir= names another folder"
-        raise OSError(error.errno, sentence) from error
+        message = f"could not decode {job.source} into {folder} ({error}); choose another folder with cache_dir="
+        raise OSError(error.errno, message) from error
     found = _read(folder / job.key)
     if found is None:
         raise OSError(f"the decoded images in {folder / job.key}.u8 were changed while they were written; try again")
     return found
 
 
-def source_identity(source: Path) -> list[object]:
-    """Name, size and time of an archive, or of every file of a folder that is not hidden."""
+def source_fingerprint(source: Path) -> list[object]:
+    """Name, size and modification time of an archive, or of every file in a folder that is not hidden."""
     if source.is_file():
         return [_stamp(source, source.name)]
     digest = hashlib.blake2b(digest_size=16)
@@ -116,42 +116,42 @@ def _stamp(path: Path, name: str) -> list[object]:
 def _writable(folder: Path) -> bool:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
-    # Root may write anywhere: a folder nobody was meant to write to is told by its mode.
+    # Root may write anywhere, so look at the mode: a folder without write permission is meant to stay as it is.
     return folder.is_dir() and bool(folder.stat().st_mode & 0o222) and os.access(folder, os.W_OK)
 
 
 def _read(base: Path) -> tuple[dict[str, Arrays], tuple[str, ...]] | None:
     try:
-        told = json.loads(_beside(base, ".json").read_text(encoding="utf-8"))
-        store = MemmapRows(_beside(base, ".u8"), tuple(told["shape"]))
-        parts = {name: _arrays(store, Part(**part)) for name, part in told["parts"].items()}
-        return parts, tuple(told["class_names"])
-    except (OSError, ValueError, KeyError, TypeError):  # absent, half copied, or of another size: made again
+        about = json.loads(_beside(base, ".json").read_text(encoding="utf-8"))
+        store = MemmapRows(_beside(base, ".u8"), tuple(about["shape"]))
+        parts = {name: _arrays(store, Part(**part)) for name, part in about["parts"].items()}
+        return parts, tuple(about["class_names"])
+    except (OSError, ValueError, KeyError, TypeError):  # missing, incomplete or of another size: decode again
         return None
 
 
 def _arrays(store: MemmapRows, part: Part) -> Arrays:
     rows, labels = torch.tensor(part.rows), torch.tensor(part.labels)
     if rows.shape != labels.shape or not 0 <= int(rows.min()) <= int(rows.max()) < len(store):
-        raise ValueError("expected a label for each row, and rows that are there")
+        raise ValueError("expected a label for each row, and rows that exist")
     return Arrays(View(store, rows), labels, prepare=to_features)
 
 
-def _write(job: Decoding, folder: Path) -> None:
+def _write(job: DecodingJob, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for left in folder.glob(f".{job.key}*.part"):  # of killed runs; one that is being written has a recent time
-        if time.time() - left.stat().st_mtime > ABANDONED_AFTER_S:
-            left.unlink(missing_ok=True)
+    for partial in folder.glob(f".{job.key}*.part"):  # of killed runs; one still being written has a recent time
+        if time.time() - partial.stat().st_mtime > ABANDONED_AFTER_S:
+            partial.unlink(missing_ok=True)
     names: list[str] = []
-    with _in_one_move(folder / job.key, ".u8") as pixels:
+    with _atomic_file(folder / job.key, ".u8") as pixels:
         _decode_all(job, folder, pixels, names)
-        labelled = job.describe(names)
-    told = {"source": str(job.source), "shape": [len(names), *job.shape], **asdict(labelled)}
-    with _in_one_move(folder / job.key, ".json") as text:
-        text.write(json.dumps(told).encode())
+        labels = job.assign_labels(names)
+    about = {"source": str(job.source), "shape": [len(names), *job.shape], **asdict(labels)}
+    with _atomic_file(folder / job.key, ".json") as text:
+        text.write(json.dumps(about).encode())
 
 
-def _decode_all(job: Decoding, folder: Path, file: BinaryIO, names: list[str]) -> None:
+def _decode_all(job: DecodingJob, folder: Path, file: BinaryIO, names: list[str]) -> None:
     reported = time.monotonic()
     for name, content in job.members():
         try:
@@ -162,19 +162,19 @@ def _decode_all(job: Decoding, folder: Path, file: BinaryIO, names: list[str]) -
         names.append(name)
         if time.monotonic() - reported > REPORT_EVERY_S:
             reported = time.monotonic()
-            print(f"{job.name}: {len(names):,} images decoded into {folder} (only this once)", file=sys.stderr)
+            print(f"{job.name}: {len(names):,} images decoded into {folder} (only the first time)", file=sys.stderr)
 
 
 @contextmanager
-def _in_one_move(base: Path, suffix: str) -> Iterator[BinaryIO]:
-    """A file that takes its place when it is whole and on disk, or is removed if anything goes wrong."""
+def _atomic_file(base: Path, suffix: str) -> Iterator[BinaryIO]:
+    """A file that is moved into place once it is complete and on disk, or removed if anything goes wrong."""
     handle, name = tempfile.mkstemp(dir=base.parent, prefix=f".{base.name}", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # mkstemp's is for the owner alone; a cache may be shared
+        os.chmod(name, 0o644)  # mkstemp lets only the owner read; a cache may be shared
         os.replace(name, _beside(base, suffix))
     finally:
         Path(name).unlink(missing_ok=True)

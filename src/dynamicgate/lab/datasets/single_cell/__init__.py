@@ -1,1 +1,1 @@
-"""Single cells: PBMC 3k and your own .h5ad, prepared by scanpy without a look at test cells."""
+"""Single-cell datasets: PBMC 3k and your own .h5ad files, preprocessed by scanpy without looking at test cells."""

@@ -18,17 +18,17 @@ import torch
 
 from dynamicgate.data.checks import check_arrays
 from dynamicgate.lab.datasets.archive import is_archive, read_members
-from dynamicgate.lab.datasets.single_cell.h5ad import read_h5ad
-from dynamicgate.lab.datasets.single_cell.prepare import (
-    LEAST_GENE_STD,
+from dynamicgate.lab.datasets.single_cell.h5ad_file import read_h5ad
+from dynamicgate.lab.datasets.single_cell.preprocessing import (
+    MIN_GENE_STD,
     Fit,
     Hvg,
     import_scanpy,
     leiden_clusters,
-    prepare_cells,
+    preprocess_counts,
     split_cells,
 )
-from dynamicgate.lab.datasets.single_cell.sparse import SparseRows, sparse_mean_and_std
+from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows, sparse_mean_and_std
 from dynamicgate.lab.datasets.splits import TEST_SEED, Splits
 
 Labels: TypeAlias = Literal["louvain", "seurat_annotations", "leiden"]
@@ -41,8 +41,10 @@ COUNTS = (
     "pbmc3k.h5ad",
 )
 LABELS = "pbmc3k_labels.tsv"
-TEST_SHARE, VALID_SHARE = 0.20, 0.10 / 0.80  # validation as a share of what is not test
-PUT = "Put it there, or name the folder with --data-dir (data_dir=) or the environment variable DYNAMICGATE_DATA."
+TEST_FRACTION, VALID_FRACTION = 0.20, 0.10 / 0.80  # validation as a fraction of what is not test
+HOW_TO_FIX = (
+    "Put it there, or give the folder with --data-dir (data_dir=) or the environment variable DYNAMICGATE_DATA."
+)
 
 
 def load_pbmc3k(
@@ -53,19 +55,20 @@ def load_pbmc3k(
     fit: Fit = "train",
     hvg: Hvg = "counts",
     genes: int | None = 2000,
-    rare: int = 30,
+    min_cluster_size: int = 30,
     split: Literal["fixed", "paper"] = "fixed",
 ) -> Splits:
-    """Log-normalised values of the most variable genes, x is [n, genes] with the counts' own zeros, parts 70/10/20.
+    """Log-normalised values of highly variable genes; x is [n, genes], zero where the count is zero; parts 70/10/20.
 
-    `labels` are cell types read from the label file (2,638 cells; those without a label are left out), or "leiden": the
-    paper's own, clusters of the same features made on all 2,700 cells, test included, those under `rare` cells merged.
-    Leiden labels are circular and transductive (see `leiden_clusters`); they serve to compare with the paper.
+    `labels` are cell types from the label file (2,638 cells; those without a label are left out), or "leiden" as in the
+    paper: clusters of the same features, made on all 2,700 cells including the test cells; clusters smaller than
+    `min_cluster_size` are merged. Leiden labels are circular and transductive (see `leiden_clusters`) and only serve to
+    compare with the paper.
 
-    By default genes are chosen on training cells from counts; `fit="all", hvg="log"` is how the published code did it.
-    With split="fixed" the test cells never change and `seed` draws the validation cells; split="paper" draws all three
-    parts by `seed`. Mean and standard deviation are per gene, of the training cells, the latter at least 0.3 so that a
-    gene they hardly express is not magnified.
+    By default genes are selected from the counts of training cells; `fit="all", hvg="log"` is what the published code
+    does. With split="fixed" the test cells never change and `seed` draws the validation cells; split="paper" draws all
+    three parts by `seed`. Mean and standard deviation are per gene, over the training cells; the standard deviation is
+    at least 0.3, so that a gene they hardly express is not blown up.
     """
     if split not in ("fixed", "paper"):
         raise ValueError(f"split must be 'fixed' or 'paper', got {split!r}")
@@ -74,31 +77,36 @@ def load_pbmc3k(
     source = find_counts(data_dir)
     counts = read_counts(source)
     if labels == "leiden":
-        numbers, names = leiden_clusters(counts, rare=rare)
+        numbers, names = leiden_clusters(counts, min_size=min_cluster_size)
     else:
         labelled = read_labels(_find(data_dir, (LABELS,), "the cell types of PBMC 3k"), labels)
-        counts, of_cell = _with_labels(counts, labelled, f"{LABELS} with {source}")
-        unique, numbers = np.unique(of_cell, return_inverse=True)
+        counts, label_of_cell = _with_labels(counts, labelled, f"{LABELS} with {source}")
+        unique, numbers = np.unique(label_of_cell, return_inverse=True)
         names = tuple(map(str, unique))
     y = torch.from_numpy(numbers)
     test_seed = TEST_SEED if split == "fixed" else seed
     parts = split_cells(
-        y, seed, test_share=TEST_SHARE, valid_share=VALID_SHARE, test_seed=test_seed, what=f"pbmc3k ({labels})"
+        y,
+        seed,
+        test_fraction=TEST_FRACTION,
+        valid_fraction=VALID_FRACTION,
+        test_seed=test_seed,
+        what=f"pbmc3k ({labels})",
     )
-    prepared = prepare_cells(counts, parts[0], genes=genes, hvg=hvg, fit=fit, what=str(source))
-    mean, std = sparse_mean_and_std(SparseRows(prepared.X), parts[0], LEAST_GENE_STD)
-    everything = check_arrays(prepared.X.toarray(), y, len(names), f"pbmc3k ({labels})")
-    train, valid, test = (everything.take(index) for index in parts)
+    cells = preprocess_counts(counts, parts[0], genes=genes, hvg=hvg, fit=fit, what=str(source))
+    mean, std = sparse_mean_and_std(SparseRows(cells.X), parts[0], MIN_GENE_STD)
+    rows = check_arrays(cells.X.toarray(), y, len(names), f"pbmc3k ({labels})")
+    train, valid, test = (rows.take(index) for index in parts)
     return Splits("pbmc3k", train, valid, test, len(names), mean, std, names)
 
 
 def find_counts(data_dir: Path) -> Path:
-    """The archive, folder or file with the counts, the first found."""
+    """The first archive, folder or file found with the counts."""
     return _find(data_dir, COUNTS, "PBMC 3k")
 
 
 def read_counts(source: Path) -> Any:
-    """AnnData of the raw counts, cells x genes, named by barcode and by gene id."""
+    """AnnData of the raw counts, cells x genes, named by barcode and gene id."""
     _, ad = import_scanpy()
     if source.suffix == ".h5ad":
         return read_h5ad(source)
@@ -109,13 +117,13 @@ def read_counts(source: Path) -> Any:
     try:
         matrix = mmread(io.BytesIO(files["matrix.mtx"])).T.tocsr().astype(np.float32)
     except (ValueError, AttributeError, OverflowError) as error:
-        raise ValueError(f"{source}: matrix.mtx could not be read ({error}); fetch it again") from error
+        raise ValueError(f"{source}: matrix.mtx could not be read ({error}); download it again") from error
     barcodes = [line.split("\t")[0] for line in files["barcodes.tsv"].decode().splitlines()]
     features = [line.split("\t") for line in files["genes.tsv"].decode().splitlines()]
     if matrix.shape != (len(barcodes), len(features)):
         raise ValueError(
             f"{source}: matrix.mtx has {matrix.shape[0]} cells and {matrix.shape[1]} genes, but barcodes.tsv names "
-            f"{len(barcodes)} and genes.tsv {len(features)}; use the three files of one and the same download"
+            f"{len(barcodes)} and genes.tsv {len(features)}; use three files from the same download"
         )
     symbols = [fields[1] if len(fields) > 1 else fields[0] for fields in features]
     var = pd.DataFrame({"symbol": symbols}, index=[fields[0] for fields in features])
@@ -123,7 +131,7 @@ def read_counts(source: Path) -> Any:
 
 
 def read_labels(path: Path, column: str) -> dict[str, str]:
-    """The label of each barcode in this column of the label file; "" where it has none."""
+    """The label of each barcode in this column of the label file; "" if it has none."""
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file, delimiter="\t")
         found = list(reader.fieldnames or [])
@@ -135,7 +143,7 @@ def read_labels(path: Path, column: str) -> dict[str, str]:
             barcode = row["barcode"]
             if barcode in labels:
                 raise ValueError(
-                    f"{path} names the barcode {barcode!r} twice, the second time in line {reader.line_num}"
+                    f"{path} contains the barcode {barcode!r} twice, the second time in line {reader.line_num}"
                 )
             labels[barcode] = (row[column] or "").strip()
     return labels
@@ -145,12 +153,12 @@ def _with_labels(counts: Any, labels: dict[str, str], what: str) -> tuple[Any, l
     """The labelled cells, in the order of the matrix, and their labels."""
     barcodes = list(counts.obs_names)
     if len(set(barcodes)) < len(barcodes):
-        raise ValueError(f"{what}: two cells have the same barcode, so labels cannot be told apart")
-    strangers = set(labels) - set(barcodes)
-    if strangers:
+        raise ValueError(f"{what}: two cells have the same barcode, so labels cannot be assigned")
+    unknown = set(labels) - set(barcodes)
+    if unknown:
         raise ValueError(
-            f"{what}: {len(strangers)} barcodes of the label file are not among the {len(barcodes)} cells, the first "
-            f"{min(strangers)!r}; use the counts and the labels of one and the same dataset"
+            f"{what}: {len(unknown)} barcodes of the label file are not among the {len(barcodes)} cells, the first "
+            f"{min(unknown)!r}; use counts and labels of the same dataset"
         )
     kept = [position for position, barcode in enumerate(barcodes) if labels.get(barcode)]
     if not kept:
@@ -166,30 +174,30 @@ def _find(data_dir: Path, names: tuple[str, ...], what: str) -> Path:
     also = (
         ' labels="leiden" needs no label file.'
         if names == (LABELS,)
-        else " `dynamicgate data get pbmc3k` fetches the counts."
+        else " `dynamicgate data get pbmc3k` downloads the counts."
     )
-    raise FileNotFoundError(f"{what} not found. Looked for: {', '.join(map(str, looked))}. {PUT}{also}")
+    raise FileNotFoundError(f"{what} not found. Looked for: {', '.join(map(str, looked))}. {HOW_TO_FIX}{also}")
 
 
 def _read_10x(source: Path) -> dict[str, bytes]:
-    """matrix.mtx, genes.tsv (features.tsv in newer downloads) and barcodes.tsv, unpacked."""
-    called = {"matrix.mtx": "matrix.mtx", "genes.tsv": "genes.tsv", "features.tsv": "genes.tsv"}
-    called["barcodes.tsv"] = "barcodes.tsv"
+    """The contents of matrix.mtx, genes.tsv (features.tsv in newer downloads) and barcodes.tsv, gunzipped."""
+    key_of = {"matrix.mtx": "matrix.mtx", "genes.tsv": "genes.tsv", "features.tsv": "genes.tsv"}
+    key_of["barcodes.tsv"] = "barcodes.tsv"
     files: dict[str, bytes] = {}
-    for name, content in read_members(source, lambda name: _plain(name) in called):
-        key = called[_plain(name)]
+    for name, content in read_members(source, lambda name: _name_without_gz(name) in key_of):
+        key = key_of[_name_without_gz(name)]
         if key in files:
-            raise ValueError(f"{source} holds more than one {key}; keep the one of the hg19 genome, or unpack it")
+            raise ValueError(f"{source} contains more than one {key}; keep the one of the hg19 genome, or unpack it")
         try:
             files[key] = gzip.decompress(content) if name.endswith(".gz") else content
         except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{source}: {name} is damaged or incomplete ({error}); fetch it again") from error
-    missing = sorted(set(called.values()) - set(files))
+            raise ValueError(f"{source}: {name} is damaged or incomplete ({error}); download it again") from error
+    missing = sorted(set(key_of.values()) - set(files))
     if missing:
         kind = "archive" if is_archive(source) else "folder"
         raise FileNotFoundError(f"the {kind} {source} lacks {', '.join(missing)}, plain or with .gz")
     return files
 
 
-def _plain(name: str) -> str:
+def _name_without_gz(name: str) -> str:
     return PurePosixPath(name).name.removesuffix(".gz")

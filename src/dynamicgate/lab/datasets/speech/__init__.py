@@ -1,1 +1,1 @@
-"""Speech: log-mel features of Speech Commands and of folders of your own wav files."""
+"""Speech datasets: log-mel features of Speech Commands and of your own folders of wav files."""

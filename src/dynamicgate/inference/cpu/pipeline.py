@@ -1,0 +1,104 @@
+"""`compile` on the CPU, stage by stage: profile, find chains, lower them, choose the fastest candidates, verify."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, fx, nn
+
+from dynamicgate import ops
+from dynamicgate.gating.gate import Gate
+from dynamicgate.gating.recording import named_gates
+from dynamicgate.inference.cpu.breakdown import regimes_of, ungated
+from dynamicgate.inference.cpu.candidates import Candidates
+from dynamicgate.inference.cpu.choose import choose_candidates
+from dynamicgate.inference.cpu.find import LinearChain, find_chains
+from dynamicgate.inference.cpu.lower import lower_chain
+from dynamicgate.inference.cpu.verify import verify_model
+from dynamicgate.inference.graph import replace_nodes, trace
+from dynamicgate.inference.plan import Plan
+from dynamicgate.inference.profiling import executed_macs, never_open_blocks, never_open_notes, rows_at_nodes
+from dynamicgate.inference.shadow_copy import copy_sharing_memory, held_bytes, stop_sharing_
+
+
+def compile_on_cpu(
+    model: nn.Module,
+    example: Tensor,
+    *,
+    batches: Sequence[int],
+    calibration: Tensor,
+    drop_never_open: bool,
+    memory: float | None,
+    threads: int | None,
+    seconds: float,
+) -> tuple[nn.Module, Plan, list[list[str]]]:
+    """The compiled body, its plan, and for each chain the names of the traced nodes that it replaced."""
+    reference = copy_sharing_memory(nn.Sequential(model) if isinstance(model, nn.Linear) else model)
+    gates = named_gates(reference)
+    with torch.no_grad(), _threads(threads):
+        macs, open_rates = executed_macs(reference, gates, example)
+        never_open = never_open_blocks(reference, gates, calibration)
+        graph, found, notes = _find(reference, gates, example)
+        lowered = [lower_chain(chain, gates, never_open if drop_never_open else {}) for chain in found]
+        dropped = {site: never_open[site] for low in lowered for site in low.dropped}
+        entering = rows_at_nodes(reference, graph, [chain.input for chain in found], example) if graph else []
+        chains, regimes = [], []
+        for chain, low, rows_RD in zip(found, lowered, entering, strict=True):
+            each = seconds / len(found)
+            candidates = Candidates(low)
+            chosen = choose_candidates(
+                candidates,
+                ungated(chain),
+                rows_RD,
+                batches,
+                open_rates=open_rates,
+                seconds=0.7 * each,
+                memory=memory,
+            )
+            regimes.append(regimes_of(chain, candidates, chosen, rows_RD, batches, macs, 0.3 * each))
+            chains.append(candidates.chain(chosen.implementations, chosen.choice, batches))
+        nodes = [chain.nodes for chain in found]
+        body = replace_nodes(reference, graph, nodes, chains).eval() if graph else reference
+        stop_sharing_(body, model)
+        plan = Plan(
+            regimes,
+            notes + never_open_notes(gates, never_open, dropped),
+            verification=verify_model(body, model, example, batches=batches, dropped=dropped),
+            backend=ops.backend(),
+            threads=torch.get_num_threads(),
+            memory=sum(map(held_bytes, chains)) / max(1, sum(low.dense_bytes for low in lowered)),
+        )
+    return body, plan, nodes
+
+
+def _find(
+    reference: nn.Module, gates: Mapping[str, Gate], example: Tensor
+) -> tuple[fx.Graph | None, list[LinearChain], list[str]]:
+    """The traced model, its chains, and sentences about what stays in torch; no graph if there is no chain."""
+    try:
+        graph = trace(reference)
+    except ValueError as error:
+        return None, [], [f"the model runs in torch as it is: {error}"]
+    chains, reasons = find_chains(reference, graph, gates, example[:8])
+    return graph if chains else None, chains, _torch_notes(reference, reasons)
+
+
+def _torch_notes(reference: nn.Module, reasons: Mapping[str, str]) -> list[str]:
+    linears = {name for name, m in reference.named_modules() if isinstance(m, nn.Linear)}
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        if name in linears:
+            by_reason.setdefault(reason, []).append(name)
+    return [f"{', '.join(map(repr, names))} in torch as before: {reason}" for reason, names in by_reason.items()]
+
+
+@contextmanager
+def _threads(count: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

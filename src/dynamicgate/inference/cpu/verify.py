@@ -1,0 +1,87 @@
+"""Does a compiled model compute what its model computes? Compared in float64, on the example and on random inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.gating.gate import Gate
+from dynamicgate.gating.recording import named_gates, usage
+from dynamicgate.inference.plan import Verification
+from dynamicgate.inference.shadow_copy import copy_in_float64
+from dynamicgate.inference.verify import TOLERANCE, near_threshold, refuse_above
+
+MAX_REFERENCE_MACS = 4e9  # a few seconds in float64
+
+
+@torch.no_grad()
+def verify_model(
+    compiled: nn.Module,
+    model: nn.Module,
+    x: Tensor,
+    *,
+    batches: Sequence[int] = (1, 16),
+    dropped: Mapping[str, Tensor] | None = None,
+) -> Verification:
+    """Compare `compiled` with `model` in evaluation mode, on rows of `x` and on random ones, at each batch size.
+
+    Raises ValueError if an output differs by more than the tolerance. dropped: by site, blocks that were removed
+    although an input might open them; rows that open one are left out, as are those near a threshold.
+    """
+    wide = copy_in_float64(model)
+    gates = named_gates(wide)
+    rows = _rows_to_compare(x, model)
+    # With a capacity the outputs of a row depend on its batch, so that they are computed again for each.
+    independent = all(gate.config.capacity is None for gate in gates.values())
+    expected, near = _reference(wide, gates, rows, dropped or {}) if independent else (rows, rows)
+    error, left_out, compared = 0.0, 0, 0
+    for batch in batches:
+        for index in (torch.arange(max(batch, len(rows))) % len(rows)).split(batch):
+            y = _with_fixed_seed(compiled, rows[index])
+            want, skip = expected[index], near[index]
+            if not independent:
+                want, skip = _reference(wide, gates, rows[index], dropped or {})
+            scale = max(float((expected if independent else want).abs().max()), 1e-6)
+            wrong = (y.double() - want).abs().flatten(1).amax(1)[~skip] / scale
+            worst = float(wrong.max()) if wrong.numel() else 0.0
+            refuse_above(TOLERANCE, worst, f"batch {batch}")
+            error, left_out, compared = max(error, worst), left_out + int(skip.sum()), compared + int((~skip).sum())
+    return Verification(compared, left_out, error)
+
+
+def _rows_to_compare(x: Tensor, model: nn.Module) -> Tensor:
+    """Rows of the example and as many random ones of the same mean and spread, the same ones every time."""
+    cost = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear)) * max(
+        1, x[0].numel() // x.shape[-1]
+    )
+    count = int(min(len(x), 256, max(8, MAX_REFERENCE_MACS / max(1, cost) / 2)))
+    generator = torch.Generator().manual_seed(0)
+    spread, middle = float(x.std(correction=0)), float(x.mean())
+    random = torch.randn(count, *x.shape[1:], generator=generator) * spread + middle
+    return torch.cat((x[:count], random.to(x)))
+
+
+def _reference(
+    wide: nn.Module, gates: Mapping[str, Gate], rows: Tensor, dropped: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Outputs in float64, and which rows have a decision that rounding could change."""
+    with usage(wide) as used:
+        y = _with_fixed_seed(wide, rows.double())
+        near_B = torch.zeros(len(rows), dtype=torch.bool)
+        for name, gate in gates.items():
+            near_BG = near_threshold(gate, used[name])
+            if name in dropped:
+                near_BG = near_BG | ((used[name].open != 0) & dropped[name])
+            of_site_B = near_BG.reshape(len(rows), -1).any(1)
+            # With a capacity, a row that goes to another expert may take the place of any other row there.
+            near_B |= of_site_B if gate.config.capacity is None else of_site_B.any()
+    return y, near_B
+
+
+def _with_fixed_seed(model: nn.Module, x: Tensor) -> Tensor:
+    """The outputs, with the same random numbers each time (experts may be filled in random order)."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return model(x)

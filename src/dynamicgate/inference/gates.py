@@ -1,0 +1,150 @@
+"""Gates and routers for inference: modules of buffers that decide exactly as a trained `Gate` does.
+
+Shapes in names: B rows (any leading dimensions), D features, G blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dynamicgate import ops
+from dynamicgate.gating.gate import Gate, count_of
+from dynamicgate.gating.routing import route, top_k_mask
+from dynamicgate.ops.chain.reference import PHI
+
+_PARTS = ("weight", "bias")
+
+
+class GateInTorch(nn.Module):
+    """A gate network: from features to the factor of each block, which is 0 where the block is closed."""
+
+    def __init__(self, net: ops.GateNet) -> None:
+        """Makes the same decisions as the kernels make from `net`."""
+        super().__init__()
+        self.hidden, self.top_k, self.threshold = net.hidden, net.keep, float(net.cut)
+        self.tau, self.soft_width = net.tau, net.soft_width
+        self.depth = len(net.weights)
+        for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
+            self.register_buffer(f"weight_{i}", weight)
+            self.register_buffer(f"bias_{i}", bias)
+
+    @property
+    def net(self) -> ops.GateNet:
+        """What the kernels take, on the same tensors."""
+        weights, biases = (tuple(getattr(self, f"{part}_{i}") for i in range(self.depth)) for part in _PARTS)
+        return ops.GateNet(
+            weights,
+            biases,
+            hidden=self.hidden,
+            cut=self.threshold,
+            keep=self.top_k,
+            tau=self.tau,
+            soft_width=self.soft_width,
+        )
+
+    def logits(self, x_BD: Tensor) -> Tensor:
+        """One logit for each block, in float32: a threshold in lower precision would move gates."""
+        z = F.linear(x_BD, self.weight_0, self.bias_0)  # type: ignore[arg-type]
+        if self.depth == 2:
+            z = F.linear(PHI[self.hidden](z), self.weight_1, self.bias_1)  # type: ignore[arg-type]
+        return z.float()
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        """The factor of each block."""
+        return self.factors(self.logits(x_BD))
+
+    def factors(self, z_BG: Tensor) -> Tensor:
+        """The factors that follow from logits."""
+        factor_BG = (z_BG > self.threshold).to(z_BG.dtype)
+        if self.top_k:
+            factor_BG = torch.maximum(factor_BG, top_k_mask(z_BG, self.top_k))
+        if self.soft_width is not None:
+            return factor_BG * ((z_BG - self.threshold) / self.soft_width).clamp(0.0, 1.0)
+        return factor_BG if self.tau is None else factor_BG * torch.sigmoid(z_BG / self.tau)
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that is not a tensor, for JSON; the threshold is text, because it may be infinite."""
+        return {
+            "depth": self.depth,
+            "hidden": self.hidden,
+            "threshold": str(self.threshold),
+            "top_k": self.top_k,
+            "tau": self.tau,
+            "soft_width": self.soft_width,
+        }
+
+    @staticmethod
+    def from_description(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> GateInTorch:
+        """The inverse of `describe`, with the buffers."""
+        numbers = range(described["depth"])
+        weights, biases = (tuple(tensors.get(f"{part}_{i}") for i in numbers) for part in _PARTS)
+        net = ops.GateNet(
+            weights,  # type: ignore[arg-type]
+            biases,
+            hidden=described["hidden"],
+            cut=float(described["threshold"]),
+            keep=described["top_k"],
+            tau=described["tau"],
+            soft_width=described["soft_width"],
+        )
+        return GateInTorch(net)
+
+
+class RouterInTorch(nn.Module):
+    """Softmax over experts: the k most probable, weighted by p (from k = 2 on by p over the sum of the chosen)."""
+
+    def __init__(self, gate: GateInTorch, k: int, tau: float) -> None:
+        """Routes by the logits of `gate`."""
+        super().__init__()
+        self.gate, self.k, self.tau = gate, k, tau
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        """The factor of each expert."""
+        return self.factors(self.gate.logits(x_BD))
+
+    def factors(self, z_BG: Tensor) -> Tensor:
+        """The factors that follow from logits."""
+        return route(z_BG / self.tau, self.k)[2]
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that is not a tensor."""
+        return {"k": self.k, "tau": self.tau, "gate": self.gate.describe()}
+
+    @staticmethod
+    def from_description(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RouterInTorch:
+        """The inverse of `describe`, with the buffers."""
+        gate = GateInTorch.from_description(described["gate"], without_prefix(tensors, "gate"))
+        return RouterInTorch(gate, described["k"], described["tau"])
+
+
+@torch.no_grad()
+def gate_net(gate: Gate) -> ops.GateNet:
+    """The gate network as the kernels take it; a sigmoid above theta is a logit above tau * logit(theta)."""
+    config, tau = gate.config, float(gate.tau)
+    linears = [m for m in gate.net.modules() if isinstance(m, nn.Linear)]
+    threshold, top_k = float(gate.logit_threshold), count_of(config.always_open, gate.blocks)
+    if config.evaluate == "soft":
+        threshold, top_k = -math.inf, 0
+    elif config.top_k is not None:
+        threshold, top_k = math.inf, count_of(config.top_k, gate.blocks)
+    scaled = config.evaluate == "soft" or config.scale
+    return ops.GateNet(
+        tuple(m.weight.detach() for m in linears),
+        tuple(None if m.bias is None else m.bias.detach() for m in linears),
+        hidden="relu" if config.net == "two-layer" else "identity",
+        cut=threshold,
+        keep=top_k,
+        tau=tau if scaled else None,
+        soft_width=config.soft_width * tau or None,
+    )
+
+
+def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors whose names start with `prefix.`, under their names without it."""
+    return {name[len(prefix) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{prefix}.")}

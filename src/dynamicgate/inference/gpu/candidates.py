@@ -1,0 +1,107 @@
+"""The strategies to run a gated feed-forward layer, as functions of the layer and its input, by name.
+
+Shapes in names: T tokens, D features, N hidden units, G blocks of units, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dynamicgate.gating.gate import close_units
+from dynamicgate.inference.gates import GateInTorch
+from dynamicgate.nn.ffn import LEAST_BLOCK
+from dynamicgate.ops.ffn import close_hidden, decode_ffn, gated_ffn
+from dynamicgate.ops.ffn.decode import MOST_TOKENS
+from dynamicgate.ops.ffn.reference import PHI
+
+UNGATED = "ungated"
+COMPILED = ", compiled"
+FUSED = "dense, fused"
+Strategy = Callable[[Any, Tensor], Tensor]
+
+
+def candidates_for(layer: Any, tokens: int) -> list[str]:
+    """The names of the strategies that are worth timing for that many tokens."""
+    found = ["dense", f"dense{COMPILED}"]
+    if layer.fused_weight is not None and isinstance(layer.gate, GateInTorch) and not layer.gate.top_k:
+        found += [FUSED]
+    if layer.gate is not None and layer.block >= LEAST_BLOCK:
+        found += ["gated"]
+    if isinstance(layer.gate, GateInTorch) and tokens <= MOST_TOKENS:
+        found += ["decode"]
+    return found
+
+
+def ungated(layer: Any, x_TD: Tensor) -> Tensor:
+    """The layer without its gate: it computes something else, and is what one would run otherwise."""
+    return F.linear(_hidden(layer, x_TD), layer.down_weight, layer.down_bias)
+
+
+def dense(layer: Any, x_TD: Tensor) -> Tensor:
+    """All units, closed ones multiplied by zero."""
+    if layer.gate is None:
+        return ungated(layer, x_TD)
+    if layer.fused_weight is None:
+        h_TN, factor_TG = _hidden(layer, x_TD), layer.gate(x_TD)
+    else:
+        N = len(layer.up_weight)
+        fused_TM = F.linear(x_TD, layer.fused_weight, layer.fused_bias)
+        h_TN, factor_TG = (
+            PHI[layer.activation](fused_TM[:, :N]),
+            layer.gate.factors(fused_TM[:, N : N + layer.blocks].float()),
+        )
+        h_TN = h_TN if layer.value_weight is None else h_TN * F.linear(x_TD, layer.value_weight, layer.value_bias)
+    return F.linear(close_units(h_TN, factor_TG, layer.block), layer.down_weight, layer.down_bias)
+
+
+def fused(layer: Any, x_TD: Tensor) -> Tensor:
+    """All units, by the matrix products of eager torch, which add their biases, and one kernel of ours between them."""
+    value_TN = None if layer.value_weight is None else F.linear(x_TD, layer.value_weight, layer.value_bias)
+    h_TN = close_hidden(
+        F.linear(x_TD, layer.fused_weight, layer.fused_bias), len(layer.up_weight), block=layer.block,
+        cut=layer.gate.threshold, tau=layer.gate.tau, soft_width=layer.gate.soft_width, activation=layer.activation,
+        value_TN=value_TN,
+    )  # fmt: skip
+    return F.linear(h_TN, layer.down_weight, layer.down_bias)
+
+
+def gated(layer: Any, x_TD: Tensor) -> Tensor:
+    """Open blocks only; the gate decides in torch. Summed in a fixed order: a plan gives the same bits every time."""
+    return gated_ffn(x_TD, layer.up_weight, layer.down_weight, layer.gate(x_TD), in_order=True, **_rest(layer))
+
+
+def decode(layer: Any, x_TD: Tensor) -> Tensor:
+    """Open blocks only, for a few tokens; the gate is part of the kernel."""
+    return decode_ffn(x_TD, layer.gate.net, layer.up_weight, layer.down_weight, **_rest(layer))
+
+
+STRATEGIES: dict[str, Strategy] = {UNGATED: ungated, "dense": dense, FUSED: fused, "gated": gated, "decode": decode}
+
+
+@cache
+def strategy(name: str) -> Strategy:
+    """The strategy of this name, under torch.compile if the name says so."""
+    plain = STRATEGIES[name.removesuffix(COMPILED)]
+    return torch.compile(plain) if name.endswith(COMPILED) else plain
+
+
+def _hidden(layer: Any, x_TD: Tensor) -> Tensor:
+    h_TN = PHI[layer.activation](F.linear(x_TD, layer.up_weight, layer.up_bias))
+    return h_TN if layer.value_weight is None else h_TN * F.linear(x_TD, layer.value_weight, layer.value_bias)
+
+
+def _rest(layer: Any) -> dict[str, Any]:
+    return {
+        "block": layer.block,
+        "activation": layer.activation,
+        "up_bias_N": layer.up_bias,
+        "down_bias_O": layer.down_bias,
+        "value_ND": layer.value_weight,
+        "value_bias_N": layer.value_bias,
+    }

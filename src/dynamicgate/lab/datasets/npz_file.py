@@ -1,0 +1,77 @@
+"""Load a user's own `.npz` file: arrays `x` and `y`, and optionally its own validation and test parts."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dynamicgate.data.arrays import Arrays
+from dynamicgate.data.checks import check_arrays
+from dynamicgate.lab.datasets.normalisation import mean_and_std
+from dynamicgate.lab.datasets.splits import TEST_FRACTION, TEST_SEED, VALID_FRACTION, Splits, split_arrays
+
+KEYS = ("x", "y", "x_valid", "y_valid", "x_test", "y_test")
+
+
+def load_npz(path: Path, seed: int) -> Splits:
+    """The parts in the file; a missing test part is a fixed 20 %, missing validation 15 % of the rest by `seed`."""
+    arrays = read_npz(path)
+    train = check_arrays(arrays["x"], arrays["y"], what=f"{path} (x, y)")
+    classes = int(train.y.max()) + 1
+    test = _given_part(path, arrays, "test", classes)
+    valid = _given_part(path, arrays, "valid", classes)
+    if test is None:
+        train, test = split_arrays(train, TEST_FRACTION, TEST_SEED, f"{path} (test part)")
+    if valid is None:
+        train, valid = split_arrays(train, VALID_FRACTION, seed, f"{path} (validation part)")
+    mean, std = mean_and_std(train.values)
+    return Splits(path.stem, train, valid, test, classes, mean, std)
+
+
+def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of `KEYS` that the file holds, at least `x` and `y`; nothing is ever unpickled."""
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"there is no file {path.absolute()}; give the path of an .npz file with arrays x and y"
+        )
+    with path.open("rb") as file:  # opened here, so that a permission error is reported as such
+        is_zip = zipfile.is_zipfile(file)
+    if not is_zip:
+        raise ValueError(
+            f"{path} is not an .npz file, or a truncated one (an .npz file is a zip archive); "
+            "write it again with `numpy.savez(path, x=x, y=y)`"
+        )
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            names = archive.files
+            arrays = {name: archive[name] for name in KEYS if name in names}
+    except (OSError, ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+        raise ValueError(
+            f"{path} could not be read: {error}. It is damaged, or holds Python objects, which are never unpickled; "
+            "write it again with numeric arrays (`numpy.savez(path, x=x, y=y)`)"
+        ) from error
+    for needed in ("x", "y"):
+        if needed not in arrays:
+            raise ValueError(
+                f"{path} has no array {needed!r}, found {sorted(names)}; save it with "
+                "`numpy.savez(path, x=x, y=y)`, optionally with x_valid, y_valid, x_test and y_test"
+            )
+    return arrays
+
+
+def _given_part(path: Path, arrays: dict[str, npt.NDArray[Any]], part: str, classes: int) -> Arrays | None:
+    x_name, y_name = f"x_{part}", f"y_{part}"
+    if (x_name in arrays) != (y_name in arrays):
+        given, missing = (x_name, y_name) if x_name in arrays else (y_name, x_name)
+        raise ValueError(
+            f"{path} has {given} but no {missing}; give both, or neither to have this part split off from x and y"
+        )
+    if x_name not in arrays:
+        return None
+    # A label missing from the training part cannot be learned: usually the two parts number their classes differently.
+    return check_arrays(arrays[x_name], arrays[y_name], classes, f"{path} ({x_name}, {y_name})", least_classes=1)

@@ -1,0 +1,116 @@
+"""Load a user's own single-cell data: an AnnData file (`.h5ad`) with the classes in a column of `obs`."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from dynamicgate.data.arrays import Arrays
+from dynamicgate.data.checks import check_arrays
+from dynamicgate.lab.datasets.column_encoding import encode_classes
+from dynamicgate.lab.datasets.normalisation import mean_and_std
+from dynamicgate.lab.datasets.single_cell.preprocessing import (
+    MIN_GENE_STD,
+    Fit,
+    Hvg,
+    import_scanpy,
+    preprocess_counts,
+    split_cells,
+)
+from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows, sparse_mean_and_std
+from dynamicgate.lab.datasets.splits import Splits
+
+
+def load_h5ad(
+    path: Path,
+    seed: int,
+    target: str,
+    *,
+    layer: str | None = None,
+    preprocess: Literal["none", "counts"] = "none",
+    genes: int | None = None,
+    hvg: Hvg = "counts",
+    fit: Fit = "train",
+) -> Splits:
+    """Cells are rows, X (or `layer`) the features, the column `target` of obs the classes; a sparse X stays sparse.
+
+    Test cells are a fixed 20 %, validation 15 % of the rest by `seed`. Cells without a class are left out, with a
+    warning that counts them. preprocess="none" uses the values as they are; "counts" passes raw counts through
+    `preprocess_counts`: normalise, log1p and, with `genes`, select that many highly variable genes (`hvg` and `fit` as
+    there). Mean and standard deviation of each feature are those of the training cells; after "counts" the standard
+    deviation is at least 0.3, so that a gene they hardly express is not blown up.
+    """
+    if preprocess not in ("none", "counts"):
+        raise ValueError(f"preprocess must be 'none' or 'counts', got {preprocess!r}")
+    if preprocess == "none" and genes is not None:
+        raise ValueError(f"genes={genes} selects genes from raw counts: use it with preprocess='counts'")
+    cells = _with_target(read_h5ad(path), target, path)
+    _use_layer(cells, layer, path)
+    numbers, names = encode_classes(cells.obs[target], f"{path}: obs column {target!r}")
+    y = torch.from_numpy(numbers)
+    parts = split_cells(y, seed, what=str(path))
+    if preprocess == "counts":
+        cells = preprocess_counts(cells, parts[0], genes=genes, hvg=hvg, fit=fit, what=str(path))
+    rows, mean, std = _features(cells.X, y, parts[0], path, MIN_GENE_STD if preprocess == "counts" else 0.0)
+    train, valid, test = (rows.take(index) for index in parts)
+    return Splits(path.stem, train, valid, test, len(names), mean, std, names)
+
+
+def read_h5ad(path: Path) -> Any:
+    """The AnnData in this file, or an error that says why it cannot be read."""
+    _, ad = import_scanpy()
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path.absolute()}; give the path of an .h5ad file")
+    with path.open("rb"):  # so that a permission error is reported as such
+        pass
+    try:
+        with warnings.catch_warnings():
+            # Gene symbols are often not unique and are not used as names here; files of old versions are still valid.
+            warnings.filterwarnings("ignore", message=".*names are not unique", category=UserWarning)
+            warnings.filterwarnings("ignore", message=".*written without encoding", category=PendingDeprecationWarning)
+            return ad.read_h5ad(path)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(
+            f"{path} could not be read as an AnnData file ({error}); write it again with `adata.write_h5ad(path)`"
+        ) from error
+
+
+def _with_target(cells: Any, target: str, path: Path) -> Any:
+    if target not in cells.obs.columns:
+        raise ValueError(f"{path}: obs has no column {target!r} for the classes, found {list(cells.obs.columns)}")
+    if 0 in cells.shape:
+        raise ValueError(f"{path} is empty: it has {cells.n_obs} cells and {cells.n_vars} genes")
+    missing = cells.obs[target].isna().to_numpy()
+    if missing.all():
+        raise ValueError(f"{path}: obs column {target!r} is empty in all {len(missing)} cells")
+    if missing.any():
+        warnings.warn(
+            f"{path}: {missing.sum()} of {len(missing)} cells have no {target!r} and are left out", stacklevel=3
+        )
+    return cells[~missing].copy() if missing.any() else cells
+
+
+def _use_layer(cells: Any, layer: str | None, path: Path) -> None:
+    if layer is not None:
+        if layer not in cells.layers:
+            raise ValueError(
+                f"{path} has no layer {layer!r}, found {list(cells.layers)}; without this option X is used"
+            )
+        cells.X = cells.layers[layer]
+    elif cells.X is None:
+        raise ValueError(f"{path} has no X; choose one of its layers with layer=, found {list(cells.layers)}")
+
+
+def _features(
+    x: Any, y: torch.Tensor, train: torch.Tensor, path: Path, min_std: float
+) -> tuple[Arrays, torch.Tensor, torch.Tensor]:
+    """All cells as Arrays, with mean and standard deviation of the training cells."""
+    if hasattr(x, "tocsr"):
+        rows = SparseRows(x, f"{path}: X")
+        mean, std = sparse_mean_and_std(rows, train, min_std)
+        return Arrays(rows, y), mean, std
+    arrays = check_arrays(x, y, what=str(path))
+    return arrays, *mean_and_std(arrays.values[train])

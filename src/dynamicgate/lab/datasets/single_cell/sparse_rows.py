@@ -1,0 +1,71 @@
+"""Rows of a sparse matrix: only the batch that is asked for is ever dense."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from dynamicgate.lab.datasets.normalisation import is_constant
+
+
+class SparseRows:
+    """The rows of a scipy sparse matrix as `Rows`: a batch is a dense float32 tensor, the rest stays sparse.
+
+    Stored as CSR in float32. A matrix that already is CSR in float32 is shared, not copied.
+    """
+
+    def __init__(self, matrix: Any, what: str = "sparse matrix") -> None:
+        """Check `matrix` (any scipy sparse format, real and finite) and keep it; `what` names it in errors."""
+        if not hasattr(matrix, "tocsr"):
+            raise TypeError(
+                f"{what} must be a scipy sparse matrix, got {type(matrix).__name__}; dense rows are kept as a tensor"
+            )
+        if matrix.ndim != 2 or 0 in matrix.shape:
+            raise ValueError(f"{what} must have at least one row and one column, got shape {tuple(matrix.shape)}")
+        if matrix.dtype.kind not in "biuf":
+            raise ValueError(f"{what} must hold real numbers, got dtype {matrix.dtype}")
+        with np.errstate(over="ignore"):  # a value too large for float32 becomes infinite, and is reported below
+            csr = matrix.tocsr().astype(np.float32, copy=False)
+        if not csr.has_canonical_format:
+            csr = csr.copy()
+            csr.sum_duplicates()
+        wrong = np.flatnonzero(~np.isfinite(csr.data))
+        if len(wrong):
+            row = int(np.searchsorted(csr.indptr, wrong[0], side="right")) - 1
+            raise ValueError(
+                f"{what} must be finite in float32, found {len(wrong)} NaN or infinite values, the first in row {row}, "
+                f"column {csr.indices[wrong[0]]} ({csr.data[wrong[0]]}); drop these rows or fill the values in first"
+            )
+        self.matrix = csr
+        self.shape: tuple[int, ...] = tuple(csr.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: torch.Tensor) -> torch.Tensor:
+        """The rows at these indices (or where a boolean index is True), dense, in that order."""
+        if index.ndim != 1:
+            raise IndexError(f"rows need a 1-dimensional index, got shape {tuple(index.shape)}")
+        return torch.from_numpy(self.matrix[index.cpu().numpy()].toarray())
+
+
+def sparse_mean_and_std(
+    rows: SparseRows, index: torch.Tensor, min_std: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and standard deviation of each column over the rows at `index`, without making them dense.
+
+    A constant column gets standard deviation 1, as for dense data; any other gets at least `min_std`.
+    """
+    columns = rows.shape[1]
+    total, squares = np.zeros(columns), np.zeros(columns)
+    for positions in index.cpu().split(8192):
+        part = rows.matrix[positions.numpy()]
+        values = part.data.astype(np.float64)
+        total += np.bincount(part.indices, values, columns)
+        squares += np.bincount(part.indices, values * values, columns)
+    mean = total / len(index)
+    std = np.sqrt(np.maximum(squares / len(index) - mean * mean, 0))
+    std = np.where(is_constant(mean, std), 1.0, np.maximum(std, min_std))
+    return torch.from_numpy(mean.astype(np.float32)), torch.from_numpy(std.astype(np.float32))

@@ -1,0 +1,33 @@
+"""What a reader should know before trusting the means: diverged runs, shared seeds, mixed budgets, too few runs."""
+
+from dynamicgate.lab.report.reading import Results, get_object
+from dynamicgate.lab.report.run_metrics import accuracy_of, number, target_of
+from dynamicgate.lab.report.summary import group_runs, has_several_datasets, spread
+
+
+def find_caveats(results: Results) -> list[str]:
+    """One sentence for each."""
+    found = []
+    groups = group_runs(results)
+    several = has_several_datasets(results)
+    majority = number(get_object(get_object(results, "meta"), "data").get("majority"))
+    for (dataset, model), runs in groups.items():
+        name = f"{model} on {dataset}" if several else model
+        seeds = [str(run["seed"]) for run in runs]
+        accuracy = spread(accuracy_of(run) for run in runs)
+        if accuracy["n"] < len(runs):
+            found.append(
+                f"{name}: {len(runs) - accuracy['n']} of {len(runs)} runs have no finite accuracy "
+                "and are left out of the mean."
+            )
+        if len(set(seeds)) < len(seeds):
+            found.append(f"{name}: some of its {len(runs)} runs share a seed, so they are not independent.")
+        if len({target_of(run) for run in runs}) > 1:
+            found.append(f"{name}: its runs had different budgets but are averaged together.")
+        if majority is not None and not several and accuracy["mean"] is not None and accuracy["mean"] <= majority:
+            found.append(f"{name}: no more accurate than always predicting the most frequent class.")
+    if all(len(runs) == 1 for runs in groups.values()):
+        found.append("One run per model: nothing here shows how much a result varies from seed to seed.")
+    elif len({len(runs) for runs in groups.values()}) > 1:
+        found.append("The models do not all have the same number of runs.")
+    return found

@@ -1,0 +1,161 @@
+"""The sentences at the top of the page, computed from the numbers: what each model reached, and against which controls
+it wins or loses."""
+
+import math
+from dataclasses import dataclass
+
+from dynamicgate.lab.report.controls import subjects
+from dynamicgate.lab.report.model_table import find_model
+from dynamicgate.lab.report.number_format import counted, percent, plus_minus, signed_points
+from dynamicgate.lab.report.reading import Results, Run, gates_of
+from dynamicgate.lab.report.run_metrics import number
+from dynamicgate.lab.report.summary import Row, group_runs, spread, summarise
+
+EQUAL_COST = 0.05
+BUDGET_TOLERANCE = 0.01
+MAX_VERDICTS = 6
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """An outcome in a few words, and the numbers behind it. A comparison also has its kind and its opponent."""
+
+    outcome: str
+    detail: str
+    kind: str = ""
+    against: str = ""
+
+
+@dataclass(frozen=True)
+class Headline:
+    """What one model reached, and how it compares with its budget and each control."""
+
+    dataset: str
+    model: str
+    sentence: str
+    verdicts: list[Verdict]
+
+    @property
+    def brief(self) -> list[Verdict]:
+        """The verdicts; where there are many, one for all comparisons with the same outcome."""
+        if len(self.verdicts) <= MAX_VERDICTS:
+            return self.verdicts
+        kinds: dict[str, list[Verdict]] = {}
+        for verdict in self.verdicts:
+            kinds.setdefault(verdict.kind or verdict.outcome, []).append(verdict)
+        return [
+            Verdict(kind, ", ".join(verdict.against for verdict in same) + " points") if same[0].kind else same[0]
+            for kind, same in kinds.items()
+        ]
+
+
+def headlines(results: Results) -> list[Headline]:
+    """One headline for each model and dataset that the report is about; where it is about none in particular, one for
+    every model, without verdicts."""
+    rows = summarise(results)
+    groups = group_runs(results)
+    chosen = subjects(results)
+    if not chosen:
+        return [Headline(row["data"], row["model"], cost_and_accuracy(row), []) for row in rows]
+    found = []
+    for subject in rows:
+        dataset, model = subject["data"], subject["model"]
+        if (dataset, model) not in chosen:
+            continue
+        opponents = [
+            row
+            for row in rows
+            if row["data"] == dataset and is_opponent(model, row["model"], (dataset, row["model"]) in chosen)
+        ]
+        opponents.sort(key=lambda opponent: not is_equal_cost(subject, opponent))
+        verdicts = [
+            budget_verdict(subject),
+            *(accuracy_verdict(subject, opponent) for opponent in opponents),
+            input_verdict(groups[dataset, model]),
+        ]
+        found.append(Headline(dataset, model, cost_and_accuracy(subject), [item for item in verdicts if item]))
+    return found
+
+
+def is_opponent(model: str, other: str, other_is_subject: bool) -> bool:
+    """A model is compared with every control, and a combination such as gate+rigl also with the models it combines."""
+    known = find_model(model)
+    return other != model and (not other_is_subject or (known is not None and other in known.combines))
+
+
+def cost_and_accuracy(row: Row) -> str:
+    """The sentence that says how many MACs a model executes, its budget, and how accurate it is."""
+    target = row["target"]["mean"]
+    budget = "" if target is None else f" (budget {target:.2f})"
+    cost = plus_minus(row["relative"], 3) if row["relative"]["n"] else "an unknown fraction"
+    accuracy = f"{percent(row['accuracy'])} %" if row["accuracy"]["n"] else "unknown"
+    return (
+        f"{row['model']} executes {cost} of the dense MACs{budget} at {accuracy} accuracy, "
+        f"over {counted(row['n'], 'seed')}."
+    )
+
+
+def budget_verdict(row: Row) -> Verdict | None:
+    """Whether the budget was met, in percentage points."""
+    target, reached = row["target"]["mean"], row["relative"]["mean"]
+    if target is None or reached is None:
+        return None
+    difference = reached - target
+    outcome = "Meets its budget" if abs(difference) <= BUDGET_TOLERANCE else "Misses its budget"
+    return Verdict(outcome, f"{signed_points(difference)} points from the target of {target:.2f}")
+
+
+def accuracy_verdict(subject: Row, control: Row) -> Verdict | None:
+    """Better, worse, or too close to call against one control."""
+    ours, theirs = subject["accuracy"], control["accuracy"]
+    if ours["mean"] is None or theirs["mean"] is None:
+        return None
+    difference = ours["mean"] - theirs["mean"]
+    standing = (
+        f"{percent(theirs)} % at {plus_minus(control['relative'], 3)} of the dense MACs{cost_clause(subject, control)}"
+    )
+    against = f"{control['model']} {signed_points(difference)}"
+    if min(ours["n"], theirs["n"]) < 2:
+        outcome = "Above" if difference > 0 else "Below" if difference < 0 else "Level with"
+        return Verdict(
+            f"{outcome} {control['model']}",
+            f"{signed_points(difference)} points from a single seed, against {standing}",
+            outcome,
+            against,
+        )
+    error = math.sqrt(ours["std"] ** 2 / ours["n"] + theirs["std"] ** 2 / theirs["n"])
+    close = abs(difference) <= 2 * error
+    outcome = "Too close to call against" if close else "Beats" if difference > 0 else "Loses to"
+    return Verdict(
+        f"{outcome} {control['model']}",
+        f"{signed_points(difference)} points (standard error {error * 100:.2f}) against {standing}",
+        outcome,
+        against,
+    )
+
+
+def is_equal_cost(subject: Row, control: Row) -> bool:
+    """Whether the control costs about as much as the subject."""
+    ours, theirs = subject["relative"]["mean"], control["relative"]["mean"]
+    return bool(ours) and theirs is not None and abs(theirs / ours - 1) <= EQUAL_COST
+
+
+def cost_clause(subject: Row, control: Row) -> str:
+    """How the control's cost compares with the subject's."""
+    ours, theirs = subject["relative"]["mean"], control["relative"]["mean"]
+    if not ours or theirs is None:
+        return ""
+    return ", about equal cost" if is_equal_cost(subject, control) else f", {theirs / ours:.1f} times the cost"
+
+
+def input_verdict(runs: list[Run]) -> Verdict | None:
+    """Whether the decisions depend on the input at all."""
+    varying = spread(number(gate.get("varying")) for run in runs for gate in gates_of(run))
+    if varying["mean"] is None:
+        return None
+    if varying["mean"] == 0:
+        return Verdict("Ignores the input", "no unit ever changes with it: these gates are a static mask")
+    return Verdict(
+        "Depends on the input",
+        f"{varying['mean'] * 100:.0f} % of its gated units are open for some inputs and closed for others",
+    )

@@ -1,0 +1,116 @@
+"""What SET and RigL share: prune the weakest connections during training and regrow others."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Unpack
+
+from dynamicgate.sparsity.activity import connections_at
+from dynamicgate.sparsity.base import LayerOptions, SparseLayer
+from dynamicgate.sparsity.density import Density
+from dynamicgate.sparsity.patterns import prune_and_regrow
+from dynamicgate.sparsity.static import RandomStart
+from dynamicgate.sparsity.update_schedule import UpdateSchedule
+
+
+class DynamicSparsifier(RandomStart):
+    """Exchanges connections at every update; subclasses say which missing connections to grow, in `_growth_scores`."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        density: Density,
+        schedule: UpdateSchedule,
+        *,
+        rescale: bool,
+        seed: int,
+        **layers: Unpack[LayerOptions],
+    ) -> None:
+        """Make the layers of `model` sparse, in place."""
+        super().__init__(
+            model,
+            density,
+            every=schedule.every,
+            until=schedule.until,
+            initial_density=schedule.initial_density,
+            rescale=rescale,
+            seed=seed,
+            **layers,
+        )
+        self.schedule = schedule
+        self.starts_denser = self.initial_density != self._densities
+        self.pruning_done = not self.starts_denser
+        if self.starts_denser:
+            schedule.check_pruning()
+        # Checked with 0.3 even where a denser start would exchange 0.1: a layer that starts sparse needs that many.
+        fraction = schedule.first_fraction(starts_denser=False)
+        for layer in self.layers:
+            if layer.count < layer.mask.numel() and not _can_exchange(layer, fraction):
+                raise ValueError(
+                    f"{layer.name!r} has too few connections ({layer.count}) for a fraction of {fraction} to exchange "
+                    "any: raise the density or the fraction, or use Static"
+                )
+
+    @property
+    def settings(self) -> dict[str, object]:
+        """What a run that continues this one must share."""
+        start, end = self.schedule.pruning
+        own = {
+            "fraction": self.schedule.first_fraction(starts_denser=self.starts_denser),
+            "initial_density": self.initial_density,
+            "prune_from": start,
+            "prune_until": end,
+        }
+        return {**super().settings, **own}
+
+    def _due(self, progress: float) -> bool:
+        # When pruning must end, an update is due wherever the period is.
+        pruning_ends = progress >= self.schedule.pruning[1] and not self.pruning_done
+        return pruning_ends or super()._due(progress)
+
+    def _update_masks(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
+        rates = self._take_open_rates()
+        reopened = self.open_rates.track_dead_units(rates)
+        fraction = self.schedule.fraction_at(progress, starts_denser=self.starts_denser)
+        for position, layer in enumerate(self.layers):
+            keep, grow = layer.weight.abs().float(), self._growth_scores(layer, position, rates)
+            dead = connections_at(layer.endpoints, self.open_rates.dead, layer.mask.shape)
+            if dead is not None:  # connections of dead units are pruned first and never grown (sec 2.1)
+                keep, grow = keep.masked_fill(dead, -1.0), grow.masked_fill(dead, -1.0)
+            density = None if self.pruning_done else self._density_at(layer, progress)
+            mask = prune_and_regrow(layer.pattern, layer.mask, keep, grow, fraction, density)
+            # A dead unit that opens again continues without the optimizer state from before it died.
+            reset = connections_at(layer.endpoints, reopened, layer.mask.shape)
+            self._replace(layer, mask, optimizer, reset=reset)
+        self.pruning_done = self.pruning_done or progress >= self.schedule.pruning[1]
+
+    def _density_at(self, layer: SparseLayer, progress: float) -> float:
+        return self.schedule.density_at(progress, initial=self.initial_density[layer.name], final=layer.density)
+
+    def _take_open_rates(self) -> dict[str, Tensor]:
+        if any(layer.endpoints.gated for layer in self.layers) and not float(self.open_rates.rows):
+            raise ValueError(
+                "this model has gates: call sparsifier.watch(used, penalty) between the forward and the backward pass, "
+                "so that rarely open units get new connections too"
+            )
+        return self.open_rates.take()
+
+    def _growth_scores(self, layer: SparseLayer, position: int, rates: dict[str, Tensor]) -> Tensor:
+        """A score for each missing connection, the highest are grown. `rates`: how often gates were open."""
+        raise NotImplementedError
+
+    def state_dict(self) -> dict[str, object]:
+        """See `Sparsifier.state_dict`."""
+        return super().state_dict() | {"pruning_done": self.pruning_done}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        """See `Sparsifier.load_state_dict`."""
+        super().load_state_dict(state)
+        self.pruning_done = bool(state["pruning_done"])
+
+
+def _can_exchange(layer: SparseLayer, fraction: float) -> bool:
+    tiles = layer.pattern.active_tiles(layer.mask)
+    groups = (layer.pattern.competing(tiles[part])[0] for part in layer.pattern.groups(layer.mask.shape))
+    return any(round(fraction * int(row.sum())) > 0 and not bool(row.all()) for row in groups)

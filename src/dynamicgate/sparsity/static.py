@@ -1,0 +1,75 @@
+"""Static sparse training: a random mask that never changes. Also the random start of SET and RigL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Unpack
+
+from dynamicgate.sparsity.base import LayerOptions, Sparsifier
+from dynamicgate.sparsity.density import Density, initial_densities
+from dynamicgate.sparsity.patterns import Pattern, parse_pattern
+
+
+class RandomStart(Sparsifier):
+    """Starts every layer with a random mask."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        density: Density,
+        *,
+        every: int | None = 1,
+        until: float = 1.0,
+        initial_density: Density | None = None,
+        rescale: bool = False,
+        seed: int = 0,
+        **layers: Unpack[LayerOptions],
+    ) -> None:
+        """Make the layers of `model` sparse, in place."""
+        super().__init__(model, density, every=every, until=until, seed=seed, **layers)
+        self.initial_density = initial_densities(self._densities, initial_density)
+        pattern = parse_pattern(self.pattern)
+        self._add_layers(pattern, self._random_masks(pattern))
+        if rescale:
+            with torch.no_grad():
+                for layer in self.layers:
+                    layer.weight.div_(math.sqrt(layer.count / layer.mask.numel()))
+
+    def _random_masks(self, pattern: Pattern) -> Iterator[Tensor]:
+        # Drawn on the CPU whatever the device: the same seed is the same mask, on every machine and process.
+        generator = torch.Generator().manual_seed(self.seed)
+        for name, linear in self._chosen.items():
+            yield pattern.random(linear.weight.shape, self.initial_density[name], generator)
+
+
+class Static(RandomStart):
+    """A random mask that never changes: the control that dynamic sparse training must beat.
+
+    density: fraction of the connections that exist, for all layers or as {layer name or glob: fraction}.
+    distribution: how one density is spread over layers: "uniform", or "erk" (small layers are denser).
+    pattern: "unstructured", "fan-in" (every output has the same number of inputs), or tiles of outputs x inputs like
+        "16x1".
+    include, exclude: names or globs of Linear layers; by default all except the output layer and the gate networks.
+    rescale: divide the weights by the square root of the density, so that a sparse layer starts with outputs as large
+        as those of a dense one: for deep, very sparse networks that are not trained yet.
+    seed: of the random mask.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        density: Density,
+        *,
+        rescale: bool = False,
+        seed: int = 0,
+        **layers: Unpack[LayerOptions],
+    ) -> None:
+        """Make the layers of `model` sparse, in place."""
+        super().__init__(model, density, rescale=rescale, seed=seed, **layers)
+
+    def _due(self, progress: float) -> bool:
+        return False
