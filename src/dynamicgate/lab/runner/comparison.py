@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -56,18 +56,15 @@ def compare(
         raise ValueError("at least one seed is needed")
     if jobs < 1:
         raise ValueError(f"at least one job at a time is needed, received {jobs}")
-    check_all(replace(settings, seed=seeds[0]), models, load(settings, seeds[0], data_dir))
+    splits = load(settings, seeds[0], data_dir)
+    check_all(replace(settings, seed=seeds[0]), models, splits)
     asked = [replace(settings, model=model, seed=seed) for seed in seeds for model in models]
-    train = partial(train_asked, out=out, data_dir=data_dir)
     if jobs == 1:
-        pairs: Iterable[tuple[Settings, Finished]] = (
-            (one, train(one, label=f"[{at}/{len(asked)}] {one.model} seed {one.seed}"))
-            for at, one in enumerate(asked, start=1)
-        )
+        done = train_in_turn(asked, splits, out, data_dir)
     else:
-        pairs = run_parallel(train, asked, processes=jobs)
+        done = run_parallel(partial(load_and_train, out=out, data_dir=data_dir), asked, processes=jobs)
     finished: dict[tuple[int, str], Finished] = {}
-    for at, (one, found) in enumerate(pairs, start=1):
+    for at, (one, found) in enumerate(done, start=1):
         finished[one.seed, one.model] = found
         accuracy, relative = found.run["quality"]["accuracy"], found.run["macs"]["relative"]
         print(
@@ -90,9 +87,24 @@ def compare(
     return results
 
 
-def train_asked(settings: Settings, *, out: Path, data_dir: Path | None, label: str = "") -> Finished:
-    """One run of a comparison, in the folder that its settings and data give it; without a label it trains quietly."""
-    splits = load(settings, settings.seed, data_dir)
+def train_in_turn(
+    asked: Sequence[Settings], splits: Splits, out: Path, data_dir: Path | None
+) -> Iterator[tuple[Settings, Finished]]:
+    """One run after the other, with the data of the first; those of every further seed are loaded once."""
+    seed = asked[0].seed
+    for at, one in enumerate(asked, start=1):
+        if one.seed != seed:
+            seed, splits = one.seed, load(one, one.seed, data_dir)
+        yield one, train(one, splits, out, label=f"[{at}/{len(asked)}] {one.model} seed {one.seed}")
+
+
+def load_and_train(settings: Settings, *, out: Path, data_dir: Path | None) -> Finished:
+    """One run in a process of its own, without a progress bar."""
+    return train(settings, load(settings, settings.seed, data_dir), out)
+
+
+def train(settings: Settings, splits: Splits, out: Path, label: str = "") -> Finished:
+    """One run, in the folder that its settings and data give it; without a label there is no progress bar."""
     chosen = settings.resolved(splits)
     folder = Path("runs") / f"{chosen.model}-s{chosen.seed}-{settings_hash(chosen, splits)}"
     run = run_one(chosen, splits, out / folder, label=label, show=bool(label))
