@@ -19,7 +19,7 @@ from experiments.paper.published import (
     WHOLE_TRAINING,
     Notebook,
     hard_gates,
-    linear_knob,
+    linear_schedule,
     network,
     optimizer_of,
     prune_at_start_,
@@ -62,7 +62,7 @@ def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Not
 
 
 def gated_(model: torch.nn.Module, asked: dict[str, Any]) -> None:
-    """784 + 256 logits, all equal in a layer, that the task cannot move: units are multiplied by p."""
+    """784 + 256 logits, all equal in a layer, that get no gradient from the task: units are multiplied by p."""
     gate_(model, GateConfig(kind="static", train="soft", evaluate="soft"), everywhere)
     for name, start in ((INPUT, asked["input_logit"]), (HIDDEN, asked["hidden_logit"])):
         torch.nn.init.constant_(named_gates(model)[name].bias, start)
@@ -70,7 +70,7 @@ def gated_(model: torch.nn.Module, asked: dict[str, Any]) -> None:
 
 
 def hard_open(model: torch.nn.Module) -> dict[str, float]:
-    """What would be open if p were compared with theta, which the notebook does only to count."""
+    """What would be open if p were compared with theta, which the notebook does only for its count."""
     g = hard_gates(model)
     return {"inputs": float(g[INPUT].mean()), "units": float(g[HIDDEN].mean())}
 
@@ -81,7 +81,7 @@ class Schedule:
     def __init__(self, asked: dict[str, Any]) -> None:
         """At epoch 0."""
         self.asked, self.epoch = asked, 0
-        self.theta = linear_knob(asked["theta"], 0, asked["theta_epochs"])
+        self.theta = linear_schedule(asked["theta"], 0, asked["theta_epochs"])
 
     def penalty(self, used: Usage) -> Tensor:
         """beta * (mean p of the units + 0.1 * mean p of the inputs), and a hinge that keeps units open."""
@@ -114,7 +114,7 @@ PUBLISHED = Recipe(
         "Their straight-through estimator is inverted: units are multiplied by p, in testing too, and the task gives "
         "the logits no gradient. All logits of a layer stay equal, so a layer is open or closed as a whole, and what "
         "is counted as closed is computed and used.",
-        "`pruned` removes 30 % of the first layer before training, at random initial values.",
+        "`pruned` removes 30 % of the first layer before training, when all weights are still random.",
         "No validation rows; test accuracy after the last epoch. The published code has one seed, 42.",
     ),
 )

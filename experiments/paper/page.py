@@ -24,17 +24,17 @@ is, and what this library gives with equal budgets, controls and several seeds. 
 says where each formula is.
 
 ```bash
-python -m experiments.paper all            # everything; finished runs are found
-python -m experiments.paper mnist --quick  # does it run here? a minute or two, results apart
+python -m experiments.paper all            # everything; stored runs are not repeated
+python -m experiments.paper mnist --quick  # does it run here? a minute or two, results are kept apart
 python -m experiments.paper page           # this page again, from the committed results
 ```
 
-- **as published** repeats the reference code: its settings, its static gates, and its faults where they make the
-  result. **as written** follows the paper's text. **ours** is what this library does.
+- **as published** repeats the reference code: its settings, its static gates, and those of its faults that decide
+  the result. **as written** follows the paper's text. **ours** is what this library does.
 - *executed* is MACs relative to the dense network on hard gates as deployed, gate networks and output layer counted.
   *own count* is the same number by the formula of the published code.
 - ± is the standard deviation over seeds, brackets are 95 % intervals of the mean, p-values are two-sided paired t tests
-  over seeds. *time* is that of a training step relative to the dense network's, in turn in one process.
+  over seeds. *time* is the time of a training step relative to the dense network's, both timed in turn in one process.
 """
 NO_RESULT = "not run yet"
 
@@ -74,12 +74,12 @@ def decided(claim: Claim, evidence: Evidence) -> Verdict | None:
 
 def table_section(section: Section, evidence: Evidence) -> str:
     """One section of the page."""
-    text = [f"## {section.number} {section.title}{subset(section, evidence)}\n", side_by_side(section, evidence)]
+    text = [f"## {section.number} {section.title}{subset(section, evidence)}\n", overview(section, evidence)]
     for recipe in section.recipes:
         models = [model for model in recipe.table.models if (recipe.table.name, model) in evidence.runs]
         title = f"### {section.number} {KINDS[recipe.kind]}\n"
         if models:
-            text += [title, origin(recipe, evidence, models), accounts(section, recipe, evidence, models)]
+            text += [title, origin(recipe, evidence, models), details(section, recipe, evidence, models)]
         else:
             text += [title, f"{NO_RESULT.capitalize()}: `python -m experiments.paper {recipe.table.name}`\n"]
         text.append("\n".join(f"- {remark}" for remark in recipe.remarks) + "\n")
@@ -87,14 +87,14 @@ def table_section(section: Section, evidence: Evidence) -> str:
 
 
 def subset(section: Section, evidence: Evidence) -> str:
-    """What of the data set was there, if not all."""
+    """How much of the dataset was used, if not all."""
     found = [evidence.data[key] for key in evidence.data if key.startswith(f"{section.name}/")]
     rows = max((data["train"] + data["valid"] for data in found), default=section.training_rows)
     whole = section.training_rows
     return "" if rows >= whole else f" (a subset: {rows:,} of {whole:,} training rows)"
 
 
-def side_by_side(section: Section, evidence: Evidence) -> str:
+def overview(section: Section, evidence: Evidence) -> str:
     """The paper's number, what its code gives, and ours."""
     kinds: list[Kind] = [recipe.kind for recipe in section.recipes]
     columns = ["model", "paper: accuracy, %", "paper: MACs"]
@@ -106,20 +106,20 @@ def side_by_side(section: Section, evidence: Evidence) -> str:
     rows = []
     for model in models:
         printed = section.printed.get(model, {})
-        row = [model, share(printed.get("accuracy")), ratio(printed.get("relative"))]
+        row = [model, percent(printed.get("accuracy")), ratio(printed.get("relative"))]
         for kind in kinds:
-            row.append(cell(evidence, section, kind, model, "accuracy", 100, 2))
-            row += [cell(evidence, section, kind, model, "claimed", 1, 3)] if kind == "published" else []
-            row.append(cell(evidence, section, kind, model, "relative", 1, 3))
+            row.append(mean_std(evidence, section, kind, model, "accuracy", 100, 2))
+            row += [mean_std(evidence, section, kind, model, "claimed", 1, 3)] if kind == "published" else []
+            row.append(mean_std(evidence, section, kind, model, "relative", 1, 3))
         rows.append(row)
     return markdown(columns, rows) + "\n"
 
 
-ACCOUNT = {
+DETAILS = {
     "macro-F1, %": ("macro_f1", 100, 2),
     "parameters": ("params", 1, 0),
     "executed": ("relative", 1, 3),
-    "of it gates": ("gate_cost", 1, 3),
+    "of it gate networks": ("gate_cost", 1, 3),
     "saved by gates": ("gate_saved", 1, 3),
     "saved by structure": ("structure_saved", 1, 3),
     "skipping zeros too": ("relative_zero_skip", 1, 3),
@@ -130,24 +130,24 @@ ACCOUNT = {
 }
 
 
-def accounts(section: Section, recipe: Recipe, evidence: Evidence, models: Sequence[str]) -> str:
+def details(section: Section, recipe: Recipe, evidence: Evidence, models: Sequence[str]) -> str:
     """Everything that was measured."""
     dense = next(iter(recipe.table.models))
-    rivals = [rival for rival in dict.fromkeys([dense, "rigl"]) if rival in models]
-    columns = ["model", "seeds", "accuracy, %", *(f"to {rival}, points (p)" for rival in rivals), *ACCOUNT]
+    controls = [control for control in dict.fromkeys([dense, "rigl"]) if control in models]
+    columns = ["model", "seeds", "accuracy, %", *(f"minus {control}, points (p)" for control in controls), *DETAILS]
     rows = []
     for model in models:
         accuracy = evidence.interval(section.name, recipe.kind, model, "accuracy")
         row = [model, str(accuracy.n), bracketed(accuracy)]
-        for rival in rivals:
-            same = rival == model
-            row.append(ABSENT if same else points(evidence.paired(section.name, recipe.kind, model, rival)))
-        row += [cell(evidence, section, recipe.kind, model, *how) for how in ACCOUNT.values()]
+        for control in controls:
+            same = control == model
+            row.append(ABSENT if same else points(evidence.paired(section.name, recipe.kind, model, control)))
+        row += [mean_std(evidence, section, recipe.kind, model, *how) for how in DETAILS.values()]
         rows.append(row)
     found = markdown(columns, rows) + "\n"
     if section.columns:
         more = [
-            [model, *(cell(evidence, section, recipe.kind, model, path, 1, 4) for path in section.columns.values())]
+            [model, *(mean_std(evidence, section, recipe.kind, model, path, 1, 4) for path in section.columns.values())]
             for model in models
         ]
         shown = [row for row in more if any(text != ABSENT for text in row[1:])]
@@ -166,13 +166,15 @@ def origin(recipe: Recipe, evidence: Evidence, models: Sequence[str]) -> str:
     valid = f", {data['valid']:,} validation" if data["valid"] else ", no validation"
     return (
         f"{data['train']:,} training rows{valid}, {data['test']:,} test rows, {data['features']:,} features, "
-        f"{data['classes']} classes (always the most frequent: {data['majority'] * 100:.1f} %). Commit {commits}; "
+        f"{data['classes']} classes (most frequent class: {data['majority'] * 100:.1f} %). Commit {commits}; "
         f"{machines}; {versions}.\n"
     )
 
 
-def cell(evidence: Evidence, section: Section, kind: Kind, model: str, metric: str, scale: float, digits: int) -> str:
-    """mean ± std of a metric, where it is known."""
+def mean_std(
+    evidence: Evidence, section: Section, kind: Kind, model: str, metric: str, scale: float, digits: int
+) -> str:
+    """mean ± std of a metric, or the sign for an absent number."""
     try:
         found = evidence.interval(section.name, kind, model, metric)
     except MissingRunError:
@@ -183,7 +185,7 @@ def cell(evidence: Evidence, section: Section, kind: Kind, model: str, metric: s
 
 
 def bracketed(found: Interval) -> str:
-    """A share as a percentage: mean ± std and the 95 % interval."""
+    """A fraction as a percentage: mean ± std and the 95 % interval."""
     mean = f"{found.mean * 100:.2f}"
     if found.half is None:
         return mean
@@ -192,13 +194,13 @@ def bracketed(found: Interval) -> str:
 
 
 def points(found: Paired) -> str:
-    """A difference of shares in percentage points, and its p-value."""
+    """A difference of fractions in percentage points, and its p-value."""
     difference = signed_points(found.difference)
     return difference if found.p is None else f"{difference} ({'<0.001' if found.p < 0.001 else f'{found.p:.3f}'})"
 
 
-def share(value: float | None) -> str:
-    """A share as a percentage."""
+def percent(value: float | None) -> str:
+    """A fraction as a percentage."""
     return ABSENT if value is None else f"{value * 100:.2f}"
 
 

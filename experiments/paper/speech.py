@@ -56,16 +56,16 @@ def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Not
 
 
 class Schedule:
-    """Three phases of keep target, threshold and penalty, and a temperature that falls step by step."""
+    """Three phases of target open rate, threshold and penalty, and a temperature that falls step by step."""
 
     def __init__(self, asked: dict[str, Any], model: nn.Module, steps: int) -> None:
-        """`steps` in the ten epochs of the notebook, 3,400 on the whole data: knobs move by the share of them."""
+        """`steps` in the ten epochs of the notebook, 3,400 on the whole data: schedules follow the fraction done."""
         self.asked, self.model, self.steps = asked, model, steps
-        self.taken, self.keep, self.factor = 0, 1.0, 0.0
+        self.taken, self.target, self.factor = 0, 1.0, 0.0
 
     def begin(self, epoch: int) -> None:
         """Enter an epoch, counted from 0."""
-        _, self.keep, theta, self.factor = next(phase for phase in self.asked["phases"] if epoch < phase[0])
+        _, self.target, theta, self.factor = next(phase for phase in self.asked["phases"] if epoch < phase[0])
         set_gates(self.model, tau=self._tau(), theta=theta)
 
     def step(self) -> None:
@@ -74,10 +74,10 @@ class Schedule:
         set_gates(self.model, tau=self._tau())
 
     def penalty(self, used: Usage) -> Tensor:
-        """What exceeds the keep target, in mean p."""
+        """What mean p exceeds its target by."""
         begin, done = self.asked["weight_from"], self.taken / self.steps
         weight = self.asked["weight"] * max(0.0, (done - begin) / (1.0 - begin)) * self.factor
-        return weight * torch.stack([(p - self.keep).relu() for p in used.mean_p().values()]).sum()
+        return weight * torch.stack([(p - self.target).relu() for p in used.mean_p().values()]).sum()
 
     def _tau(self) -> float:
         start, stop = self.asked["tau"]
@@ -104,7 +104,7 @@ PUBLISHED = Recipe(
         "`_unknown_`, silence is exact zeros, 6.5 % of the keywords (published: 2,000 clips for 30,769).",
         "The own count lets a closed unit save its reader's work but never its writer's.",
         "The logits start at a probability of 0.70, under the last threshold of 0.74, and rise by about the learning "
-        "rate a step: on a subset of the data the training is too short for them, and all gates end closed.",
+        "rate a step: on a subset of the data training is too short for that, and all gates end closed.",
         "The published code has one seed, 42.",
     ),
 )

@@ -19,9 +19,9 @@ from experiments.paper.published import (
     IN_MEMORY,
     WHOLE_TRAINING,
     Notebook,
-    before_the_relu_,
-    keep_at_least_,
+    gate_before_relu_,
     network,
+    open_at_least_,
     optimizer_of,
     prune_at_start_,
     step_published,
@@ -50,10 +50,10 @@ def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Not
     if "theta" not in asked:
         return Notebook(model, optimizer_of(asked, model), asked["epochs"])
     gate_(model, GateConfig(kind="static", train="hard", theta=asked["theta"], open=0.5))
-    keep_at_least_(model, asked["min_open"])
-    before_the_relu_(model)
+    open_at_least_(model, asked["min_open"])
+    gate_before_relu_(model)
     (gate,) = named_gates(model).values()
-    rewiring, weight = Rewiring(first, asked), [0.0]
+    updates, weight = MaskUpdates(first, asked), [0.0]
 
     def before_epoch(epoch: int) -> None:
         late = epoch - asked["weight_from"]
@@ -68,43 +68,44 @@ def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Not
         return ((1.0 - asked["sparsity"]) * first.weight.numel() + soft * last.weight.numel()) / total
 
     return Notebook(
-        model, optimizer_of(asked, model), asked["epochs"], before_epoch, penalty, rewiring.watch, rewiring.step,
-        claimed=claimed, after=lambda: {"rewirings": rewiring.updates},
+        model, optimizer_of(asked, model), asked["epochs"], before_epoch, penalty, updates.watch, updates.step,
+        claimed=claimed, after=lambda: {"mask_updates": updates.count},
     )  # fmt: skip
 
 
-class Rewiring:
-    """The published rewiring of the first layer: the largest weights to begin with, then a constant number exchanged by
-    a running mean of the gradient; just dropped ones may return, new ones are drawn, the optimizer is not told."""
+class MaskUpdates:
+    """The published mask updates of the first layer: the largest weights at first, then a constant number of
+    connections pruned and regrown by a running mean of the gradient. Just pruned ones may be regrown, grown weights
+    are drawn at random, and the optimizer keeps its state."""
 
     def __init__(self, layer: nn.Linear, asked: dict[str, Any]) -> None:
         """Keep the largest weights of an untrained layer."""
         prune_at_start_(layer, asked["sparsity"])
         self.layer, self.asked = layer, asked
         self.wanted = torch.zeros_like(layer.weight)
-        self.steps = self.updates = 0
+        self.steps = self.count = 0
 
     def watch(self) -> None:
-        """Remember the gradient, signed."""
+        """Add the signed gradient to its running mean."""
         assert self.layer.weight.grad is not None
         self.wanted.lerp_(self.layer.weight.grad, 1.0 - self.asked["momentum"])
 
     @torch.no_grad()
     def step(self) -> None:
-        """Every 200 steps exchange as many connections as 1 % of all weights."""
+        """Every 200 steps prune and regrow as many connections as 1 % of all weights."""
         self.steps += 1
         if self.steps % self.asked["every"]:
             return
         weight, mask = self.layer.weight, connections(self.layer)
         assert mask is not None
-        count = int(self.asked["fraction"] * weight.numel())
+        number = int(self.asked["fraction"] * weight.numel())
         size = weight.abs().masked_fill(~mask, torch.inf).flatten()
-        mask = mask.flatten().index_fill(0, size.topk(count, largest=False).indices, False)
-        grown = self.wanted.abs().flatten().masked_fill(mask, -1.0).topk(count).indices
+        mask = mask.flatten().index_fill(0, size.topk(number, largest=False).indices, False)
+        grown = self.wanted.abs().flatten().masked_fill(mask, -1.0).topk(number).indices
         mask = mask.index_fill(0, grown, True).view(weight.shape)
-        weight.view(-1)[grown] = torch.randn(count, device=weight.device) * self.asked["init"]
+        weight.view(-1)[grown] = torch.randn(number, device=weight.device) * self.asked["init"]
         put_mask_(self.layer, mask)
-        self.updates += 1
+        self.count += 1
 
 
 PUBLISHED = Recipe(
@@ -127,9 +128,9 @@ PUBLISHED = Recipe(
     remarks=(
         "What the paper calls DynamicMLP is `gate+rigl`: 80 % of the first layer's connections are left out from the "
         "start, which the paper does not say. The gates are static.",
-        "The own count takes mean p, the network uses hard gates and keeps at least a fifth of them open.",
+        "The own count uses mean p; the network uses hard gates and keeps at least a fifth of them open.",
         "All logits are equal at first, so the fifth that must stay open is all of them.",
-        "`pruned` removes 30 % of the first layer before training, at random initial values.",
+        "`pruned` removes 30 % of the first layer before training, when all weights are still random.",
         "The official validation images are the test images, as published; no validation rows; the last epoch.",
     ),
 )

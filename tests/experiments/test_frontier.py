@@ -189,7 +189,7 @@ def test_the_area_is_the_mean_over_the_logarithm_of_the_budget() -> None:
     assert area(dict(list(flat.items())[1:]), "rigl") is None
 
 
-def test_a_gate_without_a_choice_loses_nothing_with_its_mean_mask() -> None:
+def test_a_gate_that_ignores_its_input_loses_nothing_with_its_mean_mask() -> None:
     torch.manual_seed(0)
     part = check_arrays(torch.randn(60, 6), torch.arange(60) % 3)
     splits = Splits("clouds", part, part, part, 3, 0.0, 1.0)

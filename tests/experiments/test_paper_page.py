@@ -34,13 +34,13 @@ def made_up(job: Job, accuracy: float) -> dict[str, Any]:
         "seconds_relative": 1.5,
         "gates": [gate],
         "claimed": 0.2,
-        "rewirings": 0,
+        "mask_updates": 0,
         "hard_open": {"inputs": 1.0, "units": 0.0},
         "accuracy_by_epoch": [0.5, 0.9],
         "active_by_epoch": [0.5, 0.4, 0.3],
         "dropped_by_epoch": [9, 5, 0],
         "steps": 3400,
-        "routing": {"active": 0.5, "corr_hardness": 0.1, "corr_judge": 0.1, "entropy": 2.0},
+        "routing": {"active": 0.5, "corr_hardness": 0.1, "corr_reference": 0.1, "entropy": 2.0},
     }  # fmt: skip
     sizes = {"name": "x", "train": 100, "valid": 10, "test": 20, "features": 5, "classes": 3, "majority": 0.4}
     meta = {"created": "", "commit": "abc", "machine": {"gpu": None, "arch": "arm"}, "versions": {"torch": "2"}}
@@ -103,14 +103,14 @@ def test_a_table_has_means_intervals_and_paired_tests(everything: Experiment) ->
     section = text[text.index("### 5.1 ours") :]
     header = section[section.index("| model |") :].splitlines()[0]
     assert [word.strip() for word in header.split("|")[1:7]] == [
-        "model", "seeds", "accuracy, %", "to dense, points (p)", "to rigl, points (p)", "macro-F1, %",
+        "model", "seeds", "accuracy, %", "minus dense, points (p)", "minus rigl, points (p)", "macro-F1, %",
     ]  # fmt: skip
     row = next(line for line in section.splitlines() if line.startswith("| gate |"))
     assert row.startswith("| gate | 5 | 91.20 ± 0.16 [91.00, 91.40] | +1.00 (<0.001) | +1.00 (<0.001) | 91.20 ± 0.16 |")
     assert "| 1,234 | 0.250 | 0.050 | 0.200 | 0.600 | 0.100 | 0.500 | 0.500 | 0.500 | 1.50 |" in row
 
 
-def test_what_is_missing_is_said_and_not_guessed(tmp_path: Path) -> None:
+def test_the_page_says_which_runs_are_missing(tmp_path: Path) -> None:
     text = pages(replace(PAPER, root=tmp_path))[PAGE]
     assert "Not run yet: `python -m experiments.paper mnist/ours`" in text
     assert "wait for their runs" in text

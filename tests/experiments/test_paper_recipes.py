@@ -64,7 +64,7 @@ def test_ours_has_every_model_at_one_budget_with_equal_training(name: str) -> No
         Settings(**{key: value for key, value in asked.items() if key != "model_options"})
 
 
-def test_the_budgets_are_what_the_paper_is_to_be_beaten_at() -> None:
+def test_budgets_are_within_the_limits_for_a_comparison_with_the_paper() -> None:
     budgets = {name: section.recipe("ours").table.models["gate"]["budget"] for name, section in SECTIONS.items()}
     limits = {"mnist": 0.25, "cifar10": 0.35, "tiny-imagenet": 0.40, "speech": 0.40, "moe": 0.25, "pbmc3k": 0.20}
     assert all(budgets[name] <= limits[name] for name in limits)

@@ -12,7 +12,7 @@ from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.methods import MODELS, Settings, run_one
 
 
-def test_a_student_has_a_teacher_of_its_own(settings: Settings, tmp_path: Path) -> None:
+def test_distillation_trains_a_teacher_for_the_run(settings: Settings, tmp_path: Path) -> None:
     splits = load_dataset(settings.data, seed=0)
     chosen = replace(settings, model="rigl", distill_weight=0.5).resolved(splits)
     run = run_one(chosen, splits, tmp_path, show=False)

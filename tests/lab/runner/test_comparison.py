@@ -17,7 +17,7 @@ from dynamicgate.lab.runner.comparison import compare
 
 META = {"created", "commit", "command", "versions", "machine", "budget", "seeds", "epochs", "hidden", "data"}
 RUN = {
-    "model", "seed", "data", "quality", "macs", "proxies", "layers", "params", "seconds", "budget", "rewiring",
+    "model", "seed", "data", "quality", "macs", "proxies", "layers", "params", "seconds", "budget", "sparsity",
     "samples", "gates", "notes", "valid", "steps", "collapses", "settings", "folder",
 }  # fmt: skip
 
@@ -82,7 +82,7 @@ def test_each_run_leaves_its_model_and_its_log(finished: tuple[Path, dict[str, A
         assert measured.macs["executed"] == run["macs"]["executed"]
 
 
-def test_models_of_a_seed_start_alike_and_seeds_differ(finished: tuple[Path, dict[str, Any]]) -> None:
+def test_different_seeds_give_different_runs(finished: tuple[Path, dict[str, Any]]) -> None:
     losses = {}
     for run in finished[1]["runs"]:
         first = (finished[0] / run["folder"] / "log.jsonl").read_text().splitlines()[0]
@@ -143,7 +143,7 @@ def test_a_mistake_is_known_before_anything_is_trained(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_seeds_is_a_mistake(settings: Settings, tmp_path: Path) -> None:
+def test_a_comparison_without_seeds_is_refused(settings: Settings, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one seed is needed"):
         compare(settings, ["dense"], [], tmp_path, command="")
 

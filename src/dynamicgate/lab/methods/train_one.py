@@ -20,9 +20,11 @@ from dynamicgate.io.model_file import save
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, Settings, dense_macs, given
 from dynamicgate.lab.methods.models import MODELS, Prepared
-from dynamicgate.lab.methods.samples import Evidence
+from dynamicgate.lab.methods.samples import SampleStats
 from dynamicgate.presets import MIN_GATE_INPUTS
 from dynamicgate.training import fit
+
+SAMPLES_FILE = "samples.json"
 
 
 def run_one(
@@ -74,8 +76,8 @@ def run_one(
         label=label or f"{settings.model} seed {settings.seed}",
         show=show,
     )
-    evidence = Evidence()
-    found = measure(model, splits.test, watch=evidence.add).to_dict()
+    stats = SampleStats()
+    found = measure(model, splits.test, watch=stats.add).to_dict()
     rescale_to_full_width_(found, dense_macs((splits.train.features, *given(settings.hidden), splits.classes)))
     run = {
         "model": settings.model,
@@ -84,7 +86,7 @@ def run_one(
         **{key: found[key] for key in ("quality", "macs", "proxies", "layers", "params")},
         "seconds": history.seconds + seconds,
         "budget": settings.budget if isinstance(budget, Budget) else None,
-        "rewiring": sparsifier.stats() if sparsifier else None,
+        "sparsity": sparsifier.stats() if sparsifier else None,
         "samples": found["samples"],
         "gates": found["gates"],
         "notes": [*_gate_notes(settings), *found["notes"]],
@@ -95,7 +97,7 @@ def run_one(
     }
     if distributed.rank() == 0:
         save(model, folder / "model.safetensors", notes={"data": splits.name, "settings": settings.to_json()})
-        write_text(folder / "evidence.json", json.dumps(evidence.to_dict(splits)))
+        write_text(folder / SAMPLES_FILE, json.dumps(stats.to_dict(splits)))
         write_text(finished, json.dumps(run))
     return run
 

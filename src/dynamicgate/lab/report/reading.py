@@ -23,13 +23,13 @@ Timing = dict[str, Any]
 
 RESULTS_FILE = "results.json"
 LOG_FILE = "log.jsonl"
-SAMPLES_FILE = "evidence.json"
+SAMPLES_FILE = "samples.json"
 TIMING_FILE = "timing.json"
-SPARSITY_KEY = "rewiring"
+SPARSITY_KEY = "sparsity"
 """Key of a log entry: density, exploration and churn of each layer with sparse weights."""
 COMPILED = "ours"
 """Key of a row of timings: the time of the compiled model."""
-EXAMPLE_KINDS = {"easiest": "easiest", "hardest": "hardest", "cheapest": "cheapest", "most expensive": "dearest"}
+EXAMPLE_KINDS = {"easiest": "easiest", "hardest": "hardest", "cheapest": "cheapest", "most expensive": "most_expensive"}
 """Kinds of example inputs, and the key of each in the sample statistics."""
 REQUIRED = ("model", "seed", "data", "quality", "macs", "params", "seconds")
 """Keys that every run must have."""
