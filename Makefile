@@ -38,11 +38,11 @@ bench-cpu: venv     ## compiled plans against dense networks, in benchmarks/resu
 bench-gpu: venv     ## gated layers on a CUDA GPU against dense ones, in benchmarks/results/
 	$(BIN)/python benchmarks/gpu.py --part forward,backward,decode,plan
 
-results: venv       ## the tables of docs/rewiring.md, from experiments/ (MNIST from the folder in DYNAMICGATE_DATA)
-	$(BIN)/python experiments/comparisons.py
+results: venv       ## train what is missing for the tables of docs/rewiring.md (MNIST from the folder in DYNAMICGATE_DATA)
+	$(BIN)/python -m experiments.sparse_mnist
 
 paper: venv         ## every table of the paper and docs/paper.md (hours on a CPU; finished runs are found)
-	$(BIN)/dynamicgate paper all
+	$(BIN)/python -m experiments.paper all
 
 clean:
 	rm -rf .venv demo-out site build .pytest_cache .mypy_cache .ruff_cache src/dynamicgate/ops/*.so

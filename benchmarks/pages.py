@@ -1,4 +1,4 @@
-"""Puts what the benchmarks measured into the pages that speak of it, between `<!-- results:NAME -->` markers.
+"""Fills in what the benchmarks measured between the `<!-- results:NAME -->` markers of pages.
 
 python benchmarks/pages.py       # after a benchmark; a test compares the pages with the results
 """
@@ -13,8 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dynamicgate.files import write_text
-from dynamicgate.lab.report.markdown_tables import filled, markdown
+from dynamicgate.lab.runner.pages import markdown, write_pages
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPILE = "docs/compile.md"
@@ -24,7 +23,7 @@ SIZES = {"S1": "784-256-10", "S2": "2000-1000-500-10", "S3": "1024-4096-1024", "
 
 @dataclass(frozen=True)
 class Table:
-    """Where a table stands, what it is made from, and how."""
+    """The page of a table, the results it is made from, and how."""
 
     page: str
     results: str
@@ -32,20 +31,20 @@ class Table:
 
 
 def gated(results: dict[str, Any]) -> str:
-    """Speed-up over eager dense by size, batch and open share, one thread, with the dense rivals."""
+    """Speed-up over eager dense by size, batch and open fraction, one thread, beside other dense candidates."""
     rows = [row for row in results["rows"] if row["kind"] == "gate" and row["threads"] == 1]
-    shares = sorted({row["share"] for row in rows})
+    fractions = sorted({row["share"] for row in rows})
     found = []
     for size, batch in dict.fromkeys((row["size"], row["batch"]) for row in rows):
         mine = {row["share"]: row for row in rows if (row["size"], row["batch"]) == (size, batch)}
-        rivals = [
-            f"{mine[shares[0]]['speedup'][name]:.2f}" if name in mine[shares[0]]["speedup"] else "-"
+        dense = [
+            f"{mine[fractions[0]]['speedup'][name]:.2f}" if name in mine[fractions[0]]["speedup"] else "-"
             for name in ("own", "frozen", "int8")
         ]
-        ours = [f"{mine[share]['speedup']['ours']:.1f}" if share in mine else "-" for share in shares]
-        found.append([SIZES[size], f"{batch:,}", *rivals, *ours])
+        ours = [f"{mine[fraction]['speedup']['ours']:.1f}" if fraction in mine else "-" for fraction in fractions]
+        found.append([SIZES[size], f"{batch:,}", *dense, *ours])
     return markdown(
-        ["network", "batch", "our dense", "compiled dense", "int8 dense", *[f"open {s:g}" for s in shares]],
+        ["network", "batch", "our dense", "compiled dense", "int8 dense", *[f"open {s:g}" for s in fractions]],
         found,
         numbers=True,
     )
@@ -60,22 +59,22 @@ def sparse(results: dict[str, Any]) -> str:
     for size, batch in dict.fromkeys((row["size"], row["batch"]) for row in rows):
         mine = {(r["kind"], r["share"]): r for r in rows if (r["size"], r["batch"]) == (size, batch)}
         found.append([SIZES[size], f"{batch:,}", *[f"{mine[c]['speedup']['ours']:.1f}" for c in columns]])
-    return markdown(["network", "batch", *[f"{kind} {share:g}" for kind, share in columns]], found, numbers=True)
+    return markdown(["network", "batch", *[f"{kind} {fraction:g}" for kind, fraction in columns]], found, numbers=True)
 
 
 def never_slower(results: dict[str, Any]) -> str:
-    """The worst cell of the grid, by number of threads."""
+    """The worst case of the grid, by number of threads."""
     found = []
     for threads in sorted({row["threads"] for row in results["rows"]}):
         rows = [row for row in results["rows"] if row["threads"] == threads]
         worst = min(rows, key=lambda row: row["over_best_dense"])
         where = f"{SIZES[worst['size']]}, {worst['kind']} {worst['share']:g}, batch {worst['batch']}"
         found.append([f"{threads}", f"{len(rows)}", f"{worst['over_best_dense']:.3f}", where])
-    return markdown(["threads", "cells", "least ratio", "where"], found, numbers=True)
+    return markdown(["threads", "cases", "least ratio", "where"], found, numbers=True)
 
 
 def ops(results: dict[str, Any]) -> str:
-    """What the kernels reach, without a plan around them."""
+    """What the kernels reach without a plan around them."""
     found = [
         [row["name"], f"{row['batch']:,}", f"{row['speedup']:.1f}", f"{row['q1']:.1f} to {row['q3']:.1f}"]
         for row in results["rows"]
@@ -96,12 +95,12 @@ def compile_cost(results: dict[str, Any]) -> str:
 
 
 def sample_plan(results: dict[str, Any]) -> str:
-    """A plan as it prints."""
+    """A plan as it is printed."""
     return f"```text\n{results['plan']}\n```"
 
 
 def latency(results: dict[str, Any]) -> str:
-    """Counted work beside the clock, for trained models."""
+    """Counted work and latency of trained models."""
     found = []
     for row in results["runs"]:
         times = [f"{row['batches'][b]['ratio']:.3f} ({1 / row['batches'][b]['ratio']:.1f}x)" for b in ("1", "256")]
@@ -115,31 +114,35 @@ def latency(results: dict[str, Any]) -> str:
 
 
 def gpu_speedups(results: dict[str, Any], part: str) -> str:
-    """Of gated layers over the faster dense one, by layer, tokens, block and open share."""
+    """Speed-up of gated layers over the faster dense one, by layer, tokens, block and open fraction."""
     rows = [row for row in results["runs"] if row["part"] == part and row["as"].startswith("ours")]
     rows.sort(key=lambda r: (r["shape"] != "4096/16384", r["shape"], -r["tokens"], r["block"], r["patterns"]))
-    shares = sorted({row["share"] for row in rows})
+    fractions = sorted({row["share"] for row in rows})
     found: dict[tuple[str, int, int], dict[float, str]] = {}
     for row in rows:
         dense = ", dense gate gradient" * (row["as"] == "ours exact")
         gates = f", {row['patterns']} patterns" if row["patterns"] else dense
-        cells = found.setdefault((row["shape"] + gates, row["tokens"], row["block"]), {})
-        cells[row["share"]] = f"{row['speedup']:.2f}" if row["speedup"] < 9.95 else f"{row['speedup']:.1f}"
-    lines = [[n, f"{t:,}", f"{b:,}", *[cells.get(s, "") for s in shares]] for (n, t, b), cells in found.items()]
-    return markdown(["layer", "tokens", "block", *[f"open {share:g}" for share in shares]], lines, numbers=True)
+        speedups = found.setdefault((row["shape"] + gates, row["tokens"], row["block"]), {})
+        speedups[row["share"]] = f"{row['speedup']:.2f}" if row["speedup"] < 9.95 else f"{row['speedup']:.1f}"
+    lines = [[n, f"{t:,}", f"{b:,}", *[x.get(s, "") for s in fractions]] for (n, t, b), x in found.items()]
+    return markdown(
+        ["layer", "tokens", "block", *[f"open {fraction:g}" for fraction in fractions]], lines, numbers=True
+    )
 
 
 def gpu_plan(results: dict[str, Any]) -> str:
-    """Least and median ratio of dense torch to chosen plans, by open share and tokens, and what counts overall."""
+    """Least and median ratio of dense torch to chosen plans, by open fraction and tokens, and the overall count."""
     rows = results["runs"]
-    tokens, shares = (sorted({row[key] for row in rows}) for key in ("tokens", "share"))
+    tokens, fractions = (sorted({row[key] for row in rows}) for key in ("tokens", "share"))
     lines = []
-    for share in shares:
-        ratios = [[r["ratio"] for r in rows if (r["share"], r["tokens"]) == (share, count)] for count in tokens]
-        lines.append([f"open {share:g}", *(f"{min(found):.2f} / {median(found):.2f}" for found in ratios)])
+    for fraction in fractions:
+        ratios = [[r["ratio"] for r in rows if (r["share"], r["tokens"]) == (fraction, count)] for count in tokens]
+        lines.append([f"open {fraction:g}", *(f"{min(found):.2f} / {median(found):.2f}" for found in ratios)])
     least, target = results["meta"]["least_ratio"], results["meta"]["target"]
-    told = f"{sum(row['ratio'] >= target for row in rows)} of {len(rows)} at {target} or more, the least {least:.3f}."
-    return markdown(["least / median", *(f"{count:,}" for count in tokens)], lines, numbers=True) + f"\n\n{told}"
+    overall = (
+        f"{sum(row['ratio'] >= target for row in rows)} of {len(rows)} at {target} or more, the least {least:.3f}."
+    )
+    return markdown(["least / median", *(f"{count:,}" for count in tokens)], lines, numbers=True) + f"\n\n{overall}"
 
 
 TABLES = {
@@ -156,12 +159,18 @@ TABLES = {
 }
 
 
+def pages() -> dict[str, dict[str, str]]:
+    """All tables, by page and marker."""
+    found: dict[str, dict[str, str]] = {}
+    for name, table in TABLES.items():
+        results = json.loads((ROOT / table.results).read_text(encoding="utf-8"))
+        found.setdefault(table.page, {})[name] = table.make(results)
+    return found
+
+
 def main() -> None:
     """Fill every page."""
-    for name, table in TABLES.items():
-        page = ROOT / table.page
-        results = json.loads((ROOT / table.results).read_text(encoding="utf-8"))
-        write_text(page, filled(page.read_text(encoding="utf-8"), name, table.make(results)))
+    write_pages(ROOT, pages())
 
 
 if __name__ == "__main__":

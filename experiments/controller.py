@@ -1,6 +1,6 @@
-"""Which hands the budget's controller needs, and what noise in training gives: an ablation on digits, validation data.
+"""Which parts of the budget's controller are needed, and what noise in training adds: an ablation on digits.
 
-    python experiments/controller.py            # writes experiments/results/controller-digits.json
+    python -m experiments.controller            # writes experiments/results/controller-digits.json
 
 Variants of the same gated network at the same budget, over paired seeds. "before" is what the hard gates execute before
 the final calibration, "after" what they execute with it; accuracy is that of the finished model on validation data.
@@ -22,7 +22,7 @@ import torch
 from dynamicgate.budget import Budget
 from dynamicgate.files import environment, write_text
 from dynamicgate.lab.datasets.loading import load_dataset
-from dynamicgate.lab.methods.hyperparameters import Settings
+from dynamicgate.lab.methods.hyperparameters import Settings, given
 from dynamicgate.lab.methods.models import gate
 from dynamicgate.training import fit
 
@@ -36,7 +36,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], Callable[[float], Budget]]] = {
 
 
 def run(variant: str, seed: int, epochs: int) -> dict[str, float]:
-    """Train one variant; returns what it executed and how well it did on validation data."""
+    """Train one variant; returns what it executed and its accuracy on validation data."""
     changes, make_budget = VARIANTS[variant]
     splits = load_dataset("digits", seed=seed)
     settings = replace(Settings(seed=seed, epochs=epochs), **changes).resolved(splits)
@@ -45,8 +45,9 @@ def run(variant: str, seed: int, epochs: int) -> dict[str, float]:
     budget = make_budget(settings.budget)
     with tempfile.TemporaryDirectory() as folder:
         history = fit(
-            model, splits.train, valid=splits.valid, budget=budget, epochs=settings.epochs, batch=settings.batch,
-            lr=settings.lr, weight_decay=settings.weight_decay, seed=seed, out=folder, label=f"{variant}, seed {seed}",
+            model, splits.train, valid=splits.valid, budget=budget, epochs=epochs, batch=given(settings.batch),
+            lr=given(settings.lr), weight_decay=settings.weight_decay, seed=seed, out=folder,
+            label=f"{variant}, seed {seed}",
         )  # fmt: skip
     assert history.final is not None
     before = next(row["valid"]["relative"] for row in reversed(history.log) if row["valid"])
@@ -65,7 +66,7 @@ def main() -> None:
             mean = {key: statistics.mean(r[key] for r in runs) for key in ("before", "after", "accuracy")}
             print(f"{epochs:>3} epochs  {variant:<30}", "  ".join(f"{key} {value:.4f}" for key, value in mean.items()))
             rows.append({"variant": variant, "epochs": epochs, "mean": mean, "runs": runs})
-    meta = {**environment("python experiments/controller.py"), "data": "digits", "budget": Settings().budget}
+    meta = {**environment("python -m experiments.controller"), "data": "digits", "budget": Settings().budget}
     write_text(HERE / "results" / "controller-digits.json", json.dumps({"meta": meta, "rows": rows}, indent=1))
 
 

@@ -1,11 +1,11 @@
-"""SET and RigL on the whole CIFAR-10: an MLP 3072-4000-1000-4000-10 of which about 2 % of the connections exist.
+"""SET and RigL on the whole CIFAR-10: an MLP 3072-4000-1000-4000-10 in which about 2 % of the connections exist.
 
-    python experiments/sparse_cifar10.py --data-dir FOLDER [--epochs 1000] [--device cuda]
-    python experiments/sparse_cifar10.py --collect          # put finished runs into experiments/results
+    python -m experiments.sparse_cifar10 --data-dir FOLDER [--epochs 1000] [--device cuda]
+    python -m experiments.sparse_cifar10 --collect          # put finished runs into experiments/results
 
-After SET's published 74.84 % (1,000 epochs of SGD): the same layers, about the same density, mirrored and shifted
-images. Different are the optimizer (AdamW with a cosine), the activation (ReLU), batch, dropout and number of epochs;
-10 % of the training images are held out. Every run continues where it was interrupted; models may run side by side.
+Modelled on SET's published 74.84 % (1,000 epochs of SGD): the same layers, about the same density, mirrored and shifted
+images. The optimizer (AdamW with a cosine), the activation (ReLU), batch, dropout and number of epochs differ; 10 % of
+the training images are held out. An interrupted run continues where it was; several models may be trained at once.
 """
 
 from __future__ import annotations
@@ -51,27 +51,27 @@ def run(name: str, args: argparse.Namespace) -> None:
     found = dg.measure(model, splits.test).to_dict()
     options = ("epochs", "batch", "lr", "weight_decay", "dropout", "every", "seed")
     settings = {key: getattr(args, key) for key in options} | {"density": DENSITY, "sizes": SIZES}
-    told = {
+    result = {
         "model": name,
         "seed": args.seed,
         "data": splits.name,
         **{key: found[key] for key in ("quality", "macs", "layers", "params")},
         "connections": sum(layer.count for layer in sparsifier.layers) if sparsifier else None,
-        "rewiring": sparsifier.stats() if sparsifier else None,
+        "sparsity": sparsifier.stats() if sparsifier else None,
         "updates": sparsifier.updates if sparsifier else 0,
         "valid": history.final,
         "seconds": history.seconds,
         "settings": settings,
     }
     asked = f"--models {name} --epochs {args.epochs} --dropout {args.dropout} --every {args.every}"
-    meta = environment(f"python experiments/sparse_cifar10.py {asked}")
+    meta = environment(f"python -m experiments.sparse_cifar10 {asked}")
     meta["commit"] = args.commit or meta["commit"]
-    write_text(folder / "run.json", json.dumps({"meta": meta, "run": told}))
+    write_text(folder / "run.json", json.dumps({"meta": meta, "run": result}))
     print(f"{name}: test accuracy {found['quality']['accuracy']:.2%}, relative MACs {found['macs']['relative']:.4f}")
 
 
 def collect(out: Path) -> None:
-    """Finished runs, one a line, with what SET published beside them."""
+    """Write finished runs, one a line, with what SET published."""
     files = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*/run.json"))]
     if not files:
         raise SystemExit(f"no finished run in {out}")
@@ -84,7 +84,7 @@ def collect(out: Path) -> None:
     longest = max(files, key=lambda file: file["run"]["settings"]["epochs"])
     meta = {**longest["meta"], "published": published}
     commands = [{"command": file["meta"]["command"], "commit": file["meta"]["commit"]} for file in files]
-    write_results(RESULT, meta, ({**file["run"], **told} for file, told in zip(files, commands, strict=True)))
+    write_results(RESULT, meta, ({**file["run"], **made} for file, made in zip(files, commands, strict=True)))
 
 
 def main() -> None:
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--weight-decay", type=float, default=0.05)
     parser.add_argument("--dropout", type=float, default=0.2)
-    parser.add_argument("--every", type=int, default=200, help="optimizer steps between two rewirings")
+    parser.add_argument("--every", type=int, default=200, help="optimizer steps between two mask updates")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--out", type=Path, default=HERE.parent / "runs" / "sparse-cifar10")

@@ -1,1 +1,1 @@
-"""Accuracy against cost: every method at every budget, on every data set, and what the gates add."""
+"""Accuracy against cost: every method at every budget, on every dataset, and what gates add."""

@@ -1,4 +1,4 @@
-"""Accuracy against cost or latency as a drawing: one line for each method, what it takes on a logarithmic axis."""
+"""Accuracy against cost or latency as a figure: one line for each method, cost or latency on a logarithmic axis."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from dynamicgate.lab.report.svg import (
     tooltip,
     words,
 )
-
-from .cells import Cells, Clock, timed
-from .sets import AT_A_BUDGET, BUDGETS, OURS, OURS_IN_CELLS, UNGATED
+from experiments.frontier.comparisons import Entries, Latencies, timed
+from experiments.frontier.datasets import AT_A_BUDGET, BUDGETS, OURS, OURS_IN_TILES, UNGATED
 
 WIDTH, HEIGHT = 760.0, 420.0
 LATENCIES = [step * 10.0**power for power in (-3, -2, -1, 0, 1) for step in (1, 2, 3, 5, 7)]
 COLOURS = {
     "small": "#8a8a8a", "pruned": "#4f7f00", "static": "#c05000", "random": "#7a4a2a", "rigl": "#a07000",
-    "set": "#00857a", "gate": "#0067b0", OURS: "#4f3fa8", OURS_IN_CELLS: "#9a8fdc", UNGATED: "#d11a2a",
+    "set": "#00857a", "gate": "#0067b0", OURS: "#4f3fa8", OURS_IN_TILES: "#9a8fdc", UNGATED: "#d11a2a",
     "switch": "#b0257a", "dense": "#444444",
 }  # fmt: skip
 STYLE = (
@@ -35,33 +34,33 @@ STYLE = (
 
 
 Points = Sequence[tuple[float, float]]
-"""What a model takes, relative to dense, and its accuracy in points."""
+"""Cost or latency of a model relative to dense, and its accuracy in points."""
 
 
-def by_cost(name: str, cells: Cells) -> str:
-    """Accuracy against executed MACs on one data set."""
+def by_cost(name: str, entries: Entries) -> str:
+    """Accuracy against executed MACs on one dataset."""
     lines = {
         method: sorted(
-            (fmean(cells[method, b].relative), cells[method, b].mean) for b in BUDGETS if (method, b) in cells
+            (fmean(entries[method, b].relative), entries[method, b].mean) for b in BUDGETS if (method, b) in entries
         )
         for method in AT_A_BUDGET
     }
     label = f"Accuracy against executed MACs on {name}"
-    return plot(lines, dense_accuracy(cells), BUDGETS, "executed MACs, relative to dense", label)
+    return plot(lines, dense_accuracy(entries), BUDGETS, "executed MACs, relative to dense", label)
 
 
-def by_clock(name: str, cells: Cells, clock: Clock, batch: int) -> str:
-    """Accuracy against latency on one data set."""
-    lines = {method: timed(cells, clock, method, batch) for method in AT_A_BUDGET}
-    seen = [latency for points in lines.values() for latency, _ in points]
-    ticks = [tick for tick in LATENCIES if min(seen) <= tick <= max(seen)]
+def by_latency(name: str, entries: Entries, latencies: Latencies, batch: int) -> str:
+    """Accuracy against latency on one dataset."""
+    lines = {method: timed(entries, latencies, method, batch) for method in AT_A_BUDGET}
+    found = [latency for points in lines.values() for latency, _ in points]
+    ticks = [tick for tick in LATENCIES if min(found) <= tick <= max(found)]
     label = f"Accuracy against latency at batch {batch} on {name}"
-    return plot(lines, dense_accuracy(cells), ticks, f"latency at batch {batch}, relative to dense", label)
+    return plot(lines, dense_accuracy(entries), ticks, f"latency at batch {batch}, relative to dense", label)
 
 
-def dense_accuracy(cells: Cells) -> float | None:
-    """Of the network that all is relative to, in points."""
-    return cells["dense", None].mean if ("dense", None) in cells else None
+def dense_accuracy(entries: Entries) -> float | None:
+    """The accuracy of the network that costs are relative to, in points."""
+    return entries["dense", None].mean if ("dense", None) in entries else None
 
 
 def plot(lines: Mapping[str, Points], dense: float | None, ticks: Sequence[float], x_label: str, label: str) -> str:
@@ -69,7 +68,7 @@ def plot(lines: Mapping[str, Points], dense: float | None, ticks: Sequence[float
     lines = {method: points for method, points in lines.items() if points}
     heights = [y for points in lines.values() for _, y in points] + ([dense] if dense is not None else [])
     widths = [x for points in lines.values() for x, _ in points] + list(ticks)
-    # A method that fails altogether would press all others together: it leaves the drawing at its lower edge.
+    # A method that fails altogether would squeeze all others together: its line is cut off at the lower edge.
     low = max(min(heights), sorted(heights)[len(heights) // 2] - 12.0)
     x = Scale(math.log(min(widths) * 0.85), math.log(max(widths) * 1.15), 56.0, WIDTH - 112.0)
     y = Scale(low - 0.5, max(heights) + 0.5, HEIGHT - 52.0, 30.0)
@@ -93,12 +92,12 @@ def plot(lines: Mapping[str, Points], dense: float | None, ticks: Sequence[float
                 points,
                 tooltip(method),
                 stroke=COLOURS[method],
-                class_="ours" if method in (OURS, OURS_IN_CELLS) else None,
+                class_="ours" if method in (OURS, OURS_IN_TILES) else None,
             )
         )
         body += [tag("circle", cx=px, cy=py, r=3.2, fill=COLOURS[method]) for px, py in points]
     ends = push_apart([points[-1][1] for points in inside.values()], 15.0, y.end, y.start)
-    for method, height in zip(inside, ends, strict=True):  # in a column: lines end anywhere on the clock
+    for method, height in zip(inside, ends, strict=True):  # in a column: latencies end anywhere
         body.append(words(x.end + 8, height + 4, method, style=f"fill:{COLOURS[method]}", class_="name"))
     white = tag("rect", width=WIDTH, height=HEIGHT, fill="#ffffff")
     size = f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"

@@ -1,4 +1,4 @@
-"""One run of the frontier: trained and measured as `dynamicgate compare` does, and what its gate is worth."""
+"""One run of the frontier: trained and measured like any other, and what its gates are worth."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dynamicgate.accounting.metrics import evaluate
 from dynamicgate.gating.recording import usage
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import MODELS, run_one
-from dynamicgate.lab.methods.models import CERTAIN
+from dynamicgate.lab.methods.models import FIXED_LOGIT
 from dynamicgate.lab.runner import Job
 from dynamicgate.lab.runner.training import settings_of
 
@@ -21,13 +21,13 @@ ROWS = 2048
 
 
 def train(job: Job, splits: Splits) -> dict[str, Any]:
-    """The run, or why a method cannot be had at this budget. On a GPU matrices are multiplied in tf32."""
+    """The run, or why the method cannot meet its budget. On a GPU matrices are multiplied in tf32."""
     torch.set_float32_matmul_precision("high")
     try:
         settings = settings_of(job, splits)
         model, budget, _ = MODELS[settings.model](settings, splits)
-        if budget is not None:
-            budget.check_(MacCounter(model))
+        if isinstance(budget, dg.Budget):
+            budget.bind(MacCounter.for_mlp(model))
     except ValueError as error:
         return {"model": job.model, "seed": job.seed, "unreachable": str(error)}
     run = run_one(settings, splits, job.folder, device=job.device, show=False)
@@ -39,17 +39,18 @@ def train(job: Job, splits: Splits) -> dict[str, Any]:
 
 @torch.no_grad()
 def accuracy_of_mean_mask(model: nn.Module, splits: Splits) -> float:
-    """Accuracy on the test rows if every gate opens, for all inputs alike, the blocks that are open most often in the
-    training rows, as many as on average: what is lost to the trained model is what choosing by the input is worth."""
+    """Accuracy on the test rows if every gate opens the same blocks for all inputs: those that are open most often on
+    the training rows, as many as are open on average. What is lost compared with the trained model is what choosing by
+    the input is worth."""
     model.eval()
     gates = dg.named_gates(model)
     with usage(model) as used:
         model(splits.train.rows(torch.arange(min(ROWS, len(splits.train)))))
     rates = {name: used[name].open.mean(0) for name in gates}
     for name, gate in gates.items():
-        often = rates[name].argsort(descending=True)[: max(1, round(float(rates[name].sum())))]
+        most_open = rates[name].argsort(descending=True)[: max(1, round(float(rates[name].sum())))]
         gate.last.weight.zero_()  # type: ignore[operator]
-        gate.bias.fill_(-CERTAIN).index_fill_(0, often, CERTAIN)
+        gate.bias.fill_(-FIXED_LOGIT).index_fill_(0, most_open, FIXED_LOGIT)
         gate.tau.fill_(1.0)
         gate.theta.fill_(0.5)
-    return evaluate(model, splits.test, MacCounter(model))["accuracy"]
+    return evaluate(model, splits.test, MacCounter.for_mlp(model))["accuracy"]

@@ -1,1 +1,1 @@
-"""Recipes for the tables of the paper: one file for each section, `published` and `common` are what they share."""
+"""The tables of the paper, run again: one file for each section; `published` and `common` hold what sections share."""

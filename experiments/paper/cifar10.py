@@ -13,23 +13,23 @@ from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.runner import Recipe, Table, step_settings, train_settings
-
-from .common import OURS, WRITTEN, every, step_written, train_written, written
-from .published import (
+from dynamicgate.lab.runner import Change, Table, step_settings, train_settings
+from experiments.paper.common import OURS, WRITTEN, every, step_written, train_written, written
+from experiments.paper.published import (
+    WHOLE_TRAINING,
     Notebook,
-    before_the_relu_,
-    linear_knob,
+    gate_before_relu_,
+    linear_schedule,
     logit,
     network,
-    nonzero_share,
+    nonzero_fraction,
     optimizer_of,
     prune_together_,
     set_gates,
     step_published,
     train_published,
-    whole_training,
 )
+from experiments.paper.section import Recipe, Section
 
 NOTEBOOK = {
     "hidden": [1024, 512], "epochs": 15, "batch": 128, "optimizer": "adamw", "lr": 1e-3, "weight_decay": 1e-4,
@@ -52,7 +52,7 @@ def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Not
     logits = [gate.bias for gate in named_gates(model).values()]
     for bias in logits:
         nn.init.constant_(bias, logit(asked["open"]))
-    before_the_relu_(model)
+    gate_before_relu_(model)
     schedule = Schedule(asked)
 
     def before_epoch(epoch: int) -> None:
@@ -71,8 +71,8 @@ class Schedule:
     def __init__(self, asked: dict[str, Any]) -> None:
         """At the first epoch."""
         self.asked, self.epoch = asked, 1
-        self.tau = linear_knob(asked["tau"], 1, asked["tau_epochs"])
-        self.weight = linear_knob([0.0, asked["weight"]], asked["weight_from"], 15)
+        self.tau = linear_schedule(asked["tau"], 1, asked["tau_epochs"])
+        self.weight = linear_schedule([0.0, asked["weight"]], asked["weight_from"], 15)
 
     def penalty(self, used: Usage) -> Tensor:
         """lambda * the sum of mean p, and the squared distance of each mean p from its target."""
@@ -82,14 +82,14 @@ class Schedule:
 
 
 def fine_tuning(model: nn.Module, asked: dict[str, Any]) -> Notebook:
-    """40 % of the weights set to zero, the mask forgotten, and 8 more epochs at half the rate."""
+    """40 % of the weights set to zero, the mask dropped, and 8 more epochs at half the learning rate."""
     prune_together_(model, asked["prune"], keep_mask=False)
     optimizer = optimizer_of(asked, model, lr=asked["lr"] / 2)
-    return Notebook(model, optimizer, asked["prune_epochs"], claimed=lambda _: nonzero_share(model))
+    return Notebook(model, optimizer, asked["prune_epochs"], claimed=lambda _: nonzero_fraction(model))
 
 
 def mirrored(splits: Splits) -> Splits:
-    """Training images, every other time as in a mirror."""
+    """Training images are mirrored with probability one half."""
 
     def mirror(x: Tensor) -> Tensor:
         images_BCHW = x.reshape(-1, 3, 32, 32)
@@ -99,74 +99,85 @@ def mirrored(splits: Splits) -> Splits:
     return replace(splits, train=replace(splits.train, augment=mirror))
 
 
+MIRRORED = Change("mirrored", mirrored)
 PUBLISHED = Recipe(
     kind="published",
-    data="cifar10",
-    models={
-        "dense": NOTEBOOK,
-        "dropout": {**NOTEBOOK, "dropout": 0.1},
-        "pruned": {**NOTEBOOK, **FINE_TUNING},
-        "dense, 23 epochs": {**NOTEBOOK, "prune": 1e-6, "prune_epochs": 8},
-        "gate": {**NOTEBOOK, **GATE},
-    },
-    train=partial(train_published, make=notebook),
-    step=partial(step_published, make=notebook),
-    seeds=(52, 53, 54, 55, 56),
-    change=whole_training,
-    quick={"epochs": 1, "prune_epochs": 1},
-    quick_rows=600,
+    table=Table(
+        name="cifar10/published",
+        data="cifar10",
+        models={
+            "dense": NOTEBOOK,
+            "dropout": {**NOTEBOOK, "dropout": 0.1},
+            "pruned": {**NOTEBOOK, **FINE_TUNING},
+            "dense, 23 epochs": {**NOTEBOOK, "prune": 1e-6, "prune_epochs": 8},
+            "gate": {**NOTEBOOK, **GATE},
+        },
+        train=partial(train_published, make=notebook),
+        step=partial(step_published, make=notebook),
+        seeds=(52, 53, 54, 55, 56),
+        changes=(WHOLE_TRAINING,),
+        quick={"epochs": 1, "prune_epochs": 1},
+        quick_rows=600,
+    ),
     remarks=(
         "The gates are static: one logit for each unit.",
-        "A target for mean p of 0.52 just above the threshold of 0.5 makes nearly all units of the first layer open: "
-        "an open rate of 0.94 is not a selection.",
-        "`pruned` forgets its mask before fine-tuning, so weights grow again, and trains 23 epochs, the last 8 at half "
-        "the rate; all others train 15. `dense, 23 epochs` is our control: the same training with nothing removed.",
+        "A target of 0.52 for mean p, just above the threshold of 0.5, opens nearly all units of the first layer: an "
+        "open rate of 0.94 selects little.",
+        "`pruned` drops its mask before fine-tuning, so pruned weights grow back, and trains 23 epochs, the last 8 at "
+        "half the learning rate; all others train 15. `dense, 23 epochs` is our control: the same training, nothing "
+        "removed.",
         "No validation rows; test accuracy after the last epoch. The published code has one seed, 52.",
     ),
 )
 AS_WRITTEN = Recipe(
     kind="written",
-    data="cifar10",
-    models=written(
-        ("dense", "gate", "rigl", "gate+rigl"),
-        weight=2e-2,
-        warmup=0.2,
-        density=0.2,
-        hidden=[1024, 512],
-        epochs=15,
-        batch=128,
-        lr=1e-3,
-        weight_decay=1e-4,
-        dropout=0.0,
+    table=Table(
+        name="cifar10/written",
+        data="cifar10",
+        models=written(
+            ("dense", "gate", "rigl", "gate+rigl"),
+            weight=2e-2,
+            warmup=0.2,
+            density=0.2,
+            hidden=[1024, 512],
+            epochs=15,
+            batch=128,
+            lr=1e-3,
+            weight_decay=1e-4,
+            dropout=0.0,
+        ),
+        train=train_written,
+        step=step_written,
+        quick_rows=600,
     ),
-    train=train_written,
-    step=step_written,
-    quick_rows=600,
     remarks=WRITTEN,
 )
 BY_US = Recipe(
     kind="ours",
-    data="cifar10",
-    models=every(
-        {"dropout": {"dropout": 0.1}}, budget=0.34, hidden=[1024, 512], epochs=40, batch=512, lr=1e-3, dropout=0.0
+    table=Table(
+        name="cifar10/ours",
+        data="cifar10",
+        models=every(
+            {"dropout": {"dropout": 0.1}}, budget=0.34, hidden=[1024, 512], epochs=40, batch=512, lr=1e-3, dropout=0.0
+        ),
+        train=train_settings,
+        step=step_settings,
+        changes=(MIRRORED,),
+        quick={"epochs": 1, "batch": 64},
+        quick_rows=600,
     ),
-    train=train_settings,
-    step=step_settings,
-    change=mirrored,
-    quick={"epochs": 1, "batch": 64},
-    quick_rows=600,
     remarks=(
         OURS[0],
-        "Training images are mirrored at random, for every model alike. That was decided after a first run without it "
-        "had been tested: these test rows were measured twice.",
+        "Training images are mirrored at random, for every model. That was decided after a first run without it had "
+        "been tested: these test rows were measured twice.",
     ),
 )
-TABLE = Table(
+SECTION = Section(
     name="cifar10",
-    section="5.2",
+    number="5.2",
     title="CIFAR-10, 3072-1024-512-10",
-    whole=50_000,
-    paper={
+    training_rows=50_000,
+    printed={
         "dense": {"accuracy": 0.4330, "relative": 1.0},
         "dropout": {"accuracy": 0.4145, "relative": 1.0},
         "pruned": {"accuracy": 0.4890, "relative": 0.941},

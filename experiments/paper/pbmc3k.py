@@ -14,14 +14,13 @@ from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.runner import Recipe, Table, step_settings, train_settings
+from dynamicgate.lab.runner import Table, step_settings, train_settings
 from dynamicgate.masks import put_mask_
 from dynamicgate.nn import GatedMLP
-
-from .common import OURS, WRITTEN, every, step_written, train_written, written
-from .published import (
+from experiments.paper.common import OURS, WRITTEN, every, step_written, train_written, written
+from experiments.paper.published import (
     Notebook,
-    linear_knob,
+    linear_schedule,
     logit,
     network,
     optimizer_of,
@@ -30,6 +29,7 @@ from .published import (
     step_published,
     train_published,
 )
+from experiments.paper.section import Recipe, Section
 
 NOTEBOOK = {"hidden": [1000, 500], "epochs": 10, "batch": 256, "optimizer": "adamw", "lr": 2e-3, "weight_decay": 1e-4}
 GATE = {
@@ -64,7 +64,7 @@ def notebook(asked: dict[str, Any], splits: Splits, device: torch.device) -> Not
         class_weights=weights,
         best=cheaper_if_close() if fused else better(),
         claimed=lambda measured: product_of_means(model, measured),
-        after=(lambda: {"rewirings": sparse.updates}) if sparse else None,
+        after=(lambda: {"mask_updates": sparse.updates}) if sparse else None,
     )
     if "prune" in asked:
         found.then = partial(fine_tuning, found, asked)
@@ -88,10 +88,10 @@ class Schedule:
         """Before the first epoch."""
         self.asked, self.epoch = asked, 1
         last = 10
-        self.tau, self.theta = (linear_knob(asked[name], 1, last) for name in ("tau", "theta"))
+        self.tau, self.theta = (linear_schedule(asked[name], 1, last) for name in ("tau", "theta"))
 
     def targets(self) -> list[float]:
-        """How much of each layer is to be open now."""
+        """The target open rate of each layer now."""
         return next(rates for until, *rates in self.asked["targets"] if self.epoch <= until)
 
     def penalty(self, used: Usage) -> Tensor:
@@ -102,13 +102,13 @@ class Schedule:
 
 
 def begin_epoch(model: nn.Module, schedule: Schedule, epoch: int) -> None:
-    """Set what moves."""
+    """Set tau and theta of an epoch."""
     schedule.epoch = epoch + 1
     set_gates(model, tau=schedule.tau(schedule.epoch), theta=schedule.theta(schedule.epoch))
 
 
 class Sparse:
-    """The two hidden layers at a random quarter of their connections, and a clock of the rewiring that is to come."""
+    """A random quarter of the connections of the two hidden layers, and the count of steps until a mask update."""
 
     def __init__(self, model: GatedMLP, asked: dict[str, Any]) -> None:
         """Draw the masks."""
@@ -121,10 +121,10 @@ class Sparse:
             put_mask_(layer, mask.view(layer.weight.shape))
 
     def count(self) -> None:
-        """Count a step. The notebook rewires every 400, its training has 80: what it would do is never reached."""
+        """Count a step. The notebook updates its masks every 400 steps and trains for 80: it never gets there."""
         self.steps += 1
         if self.steps % self.every == 0:
-            raise ValueError(f"the published run ends before its first rewiring, this one is at step {self.steps}")
+            raise ValueError(f"the published run ends before its first mask update, this one is at step {self.steps}")
 
 
 def class_weights(splits: Splits) -> Tensor:
@@ -147,8 +147,8 @@ def better() -> Callable[[dict[str, float]], bool]:
 
 
 def cheaper_if_close() -> Callable[[dict[str, float]], bool]:
-    """The rule of DynamicGate+RigL alone: within 0.2 points of the best, the sparser; the least seen so far may belong
-    to an epoch that was not kept."""
+    """The rule that only DynamicGate+RigL has: within 0.2 points of the best accuracy, keep the sparser epoch; the
+    lowest cost so far may belong to an epoch that was not kept."""
     best, least = [-1.0], [2.0]
 
     def is_best(found: dict[str, float]) -> bool:
@@ -161,7 +161,7 @@ def cheaper_if_close() -> Callable[[dict[str, float]], bool]:
 
 
 def fine_tuning(first: Notebook, asked: dict[str, Any]) -> Notebook:
-    """Half of all weights removed, three more epochs at half the rate, masks kept."""
+    """Half of all weights removed, three more epochs at half the learning rate, masks kept."""
     prune_together_(first.model, asked["prune"], keep_mask=True)
     optimizer = optimizer_of(asked, first.model, lr=asked["lr"] / 2)
     return Notebook(
@@ -184,24 +184,27 @@ def product_of_means(model: GatedMLP, measured: dict[str, Any]) -> float:
 
 PUBLISHED = Recipe(
     kind="published",
-    data="pbmc3k",
-    data_options=LEIDEN,
-    models={
-        "dense": NOTEBOOK,
-        "dropout": {**NOTEBOOK, "dropout": 0.2},
-        "pruned": {**NOTEBOOK, **FINE_TUNING},
-        "gate": {**NOTEBOOK, **GATE},
-        "rigl": {**NOTEBOOK, **RIGL},
-        "gate+rigl": {**NOTEBOOK, **GATE, **RIGL},
-    },
-    train=partial(train_published, make=notebook),
-    step=partial(step_published, make=notebook),
-    seeds=tuple(range(42, 52)),
-    quick={"epochs": 4},
+    table=Table(
+        name="pbmc3k/published",
+        data="pbmc3k",
+        data_options=LEIDEN,
+        models={
+            "dense": NOTEBOOK,
+            "dropout": {**NOTEBOOK, "dropout": 0.2},
+            "pruned": {**NOTEBOOK, **FINE_TUNING},
+            "gate": {**NOTEBOOK, **GATE},
+            "rigl": {**NOTEBOOK, **RIGL},
+            "gate+rigl": {**NOTEBOOK, **GATE, **RIGL},
+        },
+        train=partial(train_published, make=notebook),
+        step=partial(step_published, make=notebook),
+        seeds=tuple(range(42, 52)),
+        quick={"epochs": 4},
+    ),
     remarks=(
         "The labels are Leiden clusters of the same features, made on all cells, test cells included; genes are chosen "
         "on all cells, by a method for counts, from logarithms.",
-        "`rigl` never rewires: its period is 400 steps, training has 80. It is a fixed random quarter of the "
+        "`rigl` never updates its masks: its period is 400 steps, training has 80. It is a fixed random quarter of the "
         "connections, and so is the sparse half of `gate+rigl`.",
         "The best epoch's weights are tested at the tau and theta of the last one.",
         "`pruned` trains 13 epochs, all others 10. `gate+rigl` picks its epoch by another rule.",
@@ -210,61 +213,67 @@ PUBLISHED = Recipe(
 )
 AS_WRITTEN = Recipe(
     kind="written",
-    data="pbmc3k",
-    data_options={"labels": "louvain"},
-    models=written(
-        ("dense", "gate", "rigl", "gate+rigl"),
-        weight=0.3,
-        warmup=0.2,
-        density=0.25,
-        hidden=[1000, 500],
-        epochs=10,
-        batch=256,
-        lr=2e-3,
-        weight_decay=1e-4,
-        dropout=0.0,
-        activation="gelu",
+    table=Table(
+        name="pbmc3k/written",
+        data="pbmc3k",
+        data_options={"labels": "louvain"},
+        models=written(
+            ("dense", "gate", "rigl", "gate+rigl"),
+            weight=0.3,
+            warmup=0.2,
+            density=0.25,
+            hidden=[1000, 500],
+            epochs=10,
+            batch=256,
+            lr=2e-3,
+            weight_decay=1e-4,
+            dropout=0.0,
+            activation="gelu",
+        ),
+        train=train_written,
+        step=step_written,
+        seeds=tuple(range(10)),
+        quick={"epochs": 4},
     ),
-    train=train_written,
-    step=step_written,
-    seeds=tuple(range(10)),
-    quick={"epochs": 4},
-    remarks=(*WRITTEN, "RigL does rewire here: ten times in the first three quarters of training."),
+    remarks=(*WRITTEN, "RigL does update its masks here: ten times in the first three quarters of training."),
 )
 BY_US = Recipe(
     kind="ours",
-    data="pbmc3k",
-    data_options={"labels": "louvain"},
-    models=every(
-        {
-            "gate": {"policy": "hard", "rank": 8, "lr": 5e-4, "dropout": 0.5},
-        },
-        budget=0.19,
-        hidden=[1000, 500],
-        epochs=30,
-        batch=128,
-        lr=1e-3,
-        dropout=0.3,
-        activation="gelu",
+    table=Table(
+        name="pbmc3k/ours",
+        data="pbmc3k",
+        data_options={"labels": "louvain"},
+        models=every(
+            {
+                "gate": {"policy": "hard", "rank": 8, "lr": 5e-4, "dropout": 0.5},
+            },
+            budget=0.19,
+            hidden=[1000, 500],
+            epochs=30,
+            batch=128,
+            lr=1e-3,
+            dropout=0.3,
+            activation="gelu",
+        ),
+        train=train_settings,
+        step=step_settings,
+        seeds=tuple(range(10)),
+        quick={"epochs": 4},
     ),
-    train=train_settings,
-    step=step_settings,
-    seeds=tuple(range(10)),
-    quick={"epochs": 4},
     remarks=(
         *OURS,
-        "The labels are the published cell types (scanpy's analysis, 8 types), genes are chosen on training cells from "
-        "counts, and the test cells never change.",
-        "Validation cells chose for `gate` hard gates in training, rank 8, half the learning rate and dropout 0.5: as "
-        "the others are trained, its gates fitted the training cells and failed on new ones.",
+        "The labels are the published cell types (scanpy's analysis, 8 types), genes are chosen from counts of "
+        "training cells, and the test cells never change.",
+        "For `gate`, validation cells chose hard gates in training, rank 8, half the learning rate and dropout 0.5: "
+        "trained like the others, its gates overfitted the training cells.",
     ),
 )
-TABLE = Table(
+SECTION = Section(
     name="pbmc3k",
-    section="5.6",
+    number="5.6",
     title="PBMC 3k, 2000-1000-500-classes",
-    whole=2_100,
-    paper={
+    training_rows=2_100,
+    printed={
         "dense": {"accuracy": 0.9183, "relative": 1.0, "macro_f1": 0.9329},
         "dropout": {"accuracy": 0.9248, "relative": 1.0, "macro_f1": 0.9422},
         "pruned": {"accuracy": 0.9217, "relative": 0.5, "macro_f1": 0.9395},

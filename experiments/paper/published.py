@@ -1,7 +1,7 @@
-"""The training loop that all published notebooks share, and the accounts of what it leaves.
+"""The training loop that all published notebooks share, and the measurement of the models it trains.
 
-A plain loop: constant learning rate, weight decay on everything, knobs that move once an epoch, the last weights. What
-`dynamicgate.fit` does better is left out on purpose: recipes "as published" are to repeat what was done.
+A plain loop: constant learning rate, weight decay on everything, schedules that change once an epoch, the last weights.
+What `dynamicgate.fit` does better is left out on purpose: recipes "as published" repeat what was done.
 """
 
 from __future__ import annotations
@@ -28,24 +28,26 @@ from dynamicgate.gating.gate import Decision
 from dynamicgate.gating.recording import Usage, named_gates, usage
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.hyperparameters import dense_macs
-from dynamicgate.lab.methods.samples import Evidence
-from dynamicgate.lab.methods.train_one import relate_
-from dynamicgate.lab.runner import Job, Step
+from dynamicgate.lab.methods.samples import SampleStats
+from dynamicgate.lab.methods.train_one import SAMPLES_FILE, rescale_to_full_width_
+from dynamicgate.lab.runner import Change, Job, Step
 from dynamicgate.masks import connections, put_mask_
 from dynamicgate.nn import GatedMLP, Normalize
 
 
 def nothing(*_: object) -> None:
-    """What happens where nothing was published to happen."""
+    """Does nothing."""
 
 
 @dataclass
 class Notebook:
     """A model with everything that its notebook does to it.
 
-    before_epoch: sets what moves, epochs counted from 0. penalty: added to the loss. after_backward: clips, rewires.
-    claimed: relative MACs by the formula of the notebook. best: whether validation picks the epoch (else the last).
-    then: a second training that goes on from the first, such as fine-tuning.
+    before_epoch: sets what is scheduled, epochs counted from 0. penalty: added to the loss. after_backward: clips
+        gradients, updates masks. claimed: relative MACs by the formula of the notebook. best: whether an epoch is the
+        best so far by its validation metrics (None: the last one counts). then: a second training that continues the
+        first, such as fine-tuning. after: further results. each_epoch: whether the test accuracy after every epoch is
+        recorded, which decides nothing.
     """
 
     model: nn.Module
@@ -61,7 +63,6 @@ class Notebook:
     then: Callable[[], Notebook] | None = None
     after: Callable[[], dict[str, Any]] | None = None
     each_epoch: bool = False
-    """Whether the test accuracy after every epoch is noted, which decides nothing."""
 
     def step(self, x: Tensor, y: Tensor) -> None:
         """One step of the optimizer."""
@@ -86,7 +87,7 @@ Make = Callable[[dict[str, Any], Splits, torch.device], Notebook]
 
 
 def train_published(job: Job, splits: Splits, make: Make) -> dict[str, Any]:
-    """Run a notebook and account for its model on the test rows."""
+    """Run a notebook and measure its model on the test rows."""
     device = choose_device(job.device)
     torch.manual_seed(job.seed)
     start = time.monotonic()
@@ -99,17 +100,17 @@ def train_published(job: Job, splits: Splits, make: Make) -> dict[str, Any]:
         steps += _epochs(notebook, job, there, accuracies)
         notebook = notebook.then() if notebook.then else None
     model.eval()
-    run = account(job, splits, model, steps, time.monotonic() - start, final)
+    run = measure_notebook(job, splits, model, steps, time.monotonic() - start, final)
     return {**run, "accuracy_by_epoch": accuracies} if accuracies else run
 
 
-def account(
+def measure_notebook(
     job: Job, splits: Splits, model: nn.Module, steps: int, seconds: float, notebook: Notebook
 ) -> dict[str, Any]:
-    """A run as `compare.run_one` has it, with `claimed`: relative MACs as the notebook counts them."""
-    evidence = Evidence()
-    found = measure(model, splits.test, watch=evidence.add).to_dict()
-    relate_(found, dense_macs((splits.train.features, *job.settings["hidden"], splits.classes)))
+    """A run as `run_one` returns it, with `claimed`: relative MACs as the notebook counts them."""
+    stats = SampleStats()
+    found = measure(model, splits.test, watch=stats.add).to_dict()
+    rescale_to_full_width_(found, dense_macs((splits.train.features, *job.settings["hidden"], splits.classes)))
     run = {
         "model": job.model,
         "seed": job.seed,
@@ -117,15 +118,15 @@ def account(
         **{key: found[key] for key in ("quality", "macs", "proxies", "layers", "params", "samples", "gates", "notes")},
         "seconds": seconds,
         "budget": None,
-        "rewiring": None,
-        "valid": evaluate(model, splits.valid, MacCounter(model)) if len(splits.valid) else None,
+        "sparsity": None,
+        "valid": evaluate(model, splits.valid, MacCounter.for_mlp(model)) if len(splits.valid) else None,
         "steps": steps,
         "collapses": [],
         "settings": job.settings,
         "claimed": notebook.claimed(found) if notebook.claimed else found["macs"]["relative"],
         **(notebook.after() if notebook.after else {}),
     }
-    write_text(job.folder / "evidence.json", json.dumps(evidence.to_dict(splits)))
+    write_text(job.folder / SAMPLES_FILE, json.dumps(stats.to_dict(splits)))
     write_text(job.folder / "run.json", json.dumps(run))
     return run
 
@@ -143,7 +144,7 @@ def step_published(job: Job, splits: Splits, make: Make) -> Step:
 
 
 def _epochs(notebook: Notebook, job: Job, splits: Splits, accuracies: list[float]) -> int:
-    steps, kept, counter = 0, None, MacCounter(notebook.model)
+    steps, kept, counter = 0, None, MacCounter.for_mlp(notebook.model)
     for epoch in range(notebook.epochs):
         notebook.before_epoch(epoch)
         notebook.model.train()
@@ -168,7 +169,7 @@ def _rows(job: Job, train: Arrays, epoch: int) -> Iterator[tuple[Tensor, Tensor]
 
 
 def whole_training(splits: Splits) -> Splits:
-    """With the validation rows back among those of training: the notebook has no validation."""
+    """The validation rows are training rows as well: the notebook has no validation."""
     splits = in_memory(splits)
     a, b = splits.train, splits.valid
     assert isinstance(a.x, Tensor)
@@ -178,12 +179,16 @@ def whole_training(splits: Splits) -> Splits:
 
 
 def in_memory(splits: Splits) -> Splits:
-    """With every row in a tensor, as stored: a GPU then holds them all."""
+    """Every row in one tensor, as stored, so that a GPU can hold them all."""
 
     def held(part: Arrays) -> Arrays:
         return part if isinstance(part.x, Tensor) else replace(part, x=part.x[torch.arange(len(part))])
 
     return replace(splits, train=held(splits.train), valid=held(splits.valid), test=held(splits.test))
+
+
+WHOLE_TRAINING = Change("whole_training", whole_training)
+IN_MEMORY = Change("in_memory", in_memory)
 
 
 def network(
@@ -196,7 +201,7 @@ def network(
 
 
 def optimizer_of(asked: dict[str, Any], model: nn.Module, lr: float | None = None) -> torch.optim.Optimizer:
-    """Adam or AdamW with one rate and one decay for everything, but for gates where they have a rate of their own."""
+    """Adam or AdamW with one learning rate and one decay for everything, except for gates with a rate of their own."""
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[asked["optimizer"]]
     gates = [parameter for gate in named_gates(model).values() for parameter in gate.parameters()]
     mine = {id(parameter) for parameter in gates}
@@ -206,7 +211,7 @@ def optimizer_of(asked: dict[str, Any], model: nn.Module, lr: float | None = Non
     return kind(groups, weight_decay=asked["weight_decay"], fused=True)
 
 
-def linear_knob(ends: Sequence[float], first: int, last: int) -> Callable[[int], float]:
+def linear_schedule(ends: Sequence[float], first: int, last: int) -> Callable[[int], float]:
     """A value for each epoch: the first end up to epoch `first`, a straight line to the other at `last` and after."""
     start, stop = ends
     return lambda epoch: start + (stop - start) * min(1.0, max(0.0, (epoch - first) / (last - first)))
@@ -227,42 +232,42 @@ def without_task_gradient_(model: nn.Module) -> None:
         gate.register_forward_hook(lambda _gate, _args, d: d._replace(scale=d.p.detach()))
 
 
-def before_the_relu_(model: nn.Module) -> None:
-    """Units are closed before the ReLU: the value is the same, but a closed unit tells its gate nothing."""
+def gate_before_relu_(model: nn.Module) -> None:
+    """Units are closed before the ReLU: the value is the same, but a closed unit gives its gate no gradient."""
     for gate in named_gates(model).values():
         gate.register_forward_hook(lambda _gate, _args, d: d._replace(scale=_open_only(d)))
 
 
-def keep_at_least_(model: nn.Module, share: float) -> None:
-    """If fewer than `share` of the units are open, those at or above the k-th largest p open: ties open all."""
+def open_at_least_(model: nn.Module, fraction: float) -> None:
+    """If less than this fraction of the units is open, those at or above the k-th largest p open: ties open all."""
 
-    def kept(_gate: nn.Module, _args: object, d: Decision) -> Decision:
-        if float(d.open.mean()) >= share:
+    def at_least(_gate: nn.Module, _args: object, d: Decision) -> Decision:
+        if float(d.open.mean()) >= fraction:
             return d
-        k = int(share * d.p.shape[-1])
+        k = int(fraction * d.p.shape[-1])
         least = d.p.detach().topk(k, dim=-1).values[..., -1:]
         g_BG = (d.p.detach() >= least).to(d.open)
         return d._replace(open=g_BG, routed=g_BG, scale=g_BG + (d.p - d.p.detach()))
 
     for gate in named_gates(model).values():
-        gate.register_forward_hook(kept)
+        gate.register_forward_hook(at_least)
 
 
 def _open_only(d: Decision) -> Tensor:
     return d.open * (1.0 + d.p - d.p.detach())
 
 
-def prune_at_start_(layer: nn.Linear, share: float) -> None:
-    """Mask the smallest weights of a layer as they are, which before training is at random."""
+def prune_at_start_(layer: nn.Linear, fraction: float) -> None:
+    """Mask the smallest weights of a layer before training, when they are still random."""
     size = layer.weight.detach().abs()
-    put_mask_(layer, size > size.flatten().kthvalue(round(share * size.numel())).values)
+    put_mask_(layer, size > size.flatten().kthvalue(round(fraction * size.numel())).values)
 
 
-def prune_together_(model: nn.Module, share: float, *, keep_mask: bool) -> None:
-    """Zero the smallest weights of all layers, compared with each other; with `keep_mask` they stay zero."""
+def prune_together_(model: nn.Module, fraction: float, *, keep_mask: bool) -> None:
+    """Zero the smallest weights, compared over all layers; with `keep_mask` they stay zero."""
     layers = list(_linears(model))
     sizes = torch.cat([layer.weight.detach().abs().flatten() for layer in layers])
-    cut = sizes.cpu().kthvalue(round(share * len(sizes))).values.to(sizes.device)
+    cut = sizes.cpu().kthvalue(round(fraction * len(sizes))).values.to(sizes.device)
     for layer in layers:
         mask = layer.weight.detach().abs() > cut
         put_mask_(layer, mask)
@@ -270,23 +275,23 @@ def prune_together_(model: nn.Module, share: float, *, keep_mask: bool) -> None:
             del layer.mask
 
 
-def nonzero_share(model: nn.Module) -> float:
-    """Share of the weights that are not exactly zero."""
+def nonzero_fraction(model: nn.Module) -> float:
+    """Fraction of the weights that are not exactly zero."""
     weights = [layer.weight.detach() for layer in _linears(model)]
     return sum(int((w != 0).sum()) for w in weights) / sum(w.numel() for w in weights)
 
 
 def readers_only(model: nn.Module) -> float:
-    """Relative MACs of static gates if a closed unit saves its reader's work and never its writer's."""
-    counter, g = MacCounter(model, readers_only=True), hard_gates(model)
+    """Relative MACs of static gates if a closed unit saves the MACs that read it, but not those that compute it."""
+    counter, g = MacCounter.for_mlp(model, readers_only=True), hard_gates(model)
     return float(counter.executed({name: g_G.unsqueeze(0) for name, g_G in g.items()})) / counter.dense
 
 
 def hard_gates(model: nn.Module) -> dict[str, Tensor]:
     """The decisions of static gates: the same for every input, whatever multiplies the units."""
-    nothing_read = torch.zeros(1, 1)
+    unused_input = torch.zeros(1, 1)
     with torch.no_grad():
-        return {name: gate(nothing_read.to(gate.tau.device)).open[0] for name, gate in named_gates(model).items()}
+        return {name: gate(unused_input.to(gate.tau.device)).open[0] for name, gate in named_gates(model).items()}
 
 
 def logit(p: float) -> float:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import runpy
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from experiments.latency import LATENCY, MODEL, most_dispersed, time_job, time_model
 
 import dynamicgate as dg
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods import Settings
-from dynamicgate.lab.methods.models import MODELS
-from tests.places import ROOT
-
-LATENCY = runpy.run_path(str(ROOT / "experiments" / "latency.py"))
+from dynamicgate.lab.methods import MODELS, Settings, run_one
+from dynamicgate.lab.runner import Table
+from tests.lab.runner.clouds import new_experiment, run
 
 
 def splits(features: int = 32, classes: int = 3) -> Splits:
@@ -38,33 +36,21 @@ def settings_of(model: str) -> Settings:
     )
 
 
-@pytest.mark.parametrize("name", LATENCY["COMPARISONS"])
-def test_every_comparison_starts_with_the_dense_network_and_names_known_models(name: str) -> None:
-    asked = LATENCY["COMPARISONS"][name]
-    assert next(iter(asked.models)) == "dense"
-    for label, extra in asked.models.items():
-        settings = replace(asked.settings, **{"model": label, **extra})
-        assert settings.model in MODELS
-        assert label.startswith(settings.model)
-
-
-def test_a_model_is_trained_on_the_rows_it_is_given_once(tmp_path: Path) -> None:
-    run, folder = LATENCY["run_of"](settings_of("gate"), splits(), tmp_path)
-    model = dg.load(folder / "model.safetensors")
-    assert model.activation == "gelu"
-    assert 0.0 < run["macs"]["relative_zero_skip"] < run["macs"]["relative"]
-    before = (folder / "model.safetensors").stat().st_mtime_ns
-    again, same = LATENCY["run_of"](settings_of("gate"), splits(), tmp_path)
-    assert (again["quality"], same) == (run["quality"], folder)
-    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+@pytest.mark.parametrize("table", LATENCY.tables, ids=lambda table: table.name)
+def test_every_table_starts_with_the_dense_network_and_names_known_models(table: Table) -> None:
+    assert next(iter(table.models)) == "dense"
+    for name, asked in table.models.items():
+        model = asked.get("model", name)
+        assert model in MODELS
+        assert name.startswith(model)
 
 
 def test_a_model_is_timed_against_the_dense_network_it_is_given(tmp_path: Path) -> None:
     data = splits()
-    _, dense = LATENCY["run_of"](settings_of("dense"), data, tmp_path)
-    _, gated = LATENCY["run_of"](settings_of("gate"), data, tmp_path)
-    rows = data.test.values
-    times, notes = LATENCY["clocked"](dense / "model.safetensors", gated / "model.safetensors", rows, 0.02, (1, 8))
+    for model in ("dense", "gate"):
+        run_one(settings_of(model).resolved(data), data, tmp_path / model, show=False)
+    times, notes = time_model(tmp_path / "dense" / MODEL, tmp_path / "gate" / MODEL, data.test.values, 0.02, (1, 8))
+    assert dg.load(tmp_path / "gate" / MODEL).activation == "gelu"
     assert list(times) == ["1", "8"]
     for found in times.values():
         assert found["ratio"] == pytest.approx(found["ours_us"] / found["dense_us"])
@@ -73,13 +59,25 @@ def test_a_model_is_timed_against_the_dense_network_it_is_given(tmp_path: Path) 
     assert isinstance(notes, list)
 
 
+def test_a_trained_job_is_timed_with_its_quality_and_cost(tmp_path: Path) -> None:
+    experiment = replace(new_experiment(tmp_path), quick=True)
+    assert run(experiment, quick=True) == 3
+    job = experiment.jobs()[1]
+    row = time_job(job, data_dir=None)
+    assert (row["data"], row["model"], row["seed"]) == ("clouds/small", "gate", 0)
+    assert 0.0 < row["relative_zero_skip"] < row["relative"] < 1.0
+    assert row["settings"]["model"] == "gate"
+    assert list(row["batches"]) == ["1", "256"]
+    assert row["meta"]["command"] == "python -m experiments.latency"
+
+
 def test_the_genes_kept_are_the_same_in_every_part_and_none_is_silent_in_training() -> None:
     pytest.importorskip("scanpy")
     data = splits(features=400)
     data.train.values[:, :100] = 0.0
     numbers = torch.arange(400.0)
     data.test.values[0], data.valid.values[0] = numbers, numbers
-    kept = LATENCY["dispersed"](replace(data, mean=numbers), 50)
+    kept = most_dispersed(replace(data, mean=numbers), 50)
     assert kept.train.features == len(kept.std) == 50
     assert kept.mean.min() >= 100
     assert torch.equal(kept.mean, kept.mean.sort().values)

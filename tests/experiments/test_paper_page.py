@@ -1,21 +1,22 @@
-"""docs/paper.md: made from the committed results and nothing else, and every claim can be decided."""
+"""The page of the paper: every claim can be decided, and what was not run is said."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from experiments.paper.claims import CLAIMS, falls, speech_for_less
+from experiments.paper.evidence import Claim, Evidence
+from experiments.paper.experiment import PAPER, SECTIONS
+from experiments.paper.page import decided, pages
 
-from dynamicgate.lab.runner import Claim, Evidence, Job, jobs_of, load_tables
-from dynamicgate.lab.runner.jobs import load_module
-from dynamicgate.lab.runner.page import decided, page
-from dynamicgate.lab.runner.results import RESULTS, read_results, result_path
-from tests.places import ROOT
+from dynamicgate.lab.result_file import write_runs
+from dynamicgate.lab.runner import Experiment, Job
+from dynamicgate.lab.runner.results import read_results, table_path
 
-FOLDER = ROOT / "experiments" / "paper"
-CLAIMS = load_module(FOLDER, "claims").CLAIMS
+PAGE = "docs/paper.md"
 
 
 def made_up(job: Job, accuracy: float) -> dict[str, Any]:
@@ -33,39 +34,35 @@ def made_up(job: Job, accuracy: float) -> dict[str, Any]:
         "seconds_relative": 1.5,
         "gates": [gate],
         "claimed": 0.2,
-        "rewirings": 0,
+        "mask_updates": 0,
         "hard_open": {"inputs": 1.0, "units": 0.0},
         "accuracy_by_epoch": [0.5, 0.9],
         "active_by_epoch": [0.5, 0.4, 0.3],
         "dropped_by_epoch": [9, 5, 0],
         "steps": 3400,
-        "routing": {"active": 0.5, "corr_hardness": 0.1, "corr_judge": 0.1, "entropy": 2.0},
+        "routing": {"active": 0.5, "corr_hardness": 0.1, "corr_reference": 0.1, "entropy": 2.0},
     }  # fmt: skip
     sizes = {"name": "x", "train": 100, "valid": 10, "test": 20, "features": 5, "classes": 3, "majority": 0.4}
-    meta = {"commit": "abc", "machine": {"gpu": None, "arch": "arm"}, "versions": {"torch": "2"}, "data": sizes}
-    return {"meta": meta, "runs": [run]}
+    meta = {"created": "", "commit": "abc", "machine": {"gpu": None, "arch": "arm"}, "versions": {"torch": "2"}}
+    return {**run, "hash": job.hash, "meta": {**meta, "data": sizes}}
 
 
 @pytest.fixture(scope="module")
-def everything(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Made-up results of all runs."""
-    folder = tmp_path_factory.mktemp("results")
-    for job in jobs_of(load_tables(FOLDER), seeds=None, quick=False):
-        path = result_path(folder, job)
-        path.parent.mkdir(parents=True, exist_ok=True)
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """The paper with made-up results of all runs."""
+    experiment = replace(PAPER, root=tmp_path_factory.mktemp("paper"))
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for job in experiment.jobs():
         accuracy = 0.9 + 0.001 * (job.seed % 7) + 0.01 * (job.model == "gate")
-        path.write_text(json.dumps(made_up(job, accuracy)))
-    return folder
-
-
-def test_the_page_is_made_from_the_committed_results() -> None:
-    assert (ROOT / "docs" / "paper.md").read_text(encoding="utf-8") == page(FOLDER, ROOT / RESULTS)
+        runs.setdefault(job.table.name, []).append(made_up(job, accuracy))
+    for name, made in runs.items():
+        write_runs(table_path(experiment.results, name), made)
+    return experiment
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.text[:40])
-def test_every_claim_is_decided_once_its_runs_are_there_and_not_before(claim: Any, everything: Path) -> None:
-    jobs = jobs_of(load_tables(FOLDER), seeds=None, quick=False)
-    verdict = decided(claim, Evidence(*read_results(everything, jobs)))
+def test_every_claim_is_decided_once_its_runs_are_there_and_not_before(claim: Claim, everything: Experiment) -> None:
+    verdict = decided(claim, Evidence(*read_results(everything.results, everything.jobs())))
     assert verdict is not None
     assert verdict.outcome in ("holds", "does not hold", "cannot be tested")
     assert verdict.number
@@ -75,46 +72,45 @@ def test_every_claim_is_decided_once_its_runs_are_there_and_not_before(claim: An
 
 def test_what_falls_after_the_second_epoch_waits_for_a_third() -> None:
     run = {"aux_by_epoch": [1.0]}
-    decide = load_module(FOLDER, "claims").falls("switch top-2", "aux_by_epoch", "penalty")
-    claim = Claim("5.5", "the penalty falls", decide)
-    assert decided(claim, Evidence({("moe", "published", "switch top-2"): [run]}, {})) is None
+    claim = Claim("5.5", "the penalty falls", falls("switch top-2", "aux_by_epoch", "penalty"))
+    assert decided(claim, Evidence({("moe/published", "switch top-2"): [run]}, {})) is None
     run["aux_by_epoch"] += [0.8, 0.5]
-    assert decided(claim, Evidence({("moe", "published", "switch top-2"): [run]}, {})).outcome == "holds"
+    assert decided(claim, Evidence({("moe/published", "switch top-2"): [run]}, {})).outcome == "holds"
 
 
-def test_speech_commands_is_judged_with_its_steps_and_not_with_a_fraction_of_them(everything: Path) -> None:
-    runs, data = read_results(everything, jobs_of(load_tables(FOLDER), seeds=None, quick=False))
-    decide = load_module(FOLDER, "claims").speech_for_less
-    assert decide(Evidence(runs, data)).outcome in ("holds", "does not hold")
-    runs["speech", "published", "gate"][0]["steps"] = 80
-    assert decide(Evidence(runs, data)).outcome == "cannot be tested"
+def test_speech_commands_is_decided_with_all_its_steps_and_not_with_a_fraction_of_them(everything: Experiment) -> None:
+    runs, data = read_results(everything.results, everything.jobs())
+    assert speech_for_less(Evidence(runs, data)).outcome in ("holds", "does not hold")
+    runs["speech/published", "gate"][0]["steps"] = 80
+    assert speech_for_less(Evidence(runs, data)).outcome == "cannot be tested"
 
 
-def test_there_are_at_least_25_claims_and_the_page_has_every_table(everything: Path) -> None:
+def test_there_are_at_least_25_claims_and_the_page_has_every_table(everything: Experiment) -> None:
     assert len(CLAIMS) >= 25
-    text = page(FOLDER, everything)
-    assert text == page(FOLDER, everything), "byte for byte"
+    text = pages(everything)[PAGE]
+    assert text == pages(everything)[PAGE], "byte for byte"
     assert "not run yet" not in text.lower()
-    for table in load_tables(FOLDER):
-        assert f"\n## {table.section} {table.title} (a subset: 110 of {table.whole:,} training rows)" in text
-        for recipe in table.recipes:
+    for section in SECTIONS.values():
+        rows = f"(a subset: 110 of {section.training_rows:,} training rows)"
+        assert f"\n## {section.number} {section.title} {rows}" in text
+        for recipe in section.recipes:
             for remark in recipe.remarks:
                 assert f"- {remark}\n" in text
 
 
-def test_a_table_has_means_intervals_and_paired_tests(everything: Path) -> None:
-    text = page(FOLDER, everything)
+def test_a_table_has_means_intervals_and_paired_tests(everything: Experiment) -> None:
+    text = pages(everything)[PAGE]
     section = text[text.index("### 5.1 ours") :]
     header = section[section.index("| model |") :].splitlines()[0]
     assert [word.strip() for word in header.split("|")[1:7]] == [
-        "model", "seeds", "accuracy, %", "to dense, points (p)", "to rigl, points (p)", "macro-F1, %",
+        "model", "seeds", "accuracy, %", "minus dense, points (p)", "minus rigl, points (p)", "macro-F1, %",
     ]  # fmt: skip
     row = next(line for line in section.splitlines() if line.startswith("| gate |"))
     assert row.startswith("| gate | 5 | 91.20 ± 0.16 [91.00, 91.40] | +1.00 (<0.001) | +1.00 (<0.001) | 91.20 ± 0.16 |")
     assert "| 1,234 | 0.250 | 0.050 | 0.200 | 0.600 | 0.100 | 0.500 | 0.500 | 0.500 | 1.50 |" in row
 
 
-def test_what_is_missing_is_said_and_not_guessed(tmp_path: Path) -> None:
-    text = page(FOLDER, tmp_path)
-    assert "Not run yet: `dynamicgate paper mnist/ours`" in text
+def test_the_page_says_which_runs_are_missing(tmp_path: Path) -> None:
+    text = pages(replace(PAPER, root=tmp_path))[PAGE]
+    assert "Not run yet: `python -m experiments.paper mnist/ours`" in text
     assert "wait for their runs" in text

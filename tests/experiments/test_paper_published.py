@@ -1,4 +1,4 @@
-"""What the published code really does, where that can be seen without training on data (facts about its schedules)."""
+"""What the published code really does, as far as that can be shown without training on its data."""
 
 from __future__ import annotations
 
@@ -8,27 +8,20 @@ from typing import Any
 
 import pytest
 import torch
+from experiments.paper import mnist, pbmc3k, published, speech, tiny_imagenet
+from experiments.paper.experiment import SECTIONS
 
 import dynamicgate as dg
 from dynamicgate.data import Arrays
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.runner import Job, Table, load_tables
-from dynamicgate.lab.runner.jobs import load_module
-from tests.places import ROOT
+from dynamicgate.lab.runner import Job
 
-FOLDER = ROOT / "experiments" / "paper"
 CPU = torch.device("cpu")
-PUBLISHED = load_module(FOLDER, "published")
 
 
-def module(name: str) -> Any:
-    return load_module(FOLDER, name)
-
-
-def table(name: str) -> Table:
-    (found,) = load_tables(FOLDER, name)
-    return found
+def asked_for(name: str, model: str) -> dict[str, Any]:
+    return dict(SECTIONS[name].recipe("published").table.models[model])
 
 
 def rows(features: int, classes: int, count: int = 8) -> Splits:
@@ -37,7 +30,7 @@ def rows(features: int, classes: int, count: int = 8) -> Splits:
 
 
 def test_the_mnist_schedule_ends_with_all_inputs_open_all_units_closed_and_401_408_flops() -> None:
-    mnist, asked = module("mnist"), dict(table("mnist").recipe("published").models["gate"])
+    asked = asked_for("mnist", "gate")
     made = mnist.notebook(asked, rows(784, 10), CPU)
     gates = dg.named_gates(made.model)
 
@@ -60,9 +53,9 @@ def test_the_mnist_schedule_ends_with_all_inputs_open_all_units_closed_and_401_4
     assert round(made.claimed({}) * 406_528) == 401_408
 
 
-def test_the_task_does_not_reach_the_mnist_gates_and_nothing_that_counts_as_closed_is_saved() -> None:
-    asked, data = dict(table("mnist").recipe("published").models["gate"]), rows(784, 10)
-    made = module("mnist").notebook(asked, data, CPU)
+def test_the_mnist_gates_get_no_gradient_from_the_task_and_closed_units_save_nothing() -> None:
+    asked, data = asked_for("mnist", "gate"), rows(784, 10)
+    made = mnist.notebook(asked, data, CPU)
     torch.nn.functional.cross_entropy(made.model(data.train.values), data.train.y).backward()
     assert all(
         gate.bias.grad is None or float(gate.bias.grad.abs().max()) == 0.0
@@ -72,43 +65,39 @@ def test_the_task_does_not_reach_the_mnist_gates_and_nothing_that_counts_as_clos
 
 
 def test_the_own_counts_are_the_published_formulas() -> None:
-    mnist = module("mnist").notebook(dict(table("mnist").recipe("published").models["pruned"]), rows(784, 10), CPU)
-    assert int(mnist.claimed({}) * 406_528) == 286_105
-    speech = module("speech").notebook(dict(table("speech").recipe("published").models["gate"]), rows(1640, 12), CPU)
-    for gate, units in zip(dg.named_gates(speech.model).values(), (473, 210), strict=True):
+    pruned = mnist.notebook(asked_for("mnist", "pruned"), rows(784, 10), CPU)
+    assert int(pruned.claimed({}) * 406_528) == 286_105
+    spoken = speech.notebook(asked_for("speech", "gate"), rows(1640, 12), CPU)
+    for gate, units in zip(dg.named_gates(spoken.model).values(), (473, 210), strict=True):
         torch.nn.init.constant_(gate.bias, -3.0)
         gate.bias.data[:units] = 3.0
-    assert speech.claimed({}) * 973_824 == pytest.approx(963_288)
-    tiny = module("tiny_imagenet").notebook(
-        dict(table("tiny-imagenet").recipe("published").models["gate+rigl"]), rows(12288, 200), CPU
-    )
+    assert spoken.claimed({}) * 973_824 == pytest.approx(963_288)
+    tiny = tiny_imagenet.notebook(asked_for("tiny-imagenet", "gate+rigl"), rows(12288, 200), CPU)
     (gate,) = dg.named_gates(tiny.model).values()
     torch.nn.init.constant_(gate.bias, math.log(0.1448 / (1 - 0.1448)))
     assert tiny.claimed({}) * 6_393_856 == pytest.approx(1_273_117, abs=20)
 
 
-def test_rigl_of_pbmc3k_never_rewires_in_its_80_steps(tmp_path: Path) -> None:
-    found = table("pbmc3k")
-    recipe = found.recipe("published")
-    asked = recipe.models["rigl"]
+def test_rigl_of_pbmc3k_never_updates_its_masks_in_its_80_steps(tmp_path: Path) -> None:
+    table = SECTIONS["pbmc3k"].recipe("published").table
+    asked = table.models["rigl"]
     assert asked["epochs"] * math.ceil(1890 / asked["batch"]) == 80 < asked["every"] == 400
     data = rows(30, 9, count=90)
-    run = recipe.train(Job(found, recipe, "rigl", 42, quick=True, folder=tmp_path, device="cpu"), data)
-    assert run["rewirings"] == 0
+    run = table.train(Job(table, "rigl", 42, quick=True, work=tmp_path, device="cpu"), data)
+    assert run["mask_updates"] == 0
     assert [layer["density"] for layer in run["layers"]] == [0.25, 0.25, 1.0]
 
 
-def test_the_logit_cut_of_pbmc3k_rises_past_the_open_start_and_falls_again() -> None:
-    pbmc = module("pbmc3k")
-    schedule = pbmc.Schedule(dict(table("pbmc3k").recipe("published").models["gate"]))
-    cuts = [schedule.tau(e) * PUBLISHED.logit(schedule.theta(e)) for e in range(1, 11)]
-    assert cuts == pytest.approx([-0.80, 0.11, 0.83, 1.38, 1.75, 1.97, 2.00, 1.85, 1.46, 0.70], abs=0.006)
-    assert max(cuts) > PUBLISHED.logit(0.85) > cuts[-1]
+def test_the_logit_threshold_of_pbmc3k_rises_above_the_initial_logit_and_falls_again() -> None:
+    schedule = pbmc3k.Schedule(asked_for("pbmc3k", "gate"))
+    thresholds = [schedule.tau(e) * published.logit(schedule.theta(e)) for e in range(1, 11)]
+    assert thresholds == pytest.approx([-0.80, 0.11, 0.83, 1.38, 1.75, 1.97, 2.00, 1.85, 1.46, 0.70], abs=0.006)
+    assert max(thresholds) > published.logit(0.85) > thresholds[-1]
 
 
 def test_the_pbmc3k_count_leaves_the_gate_networks_out() -> None:
     data = rows(2000, 9)
-    made = module("pbmc3k").notebook(dict(table("pbmc3k").recipe("published").models["gate+rigl"]), data, CPU)
+    made = pbmc3k.notebook(asked_for("pbmc3k", "gate+rigl"), data, CPU)
     made.before_epoch(0)
     found = dg.measure(made.model, data.test).to_dict()
     assert made.claimed(found) * 2_504_500 == pytest.approx(629_500), "all open at first"
@@ -116,8 +105,8 @@ def test_the_pbmc3k_count_leaves_the_gate_networks_out() -> None:
 
 
 def test_all_gates_of_tiny_imagenet_tie_and_so_all_are_open_at_first() -> None:
-    asked = dict(table("tiny-imagenet").recipe("published").models["gate+rigl"])
-    made = module("tiny_imagenet").notebook(asked, rows(60, 5), CPU)
+    asked = asked_for("tiny-imagenet", "gate+rigl")
+    made = tiny_imagenet.notebook(asked, rows(60, 5), CPU)
     (gate,) = dg.named_gates(made.model).values()
     assert float(torch.sigmoid(gate.bias.detach()).max()) < asked["theta"]
     assert float(gate(torch.zeros(1, 1)).open.sum()) == 256
@@ -126,23 +115,23 @@ def test_all_gates_of_tiny_imagenet_tie_and_so_all_are_open_at_first() -> None:
     assert float(gate(torch.zeros(1, 1)).open.sum()) == 20 + 156, "the 51st largest ties with 155 others"
 
 
-def test_the_rewiring_of_tiny_imagenet_keeps_its_number_of_connections() -> None:
+def test_mask_updates_of_tiny_imagenet_keep_the_number_of_connections() -> None:
     layer = torch.nn.Linear(100, 40)
-    rewiring = module("tiny_imagenet").Rewiring(layer, {**module("tiny_imagenet").RIGL, "every": 3})
+    updates = tiny_imagenet.MaskUpdates(layer, {**tiny_imagenet.RIGL, "every": 3})
     before = layer.mask.clone()
     for _ in range(7):
         layer.weight.grad = torch.randn_like(layer.weight)
-        rewiring.watch()
-        rewiring.step()
-    assert rewiring.updates == 2
+        updates.watch()
+        updates.step()
+    assert updates.count == 2
     assert int(layer.mask.sum()) == int(before.sum()) == 800
     assert 0 < int((layer.mask & ~before).sum()) <= 80
     assert float(layer.weight.detach()[~layer.mask].abs().max()) == 0.0
 
 
-def test_a_unit_closed_before_the_relu_tells_its_gate_nothing() -> None:
+def test_a_unit_closed_before_the_relu_gives_its_gate_no_gradient() -> None:
     model = dg.nn.GatedMLP((6, 4, 3), GateConfig(kind="static", train="hard"))
-    PUBLISHED.before_the_relu_(model)
+    published.gate_before_relu_(model)
     (gate,) = dg.named_gates(model).values()
     gate.bias.data[:2] = -3.0
     model(torch.randn(50, 6)).square().sum().backward()
@@ -151,15 +140,15 @@ def test_a_unit_closed_before_the_relu_tells_its_gate_nothing() -> None:
     assert float(gate.bias.grad[2:].abs().max()) > 0.0
 
 
-def test_pruning_of_cifar10_forgets_its_mask_and_that_of_pbmc3k_does_not() -> None:
+def test_pruning_drops_its_mask_on_cifar10_and_keeps_it_on_pbmc3k() -> None:
     model = dg.nn.GatedMLP((20, 30, 5))
-    PUBLISHED.prune_together_(model, 0.4, keep_mask=False)
-    assert PUBLISHED.nonzero_share(model) == pytest.approx(0.6, abs=0.01)
+    published.prune_together_(model, 0.4, keep_mask=False)
+    assert published.nonzero_fraction(model) == pytest.approx(0.6, abs=0.01)
     assert not hasattr(model.layers[0], "mask")
-    PUBLISHED.prune_together_(model, 0.5, keep_mask=True)
+    published.prune_together_(model, 0.5, keep_mask=True)
     assert hasattr(model.layers[0], "mask")
 
 
 def test_without_validation_all_official_training_rows_are_trained_on() -> None:
-    data = PUBLISHED.whole_training(rows(6, 3, count=9))
+    data = published.whole_training(rows(6, 3, count=9))
     assert (len(data.train), len(data.valid), len(data.test)) == (18, 0, 9)

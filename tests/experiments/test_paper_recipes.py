@@ -6,56 +6,66 @@ import json
 from typing import Any
 
 import pytest
+from experiments.paper.experiment import PAPER, SECTIONS, choose_tables
+from experiments.paper.section import Recipe, Section
 
 from dynamicgate.lab.methods import Settings
-from dynamicgate.lab.runner import Recipe, Table, jobs_of, load_tables
-from tests.places import ROOT
 
-FOLDER = ROOT / "experiments" / "paper"
-TABLES = {table.name: table for table in load_tables(FOLDER)}
-RECIPES = [pytest.param(t, r, id=f"{t.name}-{r.kind}") for t in TABLES.values() for r in t.recipes]
+RECIPES = [pytest.param(s, r, id=r.table.name) for s in SECTIONS.values() for r in s.recipes]
 EVERY_TABLE = {
     "dense", "dropout", "pruned", "small", "static", "random", "gate", "static-sparse", "rigl", "gate+rigl",
 }  # fmt: skip
 
 
 def published(name: str, model: str) -> dict[str, Any]:
-    return dict(TABLES[name].recipe("published").models[model])
+    return dict(SECTIONS[name].recipe("published").table.models[model])
 
 
 def test_there_is_a_file_for_each_table_in_the_order_of_the_paper() -> None:
-    assert {name: table.section for name, table in TABLES.items()} == {
+    assert {name: section.number for name, section in SECTIONS.items()} == {
         "mnist": "5.1", "cifar10": "5.2", "tiny-imagenet": "5.3", "speech": "5.4", "moe": "5.5", "pbmc3k": "5.6",
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("table", "recipe"), RECIPES)
-def test_a_recipe_is_plain_data_with_enough_seeds_and_its_dense_network_first(table: Table, recipe: Recipe) -> None:
-    assert next(iter(recipe.models)) == "dense"
-    assert len(recipe.seeds) == (10 if table.name == "pbmc3k" else 5)
-    for asked in recipe.models.values():
+@pytest.mark.parametrize(("section", "recipe"), RECIPES)
+def test_a_recipe_is_plain_data_with_enough_seeds_and_its_dense_network_first(section: Section, recipe: Recipe) -> None:
+    table = recipe.table
+    assert table.name == f"{section.name}/{recipe.kind}"
+    assert next(iter(table.models)) == "dense"
+    assert len(table.seeds) == (10 if section.name == "pbmc3k" else 5)
+    for asked in table.models.values():
         assert json.loads(json.dumps(asked)) == asked
     assert recipe.remarks
-    names = [job.name for job in jobs_of([table], seeds=None, quick=False, kind=recipe.kind)]
-    assert len(set(names)) == len(names) == len(recipe.seeds) * len(recipe.models)
+    hashes = [job.hash for job in PAPER.jobs([table])]
+    assert len(set(hashes)) == len(hashes) == len(table.seeds) * len(table.models)
 
 
-@pytest.mark.parametrize("name", TABLES)
+def test_tables_are_chosen_by_section_and_kind() -> None:
+    assert [table.name for table in choose_tables("mnist")] == ["mnist/published", "mnist/written", "mnist/ours"]
+    assert [table.name for table in choose_tables("moe/ours")] == ["moe/ours"]
+    assert len(choose_tables("all")) == len(PAPER.tables) == 17
+    with pytest.raises(ValueError, match=r"unknown table 'cloud': the tables are mnist, cifar10, .* or all"):
+        choose_tables("cloud")
+    with pytest.raises(ValueError, match="moe has the recipes published, ours, received 'written'"):
+        choose_tables("moe/written")
+
+
+@pytest.mark.parametrize("name", SECTIONS)
 def test_ours_has_every_model_at_one_budget_with_equal_training(name: str) -> None:
-    recipe = TABLES[name].recipe("ours")
-    assert recipe.models.keys() >= EVERY_TABLE
+    table = SECTIONS[name].recipe("ours").table
+    assert table.models.keys() >= EVERY_TABLE
     if name == "moe":
-        assert recipe.models.keys() >= {"switch top-1", "switch top-2"}
+        assert table.models.keys() >= {"switch top-1", "switch top-2"}
     shared = {
-        key: {str(asked[key]) for asked in recipe.models.values()} for key in ("epochs", "batch", "budget", "hidden")
+        key: {str(asked[key]) for asked in table.models.values()} for key in ("epochs", "batch", "budget", "hidden")
     }
     assert all(len(values) == 1 for values in shared.values()), shared
-    for asked in recipe.models.values():
-        Settings(**{key: value for key, value in asked.items() if key != "beside"})
+    for asked in table.models.values():
+        Settings(**{key: value for key, value in asked.items() if key != "model_options"})
 
 
-def test_the_budgets_are_what_the_paper_is_to_be_beaten_at() -> None:
-    budgets = {name: table.recipe("ours").models["gate"]["budget"] for name, table in TABLES.items()}
+def test_budgets_are_within_the_limits_for_a_comparison_with_the_paper() -> None:
+    budgets = {name: section.recipe("ours").table.models["gate"]["budget"] for name, section in SECTIONS.items()}
     limits = {"mnist": 0.25, "cifar10": 0.35, "tiny-imagenet": 0.40, "speech": 0.40, "moe": 0.25, "pbmc3k": 0.20}
     assert all(budgets[name] <= limits[name] for name in limits)
 
@@ -73,7 +83,7 @@ def test_the_published_settings_of_mnist() -> None:
     assert published("mnist", "pruned")["prune"] == 0.3
     assert (gate["gate_lr"], gate["input_logit"], gate["hidden_logit"]) == (5e-5, 3.0, 2.0)
     assert (gate["theta"], gate["theta_epochs"], gate["weight"], gate["weight_from"]) == ([0.60, 0.90], 25, 3e-4, 15)
-    assert (gate["keep"], gate["keep_weight"], gate["input_share"]) == (0.90, 2.0, 0.1)
+    assert (gate["target_rate"], gate["target_weight"], gate["input_weight"]) == (0.90, 2.0, 0.1)
 
 
 def test_the_published_settings_of_cifar10() -> None:
@@ -83,16 +93,16 @@ def test_the_published_settings_of_cifar10() -> None:
     assert (pruned["prune"], pruned["prune_epochs"]) == (0.4, 8)
     assert (gate["open"], gate["theta"], gate["tau"], gate["tau_epochs"]) == (0.65, 0.5, [2.0, 1.2], 10)
     assert (gate["weight"], gate["weight_from"], gate["targets"], gate["target_weight"]) == (2e-2, 3, [0.52, 0.35], 0.8)
-    assert TABLES["cifar10"].recipe("published").seeds[0] == 52
+    assert SECTIONS["cifar10"].recipe("published").table.seeds[0] == 52
 
 
 def test_the_published_settings_of_tiny_imagenet() -> None:
     dense, both = published("tiny-imagenet", "dense"), published("tiny-imagenet", "gate+rigl")
     assert (dense["hidden"], dense["epochs"], dense["optimizer"]) == ([256], 20, "adam")
     assert published("tiny-imagenet", "dropout")["dropout"] == 0.3
-    assert (both["theta"], both["min_keep"], both["target"]) == (0.6, 0.20, 0.50)
-    assert (both["weight"], both["weight_from"], both["growth"], both["most"]) == (1e-3, 3, 1.5, 0.1)
-    assert (both["sparsity"], both["every"], both["share"], both["memory"]) == (0.8, 200, 0.01, 0.9)
+    assert (both["theta"], both["min_open"], both["target"]) == (0.6, 0.20, 0.50)
+    assert (both["weight"], both["weight_from"], both["growth"], both["max_weight"]) == (1e-3, 3, 1.5, 0.1)
+    assert (both["sparsity"], both["every"], both["fraction"], both["momentum"]) == (0.8, 200, 0.01, 0.9)
 
 
 def test_the_published_settings_of_speech() -> None:
@@ -124,6 +134,6 @@ def test_the_published_settings_of_pbmc3k() -> None:
     assert gate["targets"] == [[2, 0.90, 0.85], [6, 0.25, 0.20], [10, 0.05, 0.03]]
     assert (rigl["density"], rigl["every"], rigl["fraction"]) == (0.25, 400, 0.05)
     assert (pruned["prune"], pruned["prune_epochs"]) == (0.5, 3)
-    recipe = TABLES["pbmc3k"].recipe("published")
-    assert recipe.seeds == tuple(range(42, 52))
-    assert recipe.data_options == {"labels": "leiden", "fit": "all", "hvg": "log", "split": "paper"}
+    table = SECTIONS["pbmc3k"].recipe("published").table
+    assert table.seeds == tuple(range(42, 52))
+    assert table.data_options == {"labels": "leiden", "fit": "all", "hvg": "log", "split": "paper"}

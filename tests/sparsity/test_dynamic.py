@@ -49,11 +49,11 @@ def test_the_exchanged_fraction_falls_to_zero_and_then_the_mask_stays() -> None:
     x, y = torch.randn(400, 20), torch.randint(3, (400,))
     model = dg.nn.GatedMLP((20, 30, 3))
     history = dg.fit(model, (x, y), sparsifier=rigl(model, until=0.5, fraction=0.4), epochs=10, batch=40, show=False)
-    churn = [row["rewiring"]["layers.0"]["churn"] for row in history.log]
+    churn = [row["sparsity"]["layers.0"]["churn"] for row in history.log]
     assert churn[4] == pytest.approx(0.4, abs=0.01)
     assert churn[24] == pytest.approx(0.2, abs=0.04), "the cosine is at one half after a quarter of training"
     assert churn[48] < 0.02
-    explored = [row["rewiring"]["layers.0"]["explored"] for row in history.log]
+    explored = [row["sparsity"]["layers.0"]["explored"] for row in history.log]
     assert explored[50:] == [explored[50]] * len(explored[50:])
 
 
@@ -75,11 +75,11 @@ def test_fit_logs_exploration_and_churn() -> None:
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
     model = dg.nn.GatedMLP((10, 32, 3))
     history = dg.fit(model, (x, y), sparsifier=rigl(model, every=10), epochs=10, batch=20, show=False)
-    rows = [row["rewiring"]["layers.0"] for row in history.log]
+    rows = [row["sparsity"]["layers.0"] for row in history.log]
     assert rows[0]["density"] == rows[-1]["density"] == pytest.approx(0.3, abs=0.01)
     explored = [row["explored"] for row in rows]
     assert explored == sorted(explored)
     assert explored[0] == pytest.approx(0.3, abs=0.01)
     assert explored[-1] > 0.4
     assert max(row["churn"] for row in rows) == pytest.approx(0.29, abs=0.02)
-    assert all(row["rewiring"] is None for row in dg.fit(dg.nn.GatedMLP((10, 4, 3)), (x, y), epochs=1, show=False).log)
+    assert all(row["sparsity"] is None for row in dg.fit(dg.nn.GatedMLP((10, 4, 3)), (x, y), epochs=1, show=False).log)

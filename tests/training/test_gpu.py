@@ -125,7 +125,7 @@ def test_gates_and_rigl_train_together_on_the_gpu(tmp_path: Path, pattern: str) 
     assert [layer.count for layer in sparsifier.layers] == counts
     assert sparsifier.updates > 5
     assert all(not layer.weight[~layer.mask].any() for layer in sparsifier.layers)
-    assert history.log[-1]["rewiring"]["layers.0"]["explored"] > 0.45
+    assert history.log[-1]["sparsity"]["layers.0"]["explored"] > 0.45
     assert abs(dg.measure(model, (x, y)).macs["relative"] - 0.3) <= 0.01
 
 

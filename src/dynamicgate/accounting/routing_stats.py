@@ -20,9 +20,6 @@ from dynamicgate.gating.recording import named_gates, usage
 from dynamicgate.gating.routing import top_k_mask
 from dynamicgate.modules import evaluating
 
-# Fields whose key in the committed results has another name.
-RESULT_KEYS = {"corr_reference": "corr_judge", "rows_with_drops": "rows_short", "rows_dropped": "rows_unserved"}
-
 
 @dataclass(frozen=True)
 class RoutingStats:
@@ -60,8 +57,8 @@ class RoutingStats:
     rows_dropped: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, lists and strings, under the keys of the committed results."""
-        return {RESULT_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        """Plain numbers, lists and strings."""
+        return asdict(self)
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<20}{_format(value)}" for name, value in asdict(self).items() if value is not None)

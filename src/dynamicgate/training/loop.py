@@ -256,7 +256,7 @@ class Run:
             "lambda": self.budget.lambda_ if self.budget else None,
             "valid": None,
             "sites": site_stats(self.model, used) if used is not None else {},
-            "rewiring": self.sparsifier.stats() if self.sparsifier else None,
+            "sparsity": self.sparsifier.stats() if self.sparsifier else None,
             "masks": self.sparsifier.fingerprint() if self.sparsifier else None,
             **row,
         }

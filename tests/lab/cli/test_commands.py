@@ -76,7 +76,7 @@ def test_measure_uses_the_training_dataset_unless_another_is_given(
 
     for command in ("train", "measure"):
         monkeypatch.setattr(f"dynamicgate.lab.cli.{command}.load_dataset", spy)
-    monkeypatch.setattr("dynamicgate.lab.methods.train_one.load_dataset", spy)
+    monkeypatch.setattr("dynamicgate.lab.runner.comparison.load_dataset", spy)
     out = tmp_path / "run"
     there = ["--data", "elsewhere", "--data-dir", str(tmp_path / "there")]
     assert main(["train", "--model", "dense", *there, *QUICK, "--out", str(out)]) == 0
@@ -110,15 +110,15 @@ def test_train_writes_one_run_and_does_not_repeat_it(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # a CPU without bf16 says so, and goes on
-@pytest.mark.parametrize("gate", [{"scale": True, "policy": "bernoulli"}, {"ramp": 0.7, "policy": "gumbel"}])
+@pytest.mark.parametrize("gate", [{"scale": True, "policy": "bernoulli"}, {"soft_width": 0.7, "policy": "gumbel"}])
 def test_every_training_option_reaches_the_run(gate: dict[str, Any], tmp_path: Path) -> None:
     given = {
         "budget": 0.5, "hidden": [20, 12], "epochs": 1, "batch": 300, "lr": 0.007, "weight_decay": 0.2, "dropout": 0.3,
         "block": 4, "net": "two-layer", "rank": 6, "tau": 0.9, "theta": 0.4, **gate,
         "accumulate": 2, "clip": 0.5, "bf16": True, "balanced": True, "patience": 2, "density": 0.4,
-        "gate_density": 0.7, "structure": "fan-in", "output": "sparse", "every": 1, "activation": "gelu",
-        "start": 0.8, "settled": 0.6, "gate_share": 0.3, "open_rate": 0.5, "distill": 0.25, "gate_rate": 0.5,
-        "distribution": "erk", "widen": 1.5,
+        "gate_density": 0.7, "pattern": "fan-in", "output": "sparse", "every": 1, "activation": "gelu",
+        "initial_density": 0.8, "prune_until": 0.6, "gate_fraction": 0.3, "open_rate": 0.5, "distill_weight": 0.25,
+        "gate_lr_scale": 0.5, "distribution": "erk", "widen": 1.5,
     }  # fmt: skip
     words: list[str] = []
     for name, value in given.items():
@@ -127,6 +127,6 @@ def test_every_training_option_reaches_the_run(gate: dict[str, Any], tmp_path: P
         words += [f"--{'no-' if value is False else ''}{option}", *([] if isinstance(value, bool) else [text])]
     assert main(["train", "--model", "gate+rigl", *words, "--out", str(tmp_path)]) == 0
     settings = json.loads((tmp_path / "run.json").read_text())["settings"]
-    other = {"scale": False, "ramp": 0.0}  # a ramp and a scale do not go together
+    other = {"scale": False, "soft_width": 0.0}  # a soft width and a scale do not go together
     assert settings == {"data": "digits", "model": "gate+rigl", "seed": 0, "data_options": [], **other, **given}
     assert not [name for name, value in given.items() if value == getattr(Settings(), name)], "none is the default"

@@ -1,4 +1,4 @@
-"""Evidence from single samples: what each cost, how sure the model was, and how it looks."""
+"""Statistics of single samples: their cost, how certain the model was, and how they are displayed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dynamicgate.data import Arrays
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import Settings, run_one
-from dynamicgate.lab.methods.samples import Evidence, histogram, look, picture
+from dynamicgate.lab.methods.samples import SampleStats, histogram, picture, show
 
 
 def splits_of(x: torch.Tensor, name: str = "mine", classes: int = 3, **options: object) -> Splits:
@@ -25,9 +25,9 @@ def splits_of(x: torch.Tensor, name: str = "mine", classes: int = 3, **options: 
 
 
 def gathered(model: torch.nn.Module, splits: Splits) -> dict:
-    evidence = Evidence()
-    dg.measure(model, splits.test, batch=7, watch=evidence.add)
-    return evidence.to_dict(splits)
+    stats = SampleStats()
+    dg.measure(model, splits.test, batch=7, watch=stats.add)
+    return stats.to_dict(splits)
 
 
 @pytest.fixture
@@ -44,13 +44,13 @@ def test_the_cost_of_samples_is_what_a_measurement_of_each_alone_says(gated: tup
     alone = [dg.measure(model, splits.test.x[row : row + 1]).macs["executed"] for row in range(40)]
     assert (found["macs"]["low"], found["macs"]["high"]) == (min(alone), max(alone))
     assert found["count"] == sum(found["macs"]["counts"]) == 40
-    for kind in ("easiest", "hardest", "cheapest", "dearest"):
+    for kind in ("easiest", "hardest", "cheapest", "most_expensive"):
         assert [sample["macs"] for sample in found[kind]] == [alone[sample["row"]] for sample in found[kind]]
     assert [sample["macs"] for sample in found["cheapest"]] == sorted(alone)[:3]
-    assert [sample["macs"] for sample in found["dearest"]] == sorted(alone)[:-4:-1]
+    assert [sample["macs"] for sample in found["most_expensive"]] == sorted(alone)[:-4:-1]
 
 
-def test_the_easiest_are_the_most_sure_and_the_hardest_the_least(gated: tuple[torch.nn.Module, Splits]) -> None:
+def test_the_easiest_are_the_most_certain_and_the_hardest_the_least(gated: tuple[torch.nn.Module, Splits]) -> None:
     model, splits = gated
     found = gathered(model, splits)
     with torch.no_grad():
@@ -81,10 +81,10 @@ def test_a_dense_model_has_no_cheapest_sample_and_no_correlation() -> None:
     assert len(found["easiest"]) == 3
 
 
-def test_evidence_is_the_same_for_any_batch_size_and_is_plain_json(gated: tuple[torch.nn.Module, Splits]) -> None:
+def test_statistics_do_not_depend_on_the_batch_size_and_are_plain_json(gated: tuple[torch.nn.Module, Splits]) -> None:
     model, splits = gated
     found = gathered(model, splits)
-    whole = Evidence()
+    whole = SampleStats()
     dg.measure(model, splits.test, watch=whole.add)
     again = whole.to_dict(splits)
     assert json.loads(json.dumps(found)) == found
@@ -93,14 +93,14 @@ def test_evidence_is_the_same_for_any_batch_size_and_is_plain_json(gated: tuple[
     assert hardest[0] == pytest.approx(hardest[1], abs=1e-6)
 
 
-def test_evidence_that_does_not_fit_the_test_part_is_refused(gated: tuple[torch.nn.Module, Splits]) -> None:
+def test_statistics_of_other_rows_than_the_test_part_are_refused(gated: tuple[torch.nn.Module, Splits]) -> None:
     model, splits = gated
-    evidence = Evidence()
-    with pytest.raises(ValueError, match="nothing was measured"):
-        evidence.to_dict(splits)
-    dg.measure(model, splits.test.x[:10], watch=evidence.add)
-    with pytest.raises(ValueError, match="evidence of 10 samples does not fit the 40 of the test part"):
-        evidence.to_dict(splits)
+    stats = SampleStats()
+    with pytest.raises(ValueError, match="no sample was recorded"):
+        stats.to_dict(splits)
+    dg.measure(model, splits.test.x[:10], watch=stats.add)
+    with pytest.raises(ValueError, match="received 10 recorded samples, expected the 40 of the test part"):
+        stats.to_dict(splits)
 
 
 def test_there_are_no_more_bins_than_values() -> None:
@@ -116,46 +116,46 @@ def test_a_picture_is_a_png_that_others_can_read(channels: int) -> None:
     pixels = torch.randint(0, 256, (channels, 12, 20), dtype=torch.uint8)
     read = image.open(io.BytesIO(base64.b64decode(picture(pixels / 255))))
     assert read.size == (20, 12)
-    seen = torch.tensor(list(read.tobytes()), dtype=torch.uint8).view(12, 20, channels).permute(2, 0, 1)
-    assert torch.equal(seen, pixels)
+    decoded = torch.tensor(list(read.tobytes()), dtype=torch.uint8).view(12, 20, channels).permute(2, 0, 1)
+    assert torch.equal(decoded, pixels)
 
 
-def test_a_large_picture_is_made_small_and_its_values_are_spread_over_the_range_there_is() -> None:
+def test_a_large_picture_is_shrunk_and_its_range_of_values_is_scaled() -> None:
     image = pytest.importorskip("PIL.Image")
     read = image.open(io.BytesIO(base64.b64decode(picture(torch.linspace(-40.0, 20.0, 64 * 98).view(1, 64, 98)))))
     assert read.size == (32, 32)
     assert read.getextrema() == (0, 255)
 
 
-def test_digits_are_shown_as_pictures_and_tables_by_the_features_that_stand_out() -> None:
+def test_digits_are_displayed_as_pictures_and_tables_by_the_features_that_deviate_most() -> None:
     pytest.importorskip("sklearn")
-    assert look(load_dataset("digits"), 5).keys() == {"picture"}
+    assert show(load_dataset("digits"), 5).keys() == {"picture"}
     x = torch.zeros(4, 10)
     x[2, 7], x[2, 1] = -9.0, 4.0
-    features = look(replace(splits_of(x), std=2.0), 2)["features"]
+    features = show(replace(splits_of(x), std=2.0), 2)["features"]
     assert features[:2] == [[7, -9.0, -4.5], [1, 4.0, 2.0]]
     assert len(features) == 6
 
 
-def test_images_are_shown_as_pictures_once_they_are_read_as_vectors() -> None:
+def test_images_that_are_read_as_vectors_are_displayed_as_pictures() -> None:
     pixels, y = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8), torch.zeros(4, dtype=torch.long)
     stored = Arrays(pixels, y, prepare=lambda batch: batch.float() / 255)
     splits = Splits("mine", stored, stored, stored, 2, 0.0, 1.0).flat()
-    assert look(splits, 1).keys() == {"picture"}
+    assert show(splits, 1).keys() == {"picture"}
 
 
-def test_a_run_keeps_its_evidence_small() -> None:
+def test_the_statistics_of_a_run_are_small() -> None:
     stored = Arrays(torch.rand(30, 3, 32, 32), torch.arange(30) % 10, prepare=torch.nn.Identity())
     splits = Splits("photos", stored, stored, stored, 10, 0.0, 1.0).flat()
     model = dg.nn.GatedMLP((3072, 16, 10), dg.GateConfig(net="linear"))
     assert len(json.dumps(gathered(model, splits))) < 64_000, "noise is the worst case"
 
 
-def test_a_run_leaves_its_evidence_beside_its_model(tmp_path: Path) -> None:
+def test_a_run_writes_its_sample_statistics_beside_its_model(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     splits = load_dataset("digits").flat()
     run = run_one(Settings(model="gate", epochs=1, hidden=(16,), budget=0.6).resolved(splits), splits, tmp_path)
-    found = json.loads((tmp_path / "evidence.json").read_text(encoding="utf-8"))
+    found = json.loads((tmp_path / "samples.json").read_text(encoding="utf-8"))
     assert found["count"] == len(splits.test)
     assert found["macs"]["low"] <= run["macs"]["executed"] <= found["macs"]["high"]
     assert found["easiest"][0].keys() == {"row", "macs", "hardness", "label", "predicted", "picture"}

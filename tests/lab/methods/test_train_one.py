@@ -1,91 +1,20 @@
-"""The runs of a comparison: what they leave behind, and how they are found again."""
+"""One run: repeatable, found again in its folder, and trained by a teacher where that is asked for."""
 
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-import dynamicgate as dg
-from dynamicgate.data import Arrays
 from dynamicgate.lab.datasets.loading import load_dataset
-from dynamicgate.lab.methods import MODELS, Settings, compare, run_one, settings_hash
-from dynamicgate.lab.methods.hyperparameters import LATER
-
-META = {"created", "commit", "command", "versions", "machine", "budget", "seeds", "epochs", "hidden", "data"}
-RUN = {
-    "model", "seed", "data", "quality", "macs", "proxies", "layers", "params", "seconds", "budget", "rewiring",
-    "samples", "gates", "notes", "valid", "steps", "collapses", "settings", "folder",
-}  # fmt: skip
+from dynamicgate.lab.methods import MODELS, Settings, run_one
 
 
-@pytest.fixture(scope="module")
-def finished(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    out = tmp_path_factory.mktemp("compare")
-    results = compare(settings, list(MODELS), [0, 1], out, command="dynamicgate compare ...")
-    return out, json.loads(json.dumps(results))
-
-
-def test_results_have_exactly_the_documented_keys(finished: tuple[Path, dict[str, Any]]) -> None:
-    out, returned = finished
-    results = json.loads((out / "results.json").read_text())
-    assert results == returned
-    assert results.keys() == {"meta", "runs"}
-    assert results["meta"].keys() == META
-    assert [(run["seed"], run["model"]) for run in results["runs"]] == [(s, m) for s in (0, 1) for m in MODELS]
-    for run in results["runs"]:
-        assert run.keys() == RUN
-        assert run["quality"].keys() == {"accuracy", "macro_f1"}
-        assert run["macs"].keys() == {
-            "dense", "executed", "gate", "relative", "relative_zero_skip", "structure_saved", "gate_saved",
-        }  # fmt: skip
-        assert run["proxies"].keys() == {
-            f"{name}_{of}" for name in ("compute_proxy", "relmac", "relmac_fuse") for of in "pg"
-        }
-        layer_keys = {"name", "open", "density", "present", "macs", "product"}
-        assert [layer.keys() for layer in run["layers"]] == [layer_keys] * 2
-        assert run["data"] == "clouds"
-        assert run["seconds"] > 0
-        assert run["params"] > 0
-
-
-def test_the_numbers_of_a_run_fit_together(finished: tuple[Path, dict[str, Any]]) -> None:
-    for run in finished[1]["runs"]:
-        found = run["macs"]
-        assert found["dense"] == 10 * 20 + 20 * 3, "relative to the full network, for the small one too"
-        assert found["relative"] == pytest.approx(found["executed"] / found["dense"])
-        kept = 1.0 - found["structure_saved"] - found["gate_saved"]
-        assert found["relative"] == pytest.approx(kept + found["gate"] / found["dense"])
-        assert sum(layer["macs"] for layer in run["layers"]) + found["gate"] == pytest.approx(found["executed"])
-        assert found["relative_zero_skip"] <= found["relative"]
-        assert run["samples"]["p5"] <= run["samples"]["p50"] <= run["samples"]["p95"]
-        if run["model"] in ("dense", "dropout"):
-            assert found["relative"] == 1.0
-        else:
-            assert abs(found["relative"] - 0.5) < 0.1  # a block of 2 of 20 units is a tenth
-        assert run["steps"] == 5 * math.ceil(163 / 40)
-
-
-def test_each_run_leaves_its_model_and_its_log(finished: tuple[Path, dict[str, Any]]) -> None:
-    out, results = finished
-    for run in results["runs"]:
-        folder = out / run["folder"]
-        assert {"model.safetensors", "log.jsonl", "last.safetensors", "run.json"} <= {p.name for p in folder.iterdir()}
-        assert json.loads((folder / "run.json").read_text()) == {k: v for k, v in run.items() if k != "folder"}
-        model = dg.load(folder / "model.safetensors")
-        splits = load_dataset(run["settings"]["data"], seed=run["seed"])
-        measured = dg.measure(model, splits.test)
-        assert measured.quality == run["quality"]
-        assert measured.macs["executed"] == run["macs"]["executed"]
-
-
-def test_a_student_has_a_teacher_of_its_own(settings: Settings, tmp_path: Path) -> None:
+def test_distillation_trains_a_teacher_for_the_run(settings: Settings, tmp_path: Path) -> None:
     splits = load_dataset(settings.data, seed=0)
-    chosen = replace(settings, model="rigl", distill=0.5).resolved(splits)
+    chosen = replace(settings, model="rigl", distill_weight=0.5).resolved(splits)
     run = run_one(chosen, splits, tmp_path, show=False)
     teacher = json.loads((tmp_path / "teacher" / "run.json").read_text())
     assert (teacher["model"], teacher["macs"]["relative"]) == ("dropout", 1.0)
@@ -93,76 +22,17 @@ def test_a_student_has_a_teacher_of_its_own(settings: Settings, tmp_path: Path) 
     assert run["seconds"] > teacher["seconds"]
 
 
-def test_models_of_a_seed_start_alike_and_seeds_differ(finished: tuple[Path, dict[str, Any]]) -> None:
-    losses = {}
-    for run in finished[1]["runs"]:
-        first = (finished[0] / run["folder"] / "log.jsonl").read_text().splitlines()[0]
-        losses[run["model"], run["seed"]] = json.loads(first)["loss"]
-    assert losses["dense", 0] != losses["dense", 1]
+def test_settings_without_values_cannot_build_a_model() -> None:
+    with pytest.raises(ValueError, match="expected resolved settings"):
+        MODELS["rigl"](Settings(model="rigl"), load_dataset("digits"))
 
 
-def test_finished_runs_are_not_repeated(finished: tuple[Path, dict[str, Any]], settings: Settings) -> None:
-    out, results = finished
-    before = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*")}
-    again = compare(settings, list(MODELS), [0, 1], out, command="again")
-    assert {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*")} == before
-    assert json.loads(json.dumps(again["runs"])) == results["runs"]
-    assert again["meta"]["command"] == "again"
-
-
-def test_one_more_seed_or_model_is_added_to_what_is_there(settings: Settings, tmp_path: Path) -> None:
-    compare(settings, ["dense"], [0], tmp_path, command="")
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
-    results = compare(settings, ["dense", "small"], [0], tmp_path, command="")
-    assert [run["model"] for run in results["runs"]] == ["dense", "small"]
-    after = {path: path.stat().st_mtime_ns for path in tmp_path.glob("runs/*/run.json")}
-    assert len(after) == 2
-    assert before.items() < after.items()
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"lr": 1e-3},
-        {"epochs": 4},
-        {"budget": 0.4},
-        {"hidden": (21,)},
-        {"block": 1},
-        {"seed": 1},
-        {"tau": 0.9},
-        {"ramp": 0.5},
-        {"clip": 1.0},
-    ],
-)
-def test_another_setting_is_another_folder(change: dict[str, Any], settings: Settings) -> None:
+def test_a_folder_with_a_run_of_other_settings_is_refused(settings: Settings, tmp_path: Path) -> None:
     splits = load_dataset(settings.data)
-    assert settings_hash(replace(settings, **change), splits) != settings_hash(settings, splits)
-
-
-def test_a_run_without_a_ramp_is_found_where_it_was_before_there_were_ramps(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    splits = load_dataset(settings.data)
-    asked = asdict(settings)
-    now = settings_hash(settings, splits)
-    assert asked.pop("ramp") == 0.0
-    monkeypatch.delitem(LATER, "ramp")
-    monkeypatch.setattr("dynamicgate.lab.methods.hyperparameters.asdict", lambda _settings: asked)
-    assert settings_hash(settings, splits) == now
-
-
-def test_other_data_under_the_same_name_is_another_folder(settings: Settings) -> None:
-    splits = load_dataset(settings.data)
-    changed = replace(splits, train=Arrays(splits.train.x + 1, splits.train.y))
-    assert settings_hash(settings, changed) != settings_hash(settings, splits)
-
-
-def test_a_changed_setting_trains_again(settings: Settings, tmp_path: Path) -> None:
-    first = compare(settings, ["dense"], [0], tmp_path, command="")["runs"][0]
-    second = compare(replace(settings, lr=1e-2), ["dense"], [0], tmp_path, command="")["runs"][0]
-    assert first["folder"] != second["folder"]
-    assert len(list(tmp_path.glob("runs/*"))) == 2
-    assert first["quality"] != second["quality"] or first["valid"] != second["valid"]
+    chosen = replace(settings, model="dense").resolved(splits)
+    run_one(chosen, splits, tmp_path, show=False)
+    with pytest.raises(ValueError, match="holds a run with another lr, seed: "):
+        run_one(replace(chosen, lr=0.5, seed=3), splits, tmp_path)
 
 
 def test_a_run_made_twice_is_the_same_run(settings: Settings, tmp_path: Path) -> None:
@@ -174,34 +44,3 @@ def test_a_run_made_twice_is_the_same_run(settings: Settings, tmp_path: Path) ->
     assert runs[0] == runs[1]
     one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
     assert one == two
-
-
-@pytest.mark.parametrize(
-    ("models", "change", "sentence"),
-    [
-        (["dense", "gatt"], {}, "unknown models gatt; choose from dense, small, dropout, static, random, gate"),
-        ([], {}, r"unknown models \(none given\)"),
-        (["dense", "gate"], {"budget": 0.05}, "a budget of 0.05 cannot be met: the gate networks alone cost"),
-        (["dense"], {"budget": 0.0}, "expected 0 < budget <= 1, received 0.0"),
-        (["dense"], {"budget": 1.5}, "expected 0 < budget <= 1, received 1.5"),
-        (["dense", "gate"], {"block": -1}, "block is a number of units and must be an integer >= 1, received -1"),
-        (["dense", "rigl"], {"budget": 0.01, "output": "dense"}, "does not even pay for the dense output layer"),
-        (["dense", "rigl"], {"every": 100}, "would never rewire"),
-        (["dense", "set"], {"density": 1.5}, "a density is a share of the connections"),
-        (["dense", "set"], {"structure": "round"}, "a pattern is 'unstructured', 'fan-in' or a cell"),
-        (["dense", "gate"], {"theta": 1.0}, "expected 0 < theta < 1, received 1.0"),
-        (["dense", "gate"], {"dropout": 1.0}, r"dropout must be in \[0, 1\), received 1.0"),
-        (["dense"], {"hidden": (20, 0)}, r"hidden widths must be 1 or more, received \(20, 0\)"),
-    ],
-)
-def test_a_mistake_is_known_before_anything_is_trained(
-    models: list[str], change: dict[str, Any], sentence: str, settings: Settings, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        compare(replace(settings, **change), models, [0], tmp_path, command="")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_no_seeds_is_a_mistake(settings: Settings, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="at least one seed is needed"):
-        compare(settings, ["dense"], [], tmp_path, command="")

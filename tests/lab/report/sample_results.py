@@ -196,7 +196,7 @@ def make_sample_stats(run: dict[str, Any]) -> dict[str, Any]:
     dense, relative = (run["macs"].get(key) or 0.0 for key in ("dense", "relative"))
     varies = any(gate["varying"] for gate in run.get("gates") or [])
     low, high = (relative - 0.1, relative + 0.1) if varies else (relative, relative)
-    kinds = ("easiest", "hardest", "cheapest", "dearest") if varies else ("easiest", "hardest")
+    kinds = ("easiest", "hardest", "cheapest", "most_expensive") if varies else ("easiest", "hardest")
     return {
         "count": 360,
         "classes": [],

@@ -22,7 +22,7 @@ def test_an_interval_is_mean_spread_and_half_width() -> None:
     assert interval([7.0]) == (7.0, 0.0, None, 1)
 
 
-def test_a_paired_test_sees_the_difference_and_not_the_spread_of_both() -> None:
+def test_a_paired_test_uses_the_differences_within_pairs() -> None:
     found = paired([1.0, 2.0, 3.5], [0.5, 2.2, 3.0])
     assert found.difference == pytest.approx(0.8 / 3)
     assert found.p == pytest.approx(0.37146064)

@@ -9,8 +9,8 @@ from typing import Annotated
 from tyro.conf import OmitArgPrefixes, arg
 
 from dynamicgate.lab.cli.options import Training, this_command
-from dynamicgate.lab.methods import compare
 from dynamicgate.lab.report import render_table, write_report
+from dynamicgate.lab.runner.comparison import compare
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Compare:
     """Models to train, separated by commas; `dynamicgate train --help` lists them."""
     seeds: int = 5
     """Number of seeds; every model is trained with the same ones."""
+    jobs: int = 1
+    """Models trained in parallel, each with one thread; 1 trains one after the other with all threads."""
     training: OmitArgPrefixes[Training] = field(default_factory=Training)
 
     def run(self) -> int:
@@ -38,7 +40,9 @@ class Compare:
         if self.seeds < 1:
             raise ValueError(f"at least one seed is needed, received {self.seeds}")
         settings, folder = self.training.settings(), self.training.data_dir
-        results = compare(settings, names, range(self.seeds), self.out, data_dir=folder, command=this_command())
+        results = compare(
+            settings, names, range(self.seeds), self.out, data_dir=folder, command=this_command(), jobs=self.jobs
+        )
         print(render_table(results))
         print(f"\nreport: {write_report(self.out)}")
         return 0

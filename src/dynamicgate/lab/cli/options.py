@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeAlias
 
 from tyro.conf import UseAppendAction, arg
 
-from dynamicgate.lab.methods import Knobs, Settings
+from dynamicgate.lab.methods import Hyperparameters, Settings
 
 Options: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -45,7 +45,7 @@ Target: TypeAlias = Annotated[
 
 
 @dataclass(frozen=True)
-class Training(Knobs):
+class Training(Hyperparameters):
     """How models are built and trained, and on which data."""
 
     data: Annotated[str, arg(metavar="NAME|PATH")] = "digits"

@@ -1,7 +1,7 @@
-"""Models and their controls, trained over paired seeds into one folder."""
+"""The compared models and their controls, their hyperparameters, and how one of them is trained."""
 
-from dynamicgate.lab.methods.hyperparameters import Knobs, Settings, settings_hash
+from dynamicgate.lab.methods.hyperparameters import Hyperparameters, Settings, settings_hash
 from dynamicgate.lab.methods.models import MODELS
-from dynamicgate.lab.methods.train_one import compare, run_one
+from dynamicgate.lab.methods.train_one import run_one
 
-__all__ = ["MODELS", "Knobs", "Settings", "compare", "run_one", "settings_hash"]
+__all__ = ["MODELS", "Hyperparameters", "Settings", "run_one", "settings_hash"]

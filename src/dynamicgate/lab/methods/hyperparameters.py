@@ -1,4 +1,4 @@
-"""What decides the result of a run, and the defaults of each data set."""
+"""Everything that decides the result of a run, the defaults for each dataset, and the hash a run is found by."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import hashlib
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -17,9 +17,11 @@ from dynamicgate.gating.gate import Policy
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.sparsity import Distribution
 
+T = TypeVar("T")
+
 
 class Defaults(NamedTuple):
-    """What suits a data set: chosen on validation data, the same for every model but for `SPARSE_LR`."""
+    """What suits a dataset: chosen on validation data, the same for every model except for `SPARSE_LR_SCALE`."""
 
     hidden: tuple[int, ...] = (256,)
     epochs: int = 30
@@ -28,47 +30,47 @@ class Defaults(NamedTuple):
 
 
 DEFAULTS = {"digits": Defaults((128,), epochs=60, batch=32, lr=4e-3), "mnist": Defaults((256,), epochs=20)}
-GATE_SHARE = 0.28  # of the budget: more rank reads the input better, but its cost is taken from the units
+GATE_FRACTION = 0.28  # of the budget: a higher rank reads the input better, but leaves fewer MACs for the units
 SPARSE = ("pruned", "static-sparse", "set", "rigl", "gate+rigl")
-FUSED = "gate+rigl"
-SPARSE_LR = 5 / 3  # times the usual rate: few connections bear larger steps
-PERIOD = 100
-UPDATES = 10  # in a short run, at least
+GATED_SPARSE = "gate+rigl"
+SPARSE_LR_SCALE = 5 / 3  # sparse layers tolerate larger steps
+PERIOD = 100  # optimizer steps between two mask updates
+MIN_UPDATES = 10  # of the mask, in a short run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Knobs:
-    """How models are made and trained, as far as a word says it; 0 means: the default for this data set."""
+class Hyperparameters:
+    """How models are built and trained; None is the default for the dataset and the model."""
 
     budget: float = 0.3
     """Executed MACs relative to the dense network: hard gates, gate networks and output layer included."""
-    epochs: int = 0
-    """Passes over the training data; 0 is the default of the data set."""
-    batch: int = 0
-    """Rows per optimizer step, over all processes; 0 is the default of the data set."""
-    lr: float = 0.0
-    """Peak learning rate of AdamW, with warm-up and a cosine to zero; 0 is the default of the data set, 5/3 of that for
-    models with sparse layers."""
-    gate_rate: float = 1.0
+    epochs: int | None = None
+    """Passes over the training data; the default depends on the dataset."""
+    batch: int | None = None
+    """Rows per optimizer step, over all processes; the default depends on the dataset."""
+    lr: float | None = None
+    """Peak learning rate of AdamW, with warm-up and a cosine to zero; the default depends on the dataset, and models
+    with sparse layers take 5/3 of it."""
+    gate_lr_scale: float = 1.0
     """Learning rate of gate networks relative to that."""
     weight_decay: float = 0.05
     """Decay of weight matrices."""
     dropout: float = 0.1
-    """Dropout of all models but dense and small."""
+    """Dropout of all models except dense and small."""
     activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
-    """What follows each hidden layer; only relu leaves zeros that can be skipped."""
-    block: int = 0
-    """Units that open and close together; 0 is 1 for static, random and gate, 16 for gate+rigl."""
+    """What follows each hidden layer; only relu produces zeros that can be skipped."""
+    block: int | None = None
+    """Units that open and close together; by default 1 for static, random and gate, 16 for gate+rigl."""
     net: Literal["auto", "linear", "low-rank", "two-layer"] = "auto"
     """Shape of the gate network; auto is low-rank for gate, linear (and sparse) for gate+rigl."""
-    rank: int = 0
-    """Inner width of the gate network; 0 takes what its share of the budget pays for."""
-    gate_share: float = 0.0
-    """Share of the budget that gate networks take; 0 is 0.28 for gate, and for gate+rigl 0.02 (0.05 at budgets below
-    0.1)."""
-    open_rate: float = 0.0
-    """Share of the units that gate+rigl has open on average; the fewer, the more connections may exist. 0 is 0.95 (0.85
-    at budgets below 0.1)."""
+    rank: int | None = None
+    """Inner width of the gate network; by default as large as its fraction of the budget allows, 2 to 32."""
+    gate_fraction: float | None = None
+    """Fraction of the budget spent on gate networks; by default 0.28 for gate, and for gate+rigl 0.02 (0.05 at budgets
+    below 0.1)."""
+    open_rate: float | None = None
+    """Fraction of the units that gate+rigl has open on average; the fewer, the more connections may exist. By default
+    0.95 (0.85 at budgets below 0.1)."""
     policy: Policy | Literal["auto"] = "auto"
     """What multiplies units in training: hard, soft, bernoulli, concrete, gumbel (hard with noise, so that closed gates
     are tried again); auto is hard for gate+rigl, gumbel for gate and static. At test time gates are hard."""
@@ -78,79 +80,83 @@ class Knobs:
     """Threshold of the gates."""
     scale: bool = False
     """Multiply open units by their gate's probability."""
-    ramp: float = 0.0
-    """How far above its threshold a gate's logit opens its units in full; 0: at once."""
+    soft_width: float = 0.0
+    """How far above its threshold a gate's logit has to be to open its units fully; 0: anywhere above it."""
     accumulate: int = 1
-    """Work a batch off in this many pieces."""
+    """Split a batch into this many pieces and accumulate their gradients."""
     clip: float | None = None
-    """Largest gradient norm."""
+    """Largest gradient norm; by default gradients are not clipped."""
     bf16: bool = False
     """Train under bfloat16 autocast."""
     balanced: bool = False
     """Weight classes by inverse frequency."""
-    distill: float = 0.0
-    """Share of the loss for imitating the dense network with dropout, which is then trained first; 0 does without."""
+    distill_weight: float = 0.0
+    """Weight of distillation from the dense network with dropout, which is then trained first, in the loss; the labels
+    have the rest. 0 trains on the labels alone."""
     patience: int | None = None
-    """Stop after this many epochs without a better validation accuracy, and keep the best."""
-    density: float = 0.0
-    """Share of the connections that exist in the hidden layers of pruned, static-sparse, set, rigl and gate+rigl; 0 is
-    what the budget pays for (in gate+rigl what it pays for at its open rate, after the gate networks)."""
-    start: float = 0.0
-    """Share of the connections that exist at first in the hidden layers of set, rigl and gate+rigl; 0 is all of them in
-    gate+rigl, the density in the others."""
-    settled: float = 0.0
-    """Share of training by which what is too many at first is gone; 0 is when rewiring ends, 0.75."""
-    gate_density: float = 0.0
-    """As `density`, for the gate networks of gate+rigl; 0 is what their share of the budget pays for, and no gates
-    where the default share pays for fewer than four inputs for each of them."""
-    structure: str = "unstructured"
-    """Pattern of the masks: unstructured, fan-in (every output has as many inputs), or cells of outputs x inputs that
-    come and go together, like 16x1 or 32x32."""
+    """Stop after this many epochs without a better validation accuracy, and keep the best; by default never."""
+    density: float | None = None
+    """Fraction of the connections that exist in the hidden layers of pruned, static-sparse, set, rigl and gate+rigl; by
+    default as many as the budget allows (in gate+rigl at its open rate, after the gate networks)."""
+    initial_density: float | None = None
+    """Fraction of the connections that exist at first in the hidden layers of set, rigl and gate+rigl, never less than
+    the density; by default 1 in gate+rigl (dense), 0 in the others (as sparse as in the end)."""
+    prune_until: float | None = None
+    """Fraction of training by which the initial density has fallen to the density; by default when mask updates end,
+    0.75."""
+    gate_density: float | None = None
+    """Like `density`, for the gate networks of gate+rigl; by default what their fraction of the budget allows, and no
+    gates where the default fraction allows fewer than four inputs for each of them."""
+    pattern: str = "unstructured"
+    """Pattern of the masks: unstructured, fan-in (every output has as many inputs), or tiles of outputs x inputs that
+    are pruned and grown together, such as 16x1 or 32x32."""
     distribution: Distribution | Literal["auto"] = "auto"
-    """How the density is spread over sparse layers: uniform, or erk (denser where a layer is small); auto is erk for
-    gate+rigl, uniform for others."""
-    widen: float = 0.0
-    """Hidden widths of models with sparse layers relative to those asked for, at the same cost: wider is sparser. 0 is
-    1 but for gate+rigl: 1.25 at budgets from 0.1 on, 1.5 from 0.2 on."""
+    """How the density is distributed over sparse layers: uniform, or erk (denser where a layer is small); auto is erk
+    for gate+rigl, uniform for others."""
+    widen: float | None = None
+    """Hidden widths of models with sparse layers relative to those asked for, at the same cost: wider is sparser. By
+    default 1, except for gate+rigl: 1.25 at budgets from 0.1 on, 1.5 from 0.2 on."""
     output: Literal["auto", "dense", "sparse"] = "auto"
-    """The output layer of models with sparse layers; auto leaves it dense, unless that would take more than half of the
+    """The output layer of models with sparse layers; auto keeps it dense, unless that would take more than half of the
     budget."""
-    every: int = 0
-    """Optimizer steps between two rewirings; 0 is 100, or less in a short run."""
+    every: int | None = None
+    """Optimizer steps between two mask updates; by default 100, or fewer in a short run."""
 
 
 @dataclass(frozen=True)
-class Settings(Knobs):
-    """What decides the result of one run; zero or empty means: the default for this data set."""
+class Settings(Hyperparameters):
+    """One run: its hyperparameters, its data, its model and its seed."""
 
     data: str = "digits"
     model: str = "gate"
     seed: int = 0
-    hidden: tuple[int, ...] = ()
+    hidden: tuple[int, ...] | None = None
     data_options: tuple[tuple[str, str], ...] = ()
 
     def resolved(self, splits: Splits) -> Settings:
-        """With the defaults of the data set filled in."""
+        """With the defaults of the dataset and the model filled in."""
         if not 0.0 < self.budget <= 1.0:
-            raise ValueError(f"a budget is a share of the dense MACs: expected 0 < budget <= 1, received {self.budget}")
+            raise ValueError(
+                f"a budget is a fraction of the dense MACs: expected 0 < budget <= 1, received {self.budget}"
+            )
         usual = DEFAULTS.get(splits.name, Defaults())
-        fused = self.model == FUSED
+        fused = self.model == GATED_SPARSE
         found = replace(
             self,
-            widen=self.widen or (presets.spending(self.budget).widen if fused else 1.0),
-            hidden=self.hidden or usual.hidden,
-            epochs=self.epochs or usual.epochs,
-            batch=self.batch or min(usual.batch, len(splits.train)),
-            lr=self.lr or usual.lr * (SPARSE_LR if self.model in SPARSE else 1.0),
+            widen=_or(self.widen, presets.spending(self.budget).widen if fused else 1.0),
+            hidden=_or(self.hidden, usual.hidden),
+            epochs=_or(self.epochs, usual.epochs),
+            batch=_or(self.batch, min(usual.batch, len(splits.train))),
+            lr=_or(self.lr, usual.lr * (SPARSE_LR_SCALE if self.model in SPARSE else 1.0)),
         )
-        if any(width < 1 for width in (*found.hidden, *found.widths)):
+        if any(width < 1 for width in (*given(found.hidden), *found.widths)):
             raise ValueError(f"hidden widths must be 1 or more, received {found.hidden} widened by {found.widen}")
         found = replace(
             found,
-            block=found.block or (presets.BLOCK if fused else 1),
+            block=_or(found.block, presets.BLOCK if fused else 1),
             net=("linear" if fused else "low-rank") if found.net == "auto" else found.net,
             policy=("hard" if fused else "gumbel") if found.policy == "auto" else found.policy,
-            rank=found.rank or _affordable_rank(found, splits),
+            rank=_or(found.rank, _affordable_rank(found, splits)),
         )
         if found.model in SPARSE:
             return _with_densities(found, splits)
@@ -159,15 +165,23 @@ class Settings(Knobs):
     @property
     def widths(self) -> tuple[int, ...]:
         """The hidden widths of the model; those of the network it is compared with are `hidden`."""
-        return tuple(round((self.widen or 1.0) * width) for width in self.hidden)
+        return tuple(round(_or(self.widen, 1.0) * width) for width in given(self.hidden))
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON stores it."""
+        return json.loads(json.dumps(asdict(self)))
+
+    def changed(self) -> dict[str, Any]:
+        """The fields that differ from their defaults."""
+        defaults = {field.name: field.default for field in fields(self)}
+        return {name: value for name, value in asdict(self).items() if value != defaults[name]}
 
 
-LATER = {
-    "data_options": (), "density": 0.0, "start": 0.0, "gate_density": 0.0, "gate_share": 0.0, "open_rate": 0.0,
-    "structure": "unstructured", "distill": 0.0, "output": "dense", "every": 0, "activation": "relu",
-    "distribution": "uniform", "widen": 1.0, "gate_rate": 1.0, "ramp": 0.0,
-    "settled": 0.0,
-}  # fmt: skip
+def given(value: T | None) -> T:
+    """A setting that has a value once settings are resolved."""
+    if value is None:
+        raise ValueError("a setting has no value yet: expected resolved settings, call Settings.resolved(splits) first")
+    return value
 
 
 def dense_macs(sizes: Sequence[int]) -> int:
@@ -176,18 +190,16 @@ def dense_macs(sizes: Sequence[int]) -> int:
 
 
 def own_budget(s: Settings, splits: Splits) -> float:
-    """The budget relative to the model's own dense MACs: wider than what it is compared with, it has more of them."""
-    asked, own = ((splits.train.features, *widths, splits.classes) for widths in (s.hidden, s.widths))
+    """The budget relative to the model's own dense MACs, which are more where it is wider than what it is compared
+    with."""
+    asked, own = ((splits.train.features, *widths, splits.classes) for widths in (given(s.hidden), s.widths))
     return s.budget * dense_macs(asked) / dense_macs(own)
 
 
 def settings_hash(settings: Settings, splits: Splits) -> str:
-    """Runs are found by what they were asked to do, and to which data."""
-    values = asdict(settings)
-    for name, value in LATER.items():  # runs from before there were such options are found again
-        if values[name] == value:
-            del values[name]
-    digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=4)
+    """Identifies a run: the settings that differ from their defaults, and the data. A new field with a default leaves
+    the hash of earlier runs as it was."""
+    digest = hashlib.blake2b(json.dumps(settings.changed(), sort_keys=True).encode(), digest_size=4)
     for part in (splits.train, splits.valid, splits.test):
         sample = torch.arange(len(part))[:: max(1, len(part) // 1000)]
         digest.update(part.rows(sample).numpy().tobytes())
@@ -195,38 +207,50 @@ def settings_hash(settings: Settings, splits: Splits) -> str:
     return digest.hexdigest()
 
 
+def _or(value: T | None, default: T) -> T:
+    return default if value is None else value
+
+
 def _with_densities(s: Settings, splits: Splits) -> Settings:
-    """Densities that spend the budget, and a period that fits the run."""
+    """Densities that use up the budget, and a period that fits the run."""
+    fused = s.model == GATED_SPARSE
+    if s.gate_density is not None and not s.gate_density > 0.0:
+        raise ValueError(
+            f"gate_density must be positive, received {s.gate_density}: leave it out for the default, and for no gates "
+            "train rigl with an initial_density of 1"
+        )
     sizes = (splits.train.features, *s.widths, splits.classes)
     full, last = dense_macs(sizes), sizes[-2] * sizes[-1]
     affordable = own_budget(s, splits) * full
-    thin = presets.sparse_output(last, affordable) if s.output == "auto" else s.output == "sparse"
+    sparse_output = presets.sparse_output(last, affordable) if s.output == "auto" else s.output == "sparse"
     density, gate_density = s.density, s.gate_density
-    if s.model == FUSED or not density:
-        blocks = [math.ceil(width / s.block) for width in s.widths] if s.model == FUSED else []
+    if fused or density is None:
+        blocks = [math.ceil(width / given(s.block)) for width in s.widths] if fused else []
         gates = sum(a * b for a, b in zip(sizes, blocks, strict=False))
         usual = presets.spending(s.budget)
         spend = usual._replace(
-            gate_fraction=s.gate_share or usual.gate_fraction, open_rate=s.open_rate or usual.open_rate
+            gate_fraction=_or(s.gate_fraction, usual.gate_fraction), open_rate=_or(s.open_rate, usual.open_rate)
         )
         found = presets.affordable_densities(
-            affordable, full, 0 if thin else last, gates, sum(blocks), spend,
-            always=s.model == FUSED and bool(gate_density or s.gate_share),
+            affordable, full, 0 if sparse_output else last, gates, sum(blocks), spend,
+            always=fused and bool(gate_density or s.gate_fraction),
         )  # fmt: skip
-        density, gate_density = density or found.layers, gate_density or found.gates
-    steps = s.epochs * math.ceil(len(splits.train) / s.batch)
-    every = s.every or max(1, min(PERIOD, int(0.75 * steps / UPDATES)))
-    start = s.start or (presets.INITIAL_DENSITY if s.model == FUSED else 0.0)
-    spread: Distribution = presets.DISTRIBUTION if s.model == FUSED else "uniform"
+        density, gate_density = _or(density, found.layers), _or(gate_density, found.gates)
+    steps = given(s.epochs) * math.ceil(len(splits.train) / given(s.batch))
+    distribution: Distribution = presets.DISTRIBUTION if fused else "uniform"
     return replace(
-        s, density=density, start=start, gate_density=gate_density, every=every,
-        output="sparse" if thin else "dense",
-        distribution=spread if s.distribution == "auto" else s.distribution,
-    )  # fmt: skip
+        s,
+        density=density,
+        initial_density=_or(s.initial_density, presets.INITIAL_DENSITY if fused else 0.0),
+        gate_density=gate_density,
+        every=_or(s.every, max(1, min(PERIOD, int(0.75 * steps / MIN_UPDATES)))),
+        output="sparse" if sparse_output else "dense",
+        distribution=distribution if s.distribution == "auto" else s.distribution,
+    )
 
 
-def _affordable_rank(settings: Settings, splits: Splits) -> int:
-    sizes = (splits.train.features, *settings.hidden)
+def _affordable_rank(s: Settings, splits: Splits) -> int:
+    sizes = (splits.train.features, *given(s.hidden))
     cost_per_rank = sum(a + b for a, b in pairwise(sizes))
-    share = settings.gate_share or GATE_SHARE
-    return max(2, min(32, round(share * settings.budget * dense_macs((*sizes, splits.classes)) / cost_per_rank)))
+    macs = _or(s.gate_fraction, GATE_FRACTION) * s.budget * dense_macs((*sizes, splits.classes))
+    return max(2, min(32, round(macs / cost_per_rank)))

@@ -1,4 +1,4 @@
-"""The models that are compared: each a plain function from settings and data to a network and what steers it."""
+"""The models that are compared, each a function from settings and data to a network, its budget and its sparsifier."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.hyperparameters import Settings, dense_macs, own_budget
+from dynamicgate.lab.methods.hyperparameters import Settings, dense_macs, given, own_budget
 from dynamicgate.nn import GatedMLP, Normalize
 from dynamicgate.presets import Densities, fused_sparsifier
 from dynamicgate.sparsity import SET, Distribution, LayerOptions, Magnitude, RigL, Sparsifier, Static
 
 EXPERTS = 8
-CERTAIN = 4.0  # logit of a gate that is not learned
-BALANCE = 1e-2  # weight of the load-balance penalty, as Switch Transformers and the paper (sec 5.5) have it
+FIXED_LOGIT = 4.0  # of a gate that is not learned
+BALANCE = 1e-2  # weight of the load-balance penalty, as in Switch Transformers and in the paper (sec 5.5)
 
 
 class Prepared(NamedTuple):
-    """A network, what its gates may use, and which of its connections exist."""
+    """A network, the budget of its gates, and what decides which of its connections exist."""
 
     model: nn.Module
     budget: GateBudget | None = None
@@ -48,65 +48,64 @@ def dropout(s: Settings, splits: Splits) -> Prepared:
 
 def static(s: Settings, splits: Splits) -> Prepared:
     """One learned logit per unit, the same units for every input, at the same budget."""
-    return Prepared(_mlp(s, splits, gate=_gate(s, kind="static", block=s.block)), Budget(target=s.budget))
+    return Prepared(_mlp(s, splits, gate=_gate(s, kind="static")), Budget(target=s.budget))
 
 
 def random(s: Settings, splits: Splits) -> Prepared:
-    """Units drawn once, the same for every input, as many as the budget pays for: the control of learned gates."""
-    model = _mlp(s, splits, gate=GateConfig(kind="static", block=s.block))
+    """Units drawn once, the same for every input, as many as the budget allows: the control for learned gates."""
+    block = given(s.block)
+    model = _mlp(s, splits, gate=GateConfig(kind="static", block=block))
     draw = torch.Generator().manual_seed(s.seed)
-    for found, width in zip(named_gates(model).values(), _affordable(s, splits, block=s.block), strict=True):
-        drawn = torch.randperm(found.blocks, generator=draw)[: width // s.block]
-        found.bias.requires_grad_(False).fill_(-CERTAIN).index_fill_(0, drawn, CERTAIN)
+    for found, width in zip(named_gates(model).values(), _affordable(s, splits, block=block), strict=True):
+        drawn = torch.randperm(found.blocks, generator=draw)[: width // block]
+        found.bias.requires_grad_(False).fill_(-FIXED_LOGIT).index_fill_(0, drawn, FIXED_LOGIT)
     return Prepared(model)
 
 
 def gate(s: Settings, splits: Splits) -> Prepared:
     """Input-dependent gates, held to the budget: DynamicGate."""
-    model = _mlp(s, splits, gate=_gate(s, net=s.net, rank=None if s.net == "linear" else s.rank, block=s.block))
+    model = _mlp(s, splits, gate=_gate(s, net=s.net, rank=None if s.net == "linear" else given(s.rank)))
     return Prepared(model, Budget(target=own_budget(s, splits)))
 
 
 def pruned(s: Settings, splits: Splits) -> Prepared:
     """Magnitude pruning during training, down to the density."""
     model = _mlp(s, splits)
-    return Prepared(model, sparsifier=Magnitude(model, s.density, every=s.every, **_sparse(s)))
+    return Prepared(model, sparsifier=Magnitude(model, given(s.density), every=given(s.every), **_sparse(s)))
 
 
 def static_sparse(s: Settings, splits: Splits) -> Prepared:
-    """A random mask that stays as it is: the control that rewiring must beat."""
+    """A random mask that never changes: the control for dynamic sparse training."""
     model = _mlp(s, splits)
-    return Prepared(model, sparsifier=Static(model, s.density, seed=s.seed, **_sparse(s)))
+    return Prepared(model, sparsifier=Static(model, given(s.density), seed=s.seed, **_sparse(s)))
 
 
 def set_(s: Settings, splits: Splits) -> Prepared:
-    """Weak connections exchanged for random ones."""
+    """Prune the smallest weights, regrow random connections."""
     model = _mlp(s, splits)
-    return Prepared(model, sparsifier=SET(model, s.density, **_dynamic(s), **_sparse(s)))
+    return Prepared(model, sparsifier=SET(model, given(s.density), **_dynamic(s), **_sparse(s)))
 
 
 def rigl(s: Settings, splits: Splits) -> Prepared:
-    """Weak connections exchanged for those with the largest gradients."""
+    """Prune the smallest weights, regrow the connections with the largest gradients."""
     model = _mlp(s, splits)
-    return Prepared(model, sparsifier=RigL(model, s.density, **_dynamic(s), **_sparse(s)))
+    return Prepared(model, sparsifier=RigL(model, given(s.density), **_dynamic(s), **_sparse(s)))
 
 
 def gate_rigl(s: Settings, splits: Splits) -> Prepared:
-    """Gates and rewiring in one layer, gate networks sparse like the layers they gate, held to the budget together.
-    Without gates where the budget does not pay for any that could tell inputs apart."""
+    """Gates and RigL in one layer, with gate networks as sparse as the layers they gate and one budget for both. No
+    gates where the budget is too small for any that could tell inputs apart."""
     if not s.gate_density:
         return rigl(s, splits)
     model, budget, _ = gate(s, splits)
-    last = len(s.hidden)
-    layers = [f"layers.{index}" for index in range(last + (s.output == "sparse"))]
-    found = Densities(s.density, s.gate_density)
-    options = {**_dynamic(s), "pattern": s.structure, "distribution": _distribution(s)}
-    sparsifier = fused_sparsifier(model, layers, found, **options)
-    return Prepared(model, budget, sparsifier)
+    layers = [f"layers.{index}" for index in range(len(s.widths) + (s.output == "sparse"))]
+    found = Densities(given(s.density), s.gate_density)
+    options = {**_dynamic(s), "pattern": s.pattern, "distribution": _distribution(s)}
+    return Prepared(model, budget, fused_sparsifier(model, layers, found, **options))
 
 
 def switch(s: Settings, splits: Splits) -> Prepared:
-    """Mixture of experts, one per input (Switch): blocks of a wide network that compete, none ever too full."""
+    """Mixture of experts, one per input (Switch): blocks of a wide network that compete, with unlimited capacity."""
 
     def routers(hidden: tuple[int, ...]) -> int:
         readers = (splits.train.features, *(EXPERTS * width for width in hidden[:-1]))
@@ -136,22 +135,23 @@ MODELS: dict[str, Callable[[Settings, Splits], Prepared]] = {
 
 
 def _affordable(
-    s: Settings, splits: Splits, besides: Callable[[tuple[int, ...]], int] | None = None, block: int = 1
+    s: Settings, splits: Splits, extra: Callable[[tuple[int, ...]], int] | None = None, block: int = 1
 ) -> tuple[int, ...]:
-    """The hidden widths, in the proportions asked for and in whole blocks, whose MACs and those `besides` come closest
-    to the budget."""
+    """The hidden widths, in the proportions asked for and in whole blocks, whose MACs, with the `extra` ones, come
+    closest to the budget."""
+    asked = given(s.hidden)
 
     def macs(hidden: tuple[int, ...]) -> int:
-        return dense_macs((splits.train.features, *hidden, splits.classes)) + (besides(hidden) if besides else 0)
+        return dense_macs((splits.train.features, *hidden, splits.classes)) + (extra(hidden) if extra else 0)
 
-    wanted = s.budget * dense_macs((splits.train.features, *s.hidden, splits.classes))
-    narrower = [tuple(block * max(1, round(width * k / 4096 / block)) for width in s.hidden) for k in range(1, 4097)]
+    wanted = s.budget * dense_macs((splits.train.features, *asked, splits.classes))
+    narrower = [tuple(block * max(1, round(width * k / 4096 / block)) for width in asked) for k in range(1, 4097)]
     return min(narrower, key=lambda hidden: abs(macs(hidden) - wanted))
 
 
 def _gate(s: Settings, **shape: Any) -> GateConfig:
-    rule: dict[str, Any] = {"train": s.policy, "tau": s.tau, "theta": s.theta, "scale": s.scale, "soft_width": s.ramp}
-    return GateConfig(**rule, **shape)
+    rule: dict[str, Any] = {"train": s.policy, "tau": s.tau, "theta": s.theta, "scale": s.scale}
+    return GateConfig(block=given(s.block), soft_width=s.soft_width, **rule, **shape)
 
 
 def _distribution(s: Settings) -> Distribution:
@@ -160,14 +160,15 @@ def _distribution(s: Settings) -> Distribution:
 
 
 def _dynamic(s: Settings) -> dict[str, Any]:
-    """How connections come and go."""
-    return {"initial_density": s.start, "prune_until": s.settled or None, "every": s.every, "seed": s.seed}
+    """How connections are pruned and regrown."""
+    initial = given(s.initial_density)
+    return {"initial_density": initial, "prune_until": s.prune_until, "every": given(s.every), "seed": s.seed}
 
 
 def _sparse(s: Settings) -> LayerOptions:
     """Which layers are sparse and how."""
     include = ["layers.*"] if s.output == "sparse" else ()
-    return {"pattern": s.structure, "distribution": _distribution(s), "include": include}
+    return {"pattern": s.pattern, "distribution": _distribution(s), "include": include}
 
 
 def _mlp(

@@ -1,11 +1,11 @@
-"""Evidence from single samples: what each cost, how sure the model was, and what the easiest and hardest look like.
+"""Statistics of single samples: their cost, how certain the model was, and what the easiest and hardest look like.
 
-`measure` gives means; this is what lies behind them, small enough to keep beside every run. It is gathered while
-`measure` runs, not in a pass of its own:
+`measure` gives means; these are the distributions behind them, small enough to keep beside every run. They are recorded
+while `measure` runs, not in a pass of their own:
 
-    evidence = Evidence()
-    found = measure(model, splits.test, watch=evidence.add)
-    evidence.to_dict(splits)
+    stats = SampleStats()
+    found = measure(model, splits.test, watch=stats.add)
+    stats.to_dict(splits)
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from dynamicgate.lab.datasets.splits import Splits
 
 BINS = 40
 SHOWN = 3
-SIDE = 32  # pixels: a picture is to be recognised, not admired
+SIDE = 32  # pixels
 FEATURES = 6
-PICTURES = {  # data sets whose rows are stored as vectors: channels, height and width, by name and features
+PICTURES = {  # datasets whose rows are stored as vectors: channels, height and width, by name and features
     ("digits", 64): (1, 8, 8),
     ("mnist", 784): (1, 28, 28),
     ("speech-commands", 1640): (1, 40, 41),
@@ -36,37 +36,37 @@ PICTURES = {  # data sets whose rows are stored as vectors: channels, height and
 UPSIDE_DOWN = ("speech-commands",)  # low frequencies first in memory, at the bottom of a spectrogram
 
 
-class Evidence:
-    """Cost, hardness and answer of every sample of a data set, in order."""
+class SampleStats:
+    """Cost, hardness and predicted class of every sample of a dataset, in order."""
 
     def __init__(self) -> None:
-        """Nothing seen yet."""
-        self._seen: list[tuple[Tensor, Tensor, Tensor]] = []
+        """Nothing recorded yet."""
+        self._recorded: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def add(self, scores_BC: Tensor, macs_B: Tensor) -> None:
-        """Take note of a batch: the model's scores of the classes, and the MACs executed for each sample.
+        """Record a batch: the model's scores of the classes, and the MACs executed for each sample.
 
-        Hardness is 1 - the largest softmax probability, the paper's (sec 5.5).
+        Hardness is 1 - the largest softmax probability, as in the paper (sec 5.5).
         """
         p_BC = scores_BC.detach().double().softmax(1)
-        sure_B, predicted_B = p_BC.max(1)
-        self._seen.append((macs_B.double().cpu(), 1.0 - sure_B.cpu(), predicted_B.cpu()))
+        certain_B, predicted_B = p_BC.max(1)
+        self._recorded.append((macs_B.double().cpu(), 1.0 - certain_B.cpu(), predicted_B.cpu()))
 
     def to_dict(self, splits: Splits) -> dict[str, Any]:
-        """Plain numbers, lists and strings: a histogram of the cost, and samples of the test part that was watched."""
-        if not self._seen:
-            raise ValueError("no evidence: nothing was measured with watch=evidence.add")
-        macs_N, hardness_N, predicted_N = (torch.cat(column) for column in zip(*self._seen, strict=True))
+        """Plain numbers, lists and strings: a histogram of the cost, and examples from the measured test part."""
+        if not self._recorded:
+            raise ValueError("no sample was recorded: expected a measurement with watch=stats.add")
+        macs_N, hardness_N, predicted_N = (torch.cat(column) for column in zip(*self._recorded, strict=True))
         if len(macs_N) != len(splits.test):
             raise ValueError(
-                f"evidence of {len(macs_N)} samples does not fit the {len(splits.test)} of the test part; "
+                f"received {len(macs_N)} recorded samples, expected the {len(splits.test)} of the test part: "
                 "measure that part, once"
             )
         y_N = splits.test.y.cpu()
         varies = bool(macs_N.max() > macs_N.min())
         orders = {"easiest": hardness_N.argsort(stable=True), "hardest": (-hardness_N).argsort(stable=True)}
         if varies:
-            orders |= {"cheapest": macs_N.argsort(stable=True), "dearest": (-macs_N).argsort(stable=True)}
+            orders |= {"cheapest": macs_N.argsort(stable=True), "most_expensive": (-macs_N).argsort(stable=True)}
 
         def shown(row: int) -> dict[str, Any]:
             return {
@@ -75,7 +75,7 @@ class Evidence:
                 "hardness": float(f"{float(hardness_N[row]):.4g}"),
                 "label": int(y_N[row]),
                 "predicted": int(predicted_N[row]),
-                **look(splits, row),
+                **show(splits, row),
             }
 
         right_N = predicted_N == y_N
@@ -93,8 +93,8 @@ class Evidence:
 
 
 def histogram(values_N: Tensor) -> list[int]:
-    """Counts in bins of equal width from the least to the greatest value: no more bins than there are values, since
-    costs come in steps, and a comb would say nothing but that."""
+    """Counts in bins of equal width from the least to the greatest value. There are no more bins than distinct values:
+    costs come in steps, and bins between them would always be empty."""
     bins = min(BINS, len(values_N.unique()))
     if bins == 1:
         return [len(values_N)]
@@ -103,12 +103,12 @@ def histogram(values_N: Tensor) -> list[int]:
 
 
 def mean_of(values_N: Tensor) -> float | None:
-    """The mean, if there is anything to average."""
+    """The mean; None of no values."""
     return round(float(values_N.mean()), 2) if len(values_N) else None
 
 
-def look(splits: Splits, row: int) -> dict[str, Any]:
-    """A row of the test part to look at: a `picture`, or the `features` that stand out: [number, value, deviation]."""
+def show(splits: Splits, row: int) -> dict[str, Any]:
+    """A test row to display: a `picture`, or the `features` that deviate most, as [number, value, deviation]."""
     x_D = splits.test.rows(torch.tensor([row]))[0].flatten().float().cpu()
     shape = picture_shape(splits, len(x_D))
     if shape is not None:
@@ -121,7 +121,7 @@ def look(splits: Splits, row: int) -> dict[str, Any]:
 
 
 def picture_shape(splits: Splits, features: int) -> tuple[int, int, int] | None:
-    """Channels, height and width if the rows are pictures."""
+    """Channels, height and width of the rows if they are pictures, else None."""
     stored = tuple(splits.test.x.shape[1:])
     if len(stored) == 3 and stored[0] in (1, 3) and math.prod(stored) == features:
         return stored
@@ -129,7 +129,7 @@ def picture_shape(splits: Splits, features: int) -> tuple[int, int, int] | None:
 
 
 def picture(pixels_CHW: Tensor) -> str:
-    """A PNG of at most 32 x 32 pixels in base64; values outside [0, 1] are spread over the range there is."""
+    """A PNG of at most 32 x 32 pixels in base64; if values lie outside [0, 1], their range is scaled to it."""
     height, width = (min(size, SIDE) for size in pixels_CHW.shape[1:])
     small_CHW = F.adaptive_avg_pool2d(pixels_CHW, (height, width))
     low, high = float(small_CHW.min()), float(small_CHW.max())

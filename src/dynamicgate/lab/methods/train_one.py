@@ -1,16 +1,10 @@
-"""Train models with their controls over paired seeds, and write one folder that a report can be made from.
-
-Every finished run is found again by the hash of its settings and not repeated; an interrupted one goes on from its
-checkpoint. Validation data picks, test data is measured once, at the end of a run.
-"""
+"""Train one model and measure it: what each run of a comparison or an experiment does."""
 
 from __future__ import annotations
 
 import json
-import math
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +12,19 @@ import torch
 from torch import nn
 
 from dynamicgate import distributed
-from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.accounting.measurement import measure
 from dynamicgate.budget import Budget
-from dynamicgate.files import environment, write_results, write_text
+from dynamicgate.files import write_text
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import save
-from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.hyperparameters import FUSED, Settings, dense_macs, settings_hash
+from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, Settings, dense_macs, given
 from dynamicgate.lab.methods.models import MODELS, Prepared
-from dynamicgate.lab.methods.samples import Evidence
+from dynamicgate.lab.methods.samples import SampleStats
 from dynamicgate.presets import MIN_GATE_INPUTS
 from dynamicgate.training import fit
+
+SAMPLES_FILE = "samples.json"
 
 
 def run_one(
@@ -45,14 +39,18 @@ def run_one(
 ) -> dict[str, Any]:
     """Train one model, measure it on the test data, and leave model, log, checkpoints and run.json in `folder`.
 
-    `prepare` makes a model that is not in `MODELS`; its name is then yours, and so is telling its runs apart.
+    A finished run is read from its folder, an interrupted one continues from its checkpoint. `prepare` builds a model
+    that is not in `MODELS`; the caller then has to tell its runs apart.
     """
     finished = folder / "run.json"
     if finished.exists():
-        return json.loads(finished.read_text(encoding="utf-8"))
+        return _check_same(json.loads(finished.read_text(encoding="utf-8")), settings, folder)
     if prepare is None and settings.model not in MODELS:
         raise ValueError(f"unknown model {settings.model!r}; the models are {', '.join(MODELS)}")
-    teacher, seconds = _taught(settings, splits, folder / "teacher", device) if settings.distill else (None, 0.0)
+    distillation, seconds = dict[str, Any](), 0.0
+    if settings.distill_weight:
+        teacher, seconds = _train_teacher(settings, splits, folder / "teacher", device)
+        distillation = {"teacher": teacher, "distill_weight": settings.distill_weight}
     torch.manual_seed(settings.seed)
     model, budget, sparsifier = (prepare or MODELS[settings.model])(settings, splits)
     history = fit(
@@ -61,17 +59,16 @@ def run_one(
         valid=splits.valid,
         budget=budget,
         sparsifier=sparsifier,
-        epochs=settings.epochs,
-        batch=settings.batch,
-        lr=settings.lr,
-        gate_lr_scale=settings.gate_rate,
+        epochs=given(settings.epochs),
+        batch=given(settings.batch),
+        lr=given(settings.lr),
+        gate_lr_scale=settings.gate_lr_scale,
         weight_decay=settings.weight_decay,
         accumulate=settings.accumulate,
         clip=settings.clip,
         bf16=settings.bf16,
         class_weights="balanced" if settings.balanced else None,
-        teacher=teacher,
-        distill_weight=settings.distill or None,
+        **distillation,
         patience=settings.patience,
         seed=settings.seed,
         device=device,
@@ -79,9 +76,9 @@ def run_one(
         label=label or f"{settings.model} seed {settings.seed}",
         show=show,
     )
-    evidence = Evidence()
-    found = measure(model, splits.test, watch=evidence.add).to_dict()
-    relate_(found, dense_macs((splits.train.features, *settings.hidden, splits.classes)))
+    stats = SampleStats()
+    found = measure(model, splits.test, watch=stats.add).to_dict()
+    rescale_to_full_width_(found, dense_macs((splits.train.features, *given(settings.hidden), splits.classes)))
     run = {
         "model": settings.model,
         "seed": settings.seed,
@@ -89,95 +86,51 @@ def run_one(
         **{key: found[key] for key in ("quality", "macs", "proxies", "layers", "params")},
         "seconds": history.seconds + seconds,
         "budget": settings.budget if isinstance(budget, Budget) else None,
-        "rewiring": sparsifier.stats() if sparsifier else None,
+        "sparsity": sparsifier.stats() if sparsifier else None,
         "samples": found["samples"],
         "gates": found["gates"],
-        "notes": [*_left_out(settings), *found["notes"]],
+        "notes": [*_gate_notes(settings), *found["notes"]],
         "valid": history.final,
         "steps": history.steps,
         "collapses": [str(collapse) for collapse in budget.collapses] if budget else [],
-        "settings": asdict(settings),
+        "settings": settings.to_json(),
     }
     if distributed.rank() == 0:
-        save(model, folder / "model.safetensors", notes={"data": splits.name, "settings": asdict(settings)})
-        write_text(folder / "evidence.json", json.dumps(evidence.to_dict(splits)))
+        save(model, folder / "model.safetensors", notes={"data": splits.name, "settings": settings.to_json()})
+        write_text(folder / SAMPLES_FILE, json.dumps(stats.to_dict(splits)))
         write_text(finished, json.dumps(run))
     return run
 
 
-def _left_out(settings: Settings) -> list[str]:
-    if settings.model != FUSED or settings.gate_density:
+def _gate_notes(settings: Settings) -> list[str]:
+    if settings.model != GATED_SPARSE or settings.gate_density:
         return []
     return [f"no gates: a budget of {settings.budget:g} pays for fewer than {MIN_GATE_INPUTS} inputs for each of them"]
 
 
-def _taught(settings: Settings, splits: Splits, folder: Path, device: str) -> tuple[nn.Module, float]:
-    """The dense network with dropout, trained like the model that will imitate it, and how long that took."""
-    run = run_one(replace(settings, model="dropout", distill=0.0), splits, folder, device=device, show=False)
+def _check_same(run: dict[str, Any], settings: Settings, folder: Path) -> dict[str, Any]:
+    """The finished run, if it was made with these settings: a hash of changed fields cannot see a moved default."""
+    made, asked = Settings().to_json() | run["settings"], settings.to_json()
+    apart = sorted(name for name in made.keys() | asked.keys() if made.get(name) != asked.get(name))
+    if apart:
+        raise ValueError(
+            f"{folder} holds a run with another {', '.join(apart)}: expected the settings asked for; delete that "
+            "folder, or choose another"
+        )
+    return run
+
+
+def _train_teacher(settings: Settings, splits: Splits, folder: Path, device: str) -> tuple[nn.Module, float]:
+    """The dense network with dropout, trained like the model that will be distilled from it, and how long that took."""
+    run = run_one(replace(settings, model="dropout", distill_weight=0.0), splits, folder, device=device, show=False)
     return load_model(folder / "model.safetensors"), run["seconds"]
 
 
-def relate_(found: dict[str, Any], full: int) -> None:
-    """Refer a measurement to the full dense network, whatever the model's own width: a small net saves by being so."""
+def rescale_to_full_width_(found: dict[str, Any], full: int) -> None:
+    """Make a measurement relative to the MACs of the full dense network, whatever the model's own width."""
     own = found["macs"]["dense"]
     for key in ("relative", "relative_zero_skip", "gate_saved"):
         found["macs"][key] *= own / full
     found["macs"]["structure_saved"] = 1.0 - (1.0 - found["macs"]["structure_saved"]) * own / full
     found["samples"] = {key: value * own / full for key, value in found["samples"].items()}
     found["macs"]["dense"] = full
-
-
-def compare(
-    settings: Settings,
-    models: Sequence[str],
-    seeds: Sequence[int],
-    out: Path,
-    *,
-    data_dir: Path | None = None,
-    command: str = "",
-) -> dict[str, Any]:
-    """All models over all seeds; results.json is complete after every run."""
-    unknown = [name for name in models if name not in MODELS]
-    if unknown or not models:
-        raise ValueError(f"unknown models {', '.join(unknown) or '(none given)'}; choose from {', '.join(MODELS)}")
-    if not seeds:
-        raise ValueError("at least one seed is needed")
-    runs: list[dict[str, Any]] = []
-    jobs = [(seed, model) for seed in seeds for model in models]
-    for position, (seed, model) in enumerate(jobs, start=1):
-        splits = load_dataset(settings.data, data_dir=data_dir, seed=seed, options=dict(settings.data_options)).flat()
-        chosen = replace(settings, model=model, seed=seed).resolved(splits)
-        if position == 1:
-            _check_all(replace(settings, seed=seed), models, splits)
-        folder = Path("runs") / f"{model}-s{seed}-{settings_hash(chosen, splits)}"
-        label = f"[{position}/{len(jobs)}] {model} seed {seed}"
-        run = run_one(chosen, splits, out / folder, label=label)
-        runs.append({**run, "folder": folder.as_posix()})
-        accuracy, relative = run["quality"]["accuracy"], run["macs"]["relative"]
-        print(
-            f"{label}  accuracy {accuracy:.2%}  MACs {relative:.3f}  {run['seconds']:.0f} s",
-            file=sys.stderr,
-            flush=True,
-        )
-        meta = {
-            **environment(command),
-            "budget": settings.budget,
-            "seeds": list(seeds),
-            "epochs": chosen.epochs,
-            "hidden": list(chosen.hidden),
-            "data": splits.info(),
-        }
-        results = {"meta": meta, "runs": runs}
-        write_results(out / "results.json", meta, runs)
-    return results
-
-
-def _check_all(settings: Settings, models: Sequence[str], splits: Splits) -> None:
-    """A mistake that only the last model would notice is better known before the first is trained."""
-    for name in models:
-        chosen = replace(settings, model=name).resolved(splits)
-        model, budget, sparsifier = MODELS[name](chosen, splits)
-        if isinstance(budget, Budget):
-            budget.bind(MacCounter.for_mlp(model))
-        if sparsifier is not None:
-            sparsifier.check_length(chosen.epochs * math.ceil(len(splits.train) / chosen.batch))

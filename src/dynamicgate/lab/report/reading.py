@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dynamicgate.files import read_json_lines
+from dynamicgate.lab.result_file import read_runs
 
 Run = dict[str, Any]
 Results = dict[str, Any]
@@ -22,13 +23,13 @@ Timing = dict[str, Any]
 
 RESULTS_FILE = "results.json"
 LOG_FILE = "log.jsonl"
-SAMPLES_FILE = "evidence.json"
+SAMPLES_FILE = "samples.json"
 TIMING_FILE = "timing.json"
-SPARSITY_KEY = "rewiring"
+SPARSITY_KEY = "sparsity"
 """Key of a log entry: density, exploration and churn of each layer with sparse weights."""
 COMPILED = "ours"
 """Key of a row of timings: the time of the compiled model."""
-EXAMPLE_KINDS = {"easiest": "easiest", "hardest": "hardest", "cheapest": "cheapest", "most expensive": "dearest"}
+EXAMPLE_KINDS = {"easiest": "easiest", "hardest": "hardest", "cheapest": "cheapest", "most expensive": "most_expensive"}
 """Kinds of example inputs, and the key of each in the sample statistics."""
 REQUIRED = ("model", "seed", "data", "quality", "macs", "params", "seconds")
 """Keys that every run must have."""
@@ -95,7 +96,12 @@ def read_json_runs(path: Path) -> list[Run]:
     return [{**run, "meta": get_object(content, "meta")} for run in get_objects(content, "runs")]
 
 
-RUN_READERS: dict[str, Callable[[Path], list[Run]]] = {".json": read_json_runs}
+def read_table_runs(path: Path) -> list[Run]:
+    """The runs in a results table, each with its provenance under "meta", except those with an unreachable budget."""
+    return [run for run in read_runs(path) if "unreachable" not in run]
+
+
+RUN_READERS: dict[str, Callable[[Path], list[Run]]] = {".json": read_json_runs, ".jsonl": read_table_runs}
 """How runs, each with its provenance under "meta", are read from a results file, by the ending of its name."""
 
 

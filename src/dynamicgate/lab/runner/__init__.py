@@ -1,22 +1,17 @@
-"""The paper's tables, run again: recipes, runs that are found by their hash, and the page that is made from them."""
+"""Runs the tables of experiments: jobs that are found by their hash, in parallel, stored in one file a table."""
 
-from dynamicgate.lab.runner.claims import Claim, Evidence, Verdict
-from dynamicgate.lab.runner.jobs import Job, Recipe, Step, Table, find_folder, jobs_of, load_tables
-from dynamicgate.lab.runner.pool import run_jobs
+from dynamicgate.lab.runner.jobs import Change, Experiment, Job, Step, Table
+from dynamicgate.lab.runner.pool import run_jobs, run_parallel
 from dynamicgate.lab.runner.training import step_settings, train_settings
 
 __all__ = [
-    "Claim",
-    "Evidence",
+    "Change",
+    "Experiment",
     "Job",
-    "Recipe",
     "Step",
     "Table",
-    "Verdict",
-    "find_folder",
-    "jobs_of",
-    "load_tables",
     "run_jobs",
+    "run_parallel",
     "step_settings",
     "train_settings",
 ]

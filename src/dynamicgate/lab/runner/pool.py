@@ -1,99 +1,60 @@
-"""Do the runs that are missing, side by side, and keep one small JSON of each.
+"""Run tasks in parallel, each in a process with one thread, and the jobs of an experiment with it.
 
-Every run has a process with one thread, whatever the number of processes: so its result does not depend on what runs
-beside it, and no core has to do two things at once. A finished run is found by its JSON, an interrupted one goes on
-from its checkpoint.
+One thread a process, whatever the number of processes: the result of a run does not depend on what runs beside it.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from dynamicgate.files import environment
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.runner.jobs import Job, fewer_rows, load_tables
+from dynamicgate.lab.runner.jobs import Job
 from dynamicgate.lab.runner.prepared import load_splits
-from dynamicgate.lab.runner.results import keep_result, result_path
+from dynamicgate.lab.runner.results import collect, find_runs, say_stale, write_finished
 from dynamicgate.lab.runner.step_time import relative_seconds
 
-CLOCK_SECONDS = 3.0
+STEP_SECONDS = 3.0  # of timing training steps
 CHECKPOINTS = ("last.safetensors", "best.safetensors")
+T = TypeVar("T")
+R = TypeVar("R")
 
 
-@dataclass(frozen=True)
-class Order:
-    """A job in words that another process understands, and where everything is."""
+def run_parallel(task: Callable[[T], R], items: Sequence[T], *, processes: int | None = None) -> Iterator[tuple[T, R]]:
+    """Each item with what `task` returns for it, as they finish; the first error ends all.
 
-    recipes: Path
-    table: str
-    kind: str
-    model: str
-    seed: int
-    quick: bool
-    device: str
-    results: Path
-    work: Path
-    data_dir: Path | None
-    command: str
-
-    @property
-    def job(self) -> Job:
-        """What is to be run."""
-        (table,) = load_tables(self.recipes, self.table)
-        job = Job(table, table.recipe(self.kind), self.model, self.seed, self.quick, device=self.device)
-        return replace(job, folder=self.work / job.name)
-
-
-def run_jobs(
-    jobs: Sequence[Job],
-    *,
-    recipes: Path,
-    results: Path,
-    work: Path,
-    processes: int | None = None,
-    device: str = "auto",
-    data_dir: Path | None = None,
-    command: str = "",
-) -> int:
-    """Do what is missing of `jobs` and say how far it is; returns how many runs were done."""
-    missing = [job for job in jobs if not result_path(results, job).exists()]
-    processes = min(processes or available_cores(), max(1, len(missing)))
-    print(f"{len(jobs)} runs, {len(jobs) - len(missing)} of them found in {results}", file=sys.stderr, flush=True)
-    orders = [
-        Order(
-            recipes, job.table.name, job.recipe.kind, job.model, job.seed, job.quick, device, results.resolve(),
-            work.resolve(), data_dir, command,
-        )
-        for job in missing
-    ]  # fmt: skip
-    if not orders:
-        return 0
-    progress = Progress(missing, processes)
+    Every process has one thread and takes its task and items by pickle, functions by the name they are imported by.
+    None is as many processes as there are cores.
+    """
+    if processes is not None and processes < 1:
+        raise ValueError(f"at least one process is needed, received {processes}")
+    if not items:
+        return
     # spawn: a forked process would share torch's threads and the GPU with its parent
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, mp_context=spawn, initializer=start_worker) as pool:
+    workers = min(processes or available_cores(), len(items))
+    with ProcessPoolExecutor(workers, mp_context=spawn, initializer=start_worker) as pool:
         try:
-            for future in as_completed([pool.submit(work_off, order) for order in orders]):
-                print(progress.line(*future.result()), file=sys.stderr, flush=True)
-        except BaseException:  # an error, or Ctrl-C: what runs beside it is not waited for
+            futures = {pool.submit(task, item): item for item in items}
+            for future in as_completed(futures):
+                yield futures[future], future.result()
+        except BaseException:  # an error, or Ctrl-C: do not wait for the other processes
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
-    return len(orders)
 
 
 def available_cores() -> int:
@@ -109,40 +70,77 @@ def start_worker() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # costs time
 
 
-def work_off(order: Order) -> tuple[Order, str, float]:
-    """One run, from its data to its JSON."""
+def run_jobs(
+    jobs: Sequence[Job],
+    results: Path,
+    *,
+    processes: int | None = None,
+    data_dir: Path | None = None,
+    command: str = "",
+) -> int:
+    """Run the jobs whose runs are missing from the tables in `results`, and collect them there; returns how many ran.
+
+    A finished run is found in its table, or in its own folder where the call that made it was interrupted; an
+    unfinished one continues from its checkpoint. A stale one is run again and replaced.
+    """
+    if processes is not None and processes < 1:
+        raise ValueError(f"at least one job at a time is needed, received {processes}")
+    collect(results, jobs)
+    found, stale = find_runs(results, jobs)
+    done = {job.folder for job, _ in found}
+    missing = [job for job in jobs if job.folder not in done]
+    if stale:
+        print(f"{say_stale(stale)}; they are run again and replaced", file=sys.stderr, flush=True)
+    print(f"{len(jobs)} runs, {len(found)} of them found in {results}", file=sys.stderr, flush=True)
+    progress = Progress(missing, min(processes or available_cores(), max(1, len(missing))))
+    task = partial(run_job, data_dir=data_dir, command=command)
+    try:
+        for job, outcome in run_parallel(task, missing, processes=processes):
+            print(progress.line(job, outcome), file=sys.stderr, flush=True)
+    finally:
+        collect(results, jobs)
+    return len(missing)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to, in a few words, and how long it took."""
+
+    text: str
+    seconds: float
+
+
+def run_job(job: Job, *, data_dir: Path | None, command: str) -> Outcome:
+    """One run, from its data to its finished file."""
     started = time.monotonic()
-    job = order.job
-    if (job.folder / "run.json").exists():  # its JSON was deleted so that it is run again
-        shutil.rmtree(job.folder)
-    splits = splits_of(order)
+    splits = load_splits(job, data_dir)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="the budget was missed")  # the page has asked and reached
-        run = job.recipe.train(job, splits)
-    if job.recipe.step is not None:
+        warnings.filterwarnings("ignore", message="the budget was missed")  # pages show what was asked and reached
+        run = job.table.train(job, splits)
+    if job.table.step is not None:
         run = {**run, "seconds_relative": seconds_relative(job, splits)}
-    meta = {**environment(order.command), "quick": order.quick, "data": sizes_of(splits)}
-    keep_result(order.results, job, meta, run)
+    meta = {**environment(command), "quick": job.quick, "data": sizes_of(splits)}
+    write_finished(job, meta, run)
     for name in CHECKPOINTS:
         (job.folder / name).unlink(missing_ok=True)
-    return order, outcome(run), time.monotonic() - started
+    return Outcome(describe(run), time.monotonic() - started)
 
 
-def outcome(run: dict[str, Any]) -> str:
-    """What a run came to, in a few words."""
+def describe(run: dict[str, Any]) -> str:
+    """The result of a run in a few words."""
     if "unreachable" in run:
-        return "cannot be had at this budget"
+        return "not possible at this budget"
     return f"{run['quality']['accuracy']:.2%}  MACs {run['macs']['relative']:.3f}"
 
 
 def seconds_relative(job: Job, splits: Splits) -> float:
-    """The time of a training step relative to that of the first model of the recipe."""
-    assert job.recipe.step is not None
-    dense = next(iter(job.recipe.models))
-    if job.model == dense:
+    """The time of a training step relative to that of the first model of the table."""
+    assert job.table.step is not None
+    first = next(iter(job.table.models))
+    if job.model == first:
         return 1.0
-    seconds = CLOCK_SECONDS / 10 if job.quick else CLOCK_SECONDS
-    return relative_seconds(job.recipe.step(job, splits), job.recipe.step(job.of(dense), splits), seconds)
+    seconds = STEP_SECONDS / 10 if job.quick else STEP_SECONDS
+    return relative_seconds(job.table.step(job, splits), job.table.step(job.of(first), splits), seconds)
 
 
 def sizes_of(splits: Splits) -> dict[str, Any]:
@@ -151,47 +149,34 @@ def sizes_of(splits: Splits) -> dict[str, Any]:
     return {key: info[key] for key in ("name", "train", "valid", "test", "features", "classes", "majority")}
 
 
-def splits_of(order: Order) -> Splits:
-    """The data of a run; several runs of a seed read them once."""
-    return _splits(order.recipes, order.table, order.kind, order.seed, order.quick, order.data_dir)
-
-
-@lru_cache(maxsize=2)
-def _splits(recipes: Path, table: str, kind: str, seed: int, quick: bool, data_dir: Path | None) -> Splits:
-    recipe = load_tables(recipes, table)[0].recipe(kind)
-    splits = load_splits(recipe, seed, data_dir)
-    splits = splits if recipe.change is None else recipe.change(splits)
-    return fewer_rows(splits, recipe.quick_rows) if quick else splits
-
-
 class Progress:
-    """What is done, and how long the rest will take: judged by the runs of the same recipe, else by all."""
+    """How many runs are done, and how long the rest will take: estimated from runs of the same table, else from all."""
 
     def __init__(self, jobs: Iterable[Job], processes: int) -> None:
         """Nothing done yet."""
-        self.left: list[tuple[str, str]] = [(job.table.name, job.recipe.kind) for job in jobs]
+        self.left = [job.table.name for job in jobs]
         self.total, self.processes = len(self.left), processes
-        self.seconds: dict[tuple[str, str], list[float]] = {}
+        self.seconds: dict[str, list[float]] = {}
 
-    def line(self, order: Order, said: str, seconds: float) -> str:
+    def line(self, job: Job, outcome: Outcome) -> str:
         """One more run is done."""
-        key = (order.table, order.kind)
-        self.left.remove(key)
-        self.seconds.setdefault(key, []).append(seconds)
+        table = job.table.name
+        self.left.remove(table)
+        self.seconds.setdefault(table, []).append(outcome.seconds)
         done = self.total - len(self.left)
-        name = f"{order.table} {order.kind}  {order.model} seed {order.seed}"
-        rest = f"  about {spoken(self.remaining())} left" if self.left else ""
-        return f"[{done}/{self.total}] {name}  {said}  {seconds:.0f} s{rest}"
+        rest = f"  about {format_duration(self.remaining())} left" if self.left else ""
+        name = f"{table}  {job.model} seed {job.seed}"
+        return f"[{done}/{self.total}] {name}  {outcome.text}  {outcome.seconds:.0f} s{rest}"
 
     def remaining(self) -> float:
         """Seconds until the end."""
-        means = {key: sum(seen) / len(seen) for key, seen in self.seconds.items()}
-        usual = sum(means.values()) / len(means)
-        return sum(means.get(key, usual) for key in self.left) / self.processes
+        means = {table: sum(times) / len(times) for table, times in self.seconds.items()}
+        overall = sum(means.values()) / len(means)
+        return sum(means.get(table, overall) for table in self.left) / self.processes
 
 
-def spoken(seconds: float) -> str:
-    """A duration as one says it."""
+def format_duration(seconds: float) -> str:
+    """A duration in the unit that suits it."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,78 +1,121 @@
-"""Where the results of a paper run lie, and how they are read: one small JSON for each run, named by its hash."""
+"""Finished runs: a file for each where it was made, and the committed tables that `collect` merges them into."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynamicgate.files import write_results
-from dynamicgate.lab.runner.jobs import Job, Table
+from dynamicgate.files import write_results, write_text
+from dynamicgate.lab.result_file import Run, read_runs, write_runs
+from dynamicgate.lab.runner.jobs import Job
 
-RESULTS = Path("experiments") / "results" / "paper"
-WORK = Path("runs") / "paper"
-QUICK = Path("runs") / "paper-quick"
+FINISHED = "result.json"
 SIZES = ("name", "train", "valid", "test", "features", "classes")
-Run = dict[str, Any]
-Runs = dict[tuple[str, str, str], list[Run]]
-"""By table, kind and model, in the order of the seeds."""
+Runs = dict[tuple[str, str], list[Run]]
+"""By table and model, in the order of the seeds."""
 
 
-def result_path(folder: Path, job: Job) -> Path:
-    """The JSON of one run."""
-    return folder / f"{job.name}.json"
+class StaleRunsWarning(UserWarning):
+    """A results table holds runs that were made with other settings than the code now asks for."""
 
 
-def keep_result(folder: Path, job: Job, meta: dict[str, Any], run: Run) -> None:
-    """Write the JSON of one run: all of it but the map of open rates, which is large and for the report."""
+def table_path(results: Path, table: str) -> Path:
+    """The file of a table in a results folder."""
+    return results / f"{table}.jsonl"
+
+
+def write_finished(job: Job, meta: dict[str, Any], run: Run) -> None:
+    """Write the result of a finished run into its folder: all of it except the map of open rates, which is large and
+    only for the report."""
     gates = [{k: v for k, v in gate.items() if k != "open_by_class"} for gate in run.get("gates", [])]
-    write_results(result_path(folder, job), meta, [{**run, "gates": gates}])
+    write_text(job.folder / FINISHED, json.dumps({**run, "gates": gates, "hash": job.hash, "meta": meta}))
 
 
-def read_results(folder: Path, jobs: Iterable[Job]) -> tuple[Runs, dict[str, Run]]:
-    """The runs of these jobs that are there, each with `meta`, and for each table and kind what its data are.
+def collect(results: Path, jobs: Iterable[Job]) -> int:
+    """Merge what is finished in the folders of these jobs into the tables; returns how many runs are new to them.
 
-    Other files in the folder (of seeds or settings that are no longer asked for) are left out.
+    A run replaces the one of the same model and seed, all others are kept. Each table is written in one move.
     """
+    finished: dict[str, list[Run]] = {}
+    for job in jobs:
+        path = job.folder / FINISHED
+        if path.exists():
+            finished.setdefault(job.table.name, []).append(json.loads(path.read_text(encoding="utf-8")))
+    new = 0
+    for table, runs in finished.items():
+        path = table_path(results, table)
+        stored = {(run["model"], run["seed"]): run for run in read_runs(path)}
+        fresh = {(run["model"], run["seed"]): run for run in runs}
+        changed = [key for key, run in fresh.items() if stored.get(key) != run]
+        if changed:
+            write_runs(path, (stored | fresh).values())
+        new += len(changed)
+    return new
+
+
+def find_runs(results: Path, jobs: Iterable[Job]) -> tuple[list[tuple[Job, Run]], list[Job]]:
+    """The jobs whose runs are in the tables, with their runs, and those whose model and seed are there with another
+    hash: stale, made with other settings than are asked for now. Every table is read once."""
+    tables: dict[str, dict[tuple[str, int], Run]] = {}
+    found, stale = [], []
+    for job in jobs:
+        name = job.table.name
+        if name not in tables:
+            tables[name] = {(run["model"], run["seed"]): run for run in read_runs(table_path(results, name))}
+        run = tables[name].get((job.model, job.seed))
+        if run is None:
+            continue
+        if run["hash"] == job.hash:
+            found.append((job, run))
+        else:
+            stale.append(job)
+    return found, stale
+
+
+def say_stale(stale: Iterable[Job]) -> str:
+    """Which runs are stale."""
+    names = [f"{job.table.name} {job.model} seed {job.seed}" for job in stale]
+    return f"{len(names)} stored runs are stale, made with other settings than the code asks for: {', '.join(names)}"
+
+
+def read_results(results: Path, jobs: Iterable[Job]) -> tuple[Runs, dict[str, Run]]:
+    """The stored runs of these jobs, each with `meta`, and what the data of each table are.
+
+    Stale runs are left out, with a `StaleRunsWarning`.
+    """
+    found, stale = find_runs(results, jobs)
+    if stale:
+        warnings.warn(f"{say_stale(stale)}; they are left out, run them again", StaleRunsWarning, stacklevel=2)
     runs: Runs = {}
     data: dict[str, Run] = {}
-    for job in jobs:
-        path = result_path(folder, job)
-        if not path.exists():
-            continue
-        found = json.loads(path.read_text(encoding="utf-8"))
-        (run,), meta = found["runs"], found["meta"]
-        where = f"{job.table.name}/{job.recipe.kind}"
-        first = data.setdefault(where, meta["data"])
-        if any(first[key] != meta["data"][key] for key in SIZES):
+    for job, run in found:
+        table = job.table.name
+        first, own = data.setdefault(table, run["meta"]["data"]), run["meta"]["data"]
+        if any(first[key] != own[key] for key in SIZES):
             raise ValueError(
-                f"the runs of {where} are on different data, {first} and {meta['data']}: delete those that are not "
-                f"wanted in {folder / where} and run them again"
+                f"the runs of {table} are on different data, {first} and {own}: delete those that are not wanted from "
+                f"{table_path(results, table)} and run them again"
             )
-        runs.setdefault((job.table.name, job.recipe.kind, job.model), []).append({**run, "meta": meta})
+        runs.setdefault((table, job.model), []).append(run)
     return runs, data
 
 
-def write_summary(work: Path, folder: Path, table: Table, jobs: Iterable[Job]) -> list[Path]:
-    """A results.json for each recipe in its folder of runs, from which `dynamicgate report` makes a page."""
-    written = []
-    for recipe in table.recipes:
-        mine = [job for job in jobs if job.table is table and job.recipe is recipe]
-        found = [
-            (job, json.loads(path.read_text(encoding="utf-8")))
-            for job in mine
-            if (path := result_path(folder, job)).exists()
-        ]
-        if not found:
-            continue
-        place = work / table.name / recipe.kind
+def write_for_report(results: Path, jobs: Sequence[Job]) -> list[Path]:
+    """A results.json for each table in its folder of runs, from which `dynamicgate report` makes a page; returns these
+    folders."""
+    found, _ = find_runs(results, jobs)
+    written: dict[Path, list[tuple[Job, Run]]] = {}
+    for job, run in found:
+        written.setdefault(job.work / job.table.name, []).append((job, run))
+    for folder, stored in written.items():
         runs = []
-        for job, content in found:
-            own = work / job.name / "run.json"  # with the map of open rates, where this machine made the run
+        for job, run in stored:
+            own = job.folder / "run.json"  # with the map of open rates, where this machine made the run
             full = json.loads(own.read_text(encoding="utf-8")) if own.exists() else {}
-            runs.append({**full, **content["runs"][0], "gates": full.get("gates", content["runs"][0]["gates"])})
-            runs[-1]["folder"] = Path(job.name).name
-        write_results(place / "results.json", found[0][1]["meta"], runs)
-        written.append(place)
-    return written
+            plain = {key: value for key, value in run.items() if key not in ("meta", "hash")}
+            runs.append({**full, **plain, "gates": full.get("gates", run["gates"]), "folder": job.folder.name})
+        write_results(folder / "results.json", stored[0][1]["meta"], runs)
+    return list(written)

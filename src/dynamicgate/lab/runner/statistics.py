@@ -18,7 +18,7 @@ class Interval(NamedTuple):
 
 
 class Paired(NamedTuple):
-    """A mean difference over paired runs and the two-sided p-value of it being none (None for fewer than two)."""
+    """A mean difference over paired runs, and the two-sided p-value of no difference (None for fewer than two)."""
 
     difference: float
     p: float | None
@@ -26,7 +26,7 @@ class Paired(NamedTuple):
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Of the mean of `values`."""
+    """The interval of the mean of `values`."""
     n, mean = len(values), statistics.fmean(values)
     if n < 2:
         return Interval(mean, 0.0, None, n)
@@ -35,7 +35,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def paired(ours: Sequence[float], theirs: Sequence[float]) -> Paired:
-    """Of `ours` minus `theirs`, run by run."""
+    """The difference `ours` minus `theirs`, run by run."""
     differences = [a - b for a, b in zip(ours, theirs, strict=True)]
     mean, std, n = *interval(differences)[:2], len(differences)
     if n < 2:

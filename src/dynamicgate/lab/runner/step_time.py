@@ -1,7 +1,7 @@
-"""Training time of a model relative to the dense network, on a machine that also does other things.
+"""Time of a training step relative to the dense network's, on a machine that is also doing other things.
 
-Both take steps in turn in one process, a few at a time; the median of the ratios is kept. So other work on the machine
-slows both alike, and what the machine is matters little.
+Both models take a few steps in turn in one process, and the median of the ratios counts: other work on the machine
+slows both alike, and the result depends little on the machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from dynamicgate.lab.runner.jobs import Step
 
 CHUNK = 2
-LEAST_ROUNDS = 3
+MIN_ROUNDS = 3
 
 
 def relative_seconds(ours: Step, dense: Step, seconds: float) -> float:
@@ -23,20 +23,20 @@ def relative_seconds(ours: Step, dense: Step, seconds: float) -> float:
         _timed(step)
     ratios: list[float] = []
     start = time.perf_counter()
-    while len(ratios) < LEAST_ROUNDS or time.perf_counter() - start < seconds:
+    while len(ratios) < MIN_ROUNDS or time.perf_counter() - start < seconds:
         ratios.append(_timed(ours) / _timed(dense))
     return statistics.median(ratios)
 
 
 def _timed(step: Step) -> float:
-    _settle()
+    _synchronize()
     start = time.perf_counter()
     for _ in range(CHUNK):
         step()
-    _settle()
+    _synchronize()
     return time.perf_counter() - start
 
 
-def _settle() -> None:
+def _synchronize() -> None:
     if torch.cuda.is_available():
         torch.cuda.synchronize()

@@ -1,0 +1,48 @@
+"""The options that the commands of all experiments share, and what they do with them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dynamicgate.lab.runner import Experiment, Job, run_jobs
+from dynamicgate.lab.runner.results import write_for_report
+
+
+def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options of running jobs."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {module}", description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="one seed, few rows and epochs; results are kept apart")
+    parser.add_argument("--seeds", type=int, default=None, help="only the first few seeds of each table")
+    parser.add_argument(
+        "--jobs", type=int, default=None, help="runs in parallel, one thread each; by default all cores"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
+    parser.add_argument("--data-dir", type=Path, default=None, help="folder with the data files")
+    return parser
+
+
+def asked_experiment(experiment: Experiment, args: argparse.Namespace) -> Experiment:
+    """The experiment, or its quick version."""
+    return replace(experiment, quick=args.quick)
+
+
+def run_asked(experiment: Experiment, jobs: Sequence[Job], args: argparse.Namespace, command: str) -> None:
+    """Run what is missing of these jobs, and leave what `dynamicgate report` reads."""
+    run_jobs(jobs, experiment.results, processes=args.jobs, data_dir=args.data_dir, command=command)
+    write_for_report(experiment.results, jobs)
+
+
+def exit_code(main: Callable[[], None], module: str) -> int:
+    """Run a command; a mistake in what was asked for is one sentence and 2."""
+    try:
+        main()
+    except ValueError as error:
+        print(f"{module}: {error}", file=sys.stderr)
+        return 2
+    return 0

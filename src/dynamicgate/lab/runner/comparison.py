@@ -1,0 +1,127 @@
+"""`compare`: models and their controls over paired seeds, in one folder that a report can be made from.
+
+Every finished run is found again by the hash of its settings and its data, and not repeated; an interrupted one
+continues from its checkpoint. Validation data decides, test data is measured once, at the end of a run.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.budget import Budget
+from dynamicgate.files import environment, write_results
+from dynamicgate.lab.datasets.loading import load_dataset
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods.hyperparameters import Settings, given, settings_hash
+from dynamicgate.lab.methods.models import MODELS
+from dynamicgate.lab.methods.train_one import run_one
+from dynamicgate.lab.runner.pool import run_parallel
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A finished run, and what it says about all runs of the comparison."""
+
+    run: dict[str, Any]
+    epochs: int
+    hidden: tuple[int, ...]
+    data: dict[str, Any]
+
+
+def compare(
+    settings: Settings,
+    models: Sequence[str],
+    seeds: Sequence[int],
+    out: Path,
+    *,
+    data_dir: Path | None = None,
+    command: str = "",
+    jobs: int = 1,
+) -> dict[str, Any]:
+    """All models over all seeds; results.json is complete after every run.
+
+    jobs: 1 trains one model after the other with all threads, more train in parallel, with one thread each.
+    """
+    unknown = [name for name in models if name not in MODELS]
+    if unknown or not models:
+        raise ValueError(f"unknown models {', '.join(unknown) or '(none given)'}; choose from {', '.join(MODELS)}")
+    if not seeds:
+        raise ValueError("at least one seed is needed")
+    if jobs < 1:
+        raise ValueError(f"at least one job at a time is needed, received {jobs}")
+    splits = load(settings, seeds[0], data_dir)
+    check_all(replace(settings, seed=seeds[0]), models, splits)
+    asked = [replace(settings, model=model, seed=seed) for seed in seeds for model in models]
+    if jobs == 1:
+        done = train_in_turn(asked, splits, out, data_dir)
+    else:
+        done = run_parallel(partial(load_and_train, out=out, data_dir=data_dir), asked, processes=jobs)
+    finished: dict[tuple[int, str], Finished] = {}
+    for at, (one, found) in enumerate(done, start=1):
+        finished[one.seed, one.model] = found
+        accuracy, relative = found.run["quality"]["accuracy"], found.run["macs"]["relative"]
+        print(
+            f"[{at}/{len(asked)}] {one.model} seed {one.seed}  accuracy {accuracy:.2%}  MACs {relative:.3f}  "
+            f"{found.run['seconds']:.0f} s",
+            file=sys.stderr,
+            flush=True,
+        )
+        runs = [finished[key].run for seed in seeds for model in models if (key := (seed, model)) in finished]
+        meta = {
+            **environment(command),
+            "budget": settings.budget,
+            "seeds": list(seeds),
+            "epochs": found.epochs,
+            "hidden": list(found.hidden),
+            "data": found.data,
+        }
+        results = {"meta": meta, "runs": runs}
+        write_results(out / "results.json", meta, runs)
+    return results
+
+
+def train_in_turn(
+    asked: Sequence[Settings], splits: Splits, out: Path, data_dir: Path | None
+) -> Iterator[tuple[Settings, Finished]]:
+    """One run after the other, with the data of the first; those of every further seed are loaded once."""
+    seed = asked[0].seed
+    for at, one in enumerate(asked, start=1):
+        if one.seed != seed:
+            seed, splits = one.seed, load(one, one.seed, data_dir)
+        yield one, train(one, splits, out, label=f"[{at}/{len(asked)}] {one.model} seed {one.seed}")
+
+
+def load_and_train(settings: Settings, *, out: Path, data_dir: Path | None) -> Finished:
+    """One run in a process of its own, without a progress bar."""
+    return train(settings, load(settings, settings.seed, data_dir), out)
+
+
+def train(settings: Settings, splits: Splits, out: Path, label: str = "") -> Finished:
+    """One run, in the folder that its settings and data give it; without a label there is no progress bar."""
+    chosen = settings.resolved(splits)
+    folder = Path("runs") / f"{chosen.model}-s{chosen.seed}-{settings_hash(chosen, splits)}"
+    run = run_one(chosen, splits, out / folder, label=label, show=bool(label))
+    return Finished({**run, "folder": folder.as_posix()}, given(chosen.epochs), given(chosen.hidden), splits.info())
+
+
+def load(settings: Settings, seed: int, data_dir: Path | None) -> Splits:
+    """The data of a run."""
+    return load_dataset(settings.data, data_dir=data_dir, seed=seed, options=dict(settings.data_options)).flat()
+
+
+def check_all(settings: Settings, models: Sequence[str], splits: Splits) -> None:
+    """Build every model once: a mistake that only the last one shows should be known before the first is trained."""
+    for name in models:
+        chosen = replace(settings, model=name).resolved(splits)
+        model, budget, sparsifier = MODELS[name](chosen, splits)
+        if isinstance(budget, Budget):
+            budget.bind(MacCounter.for_mlp(model))
+        if sparsifier is not None:
+            sparsifier.check_length(given(chosen.epochs) * math.ceil(len(splits.train) / given(chosen.batch)))
