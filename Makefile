@@ -38,7 +38,7 @@ bench-cpu: venv     ## compiled plans against dense networks, in benchmarks/resu
 bench-gpu: venv     ## gated layers on a CUDA GPU against dense ones, in benchmarks/results/
 	$(BIN)/python benchmarks/gpu.py --part forward,backward,decode,plan
 
-results: venv       ## train what is missing for the tables of docs/rewiring.md (MNIST from the folder in DYNAMICGATE_DATA)
+results: venv       ## train what is missing for the tables of docs/sparsity.md (MNIST from the folder in DYNAMICGATE_DATA)
 	$(BIN)/python -m experiments.sparse_mnist
 
 paper: venv         ## every table of the paper and docs/paper.md (hours on a CPU; finished runs are found)

@@ -1,6 +1,6 @@
 """Models with sparse layers and their controls on MNIST, at equal density and at equal budgets: tables of a docs page.
 
-python -m experiments.sparse_mnist           # train what is missing, fill the tables of docs/rewiring.md
+python -m experiments.sparse_mnist           # train what is missing, fill the tables of docs/sparsity.md
 python -m experiments.sparse_mnist budget    # one of the two tables
 python -m experiments.sparse_mnist page      # only fill the tables, from the committed results
 
@@ -19,8 +19,8 @@ from experiments import ROOT
 from experiments.command import asked_experiment, exit_code, parser_of, run_asked
 
 MODULE = "experiments.sparse_mnist"
-PAGE = "docs/rewiring.md"
-MARKERS = {"density": "rewiring-mnist-density", "budget": "rewiring-mnist-budget"}
+PAGE = "docs/sparsity.md"
+MARKERS = {"density": "sparse-mnist-density", "budget": "sparse-mnist-budget"}
 CONTROLS = ("dense", "small", "dropout", "static", "gate")
 SPARSE = ("static-sparse", "set", "rigl", "pruned")
 # The stored runs of gate+rigl were made before its present defaults, so what they were made with is spelled out.

@@ -88,13 +88,13 @@ def entry_of(runs: Sequence[Run]) -> Entry:
     return Entry([run["quality"]["accuracy"] for run in runs], [run["macs"]["relative"] for run in runs], runs)
 
 
-def comparisons(name: str, entries: Entries, controls: Sequence[str] = CONTROLS) -> list[Comparison]:
+def comparisons(name: str, entries: Entries, controls: Sequence[str] = CONTROLS, ours: str = OURS) -> list[Comparison]:
     """Ours against every control at the budgets of `COMPARED_AT`, where the control meets the budget."""
     return [
-        compare_entries(name, budget, control, entries[OURS, budget], entries[control, budget])
+        compare_entries(name, budget, control, entries[ours, budget], entries[control, budget])
         for budget in COMPARED_AT
         for control in controls
-        if (OURS, budget) in entries and (control, budget) in entries and entries[control, budget].meets(budget)
+        if (ours, budget) in entries and (control, budget) in entries and entries[control, budget].meets(budget)
     ]
 
 

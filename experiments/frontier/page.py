@@ -33,6 +33,7 @@ from experiments.frontier.latency import read_latencies
 from experiments.frontier.plot import by_cost, by_latency
 from experiments.frontier.search import search
 from experiments.frontier.summary import (
+    caveats,
     count_outcomes,
     latency_summary,
     list_lost,
@@ -129,7 +130,10 @@ def pages(experiment: Experiment) -> dict[str, str | Mapping[str, str]]:
             made[f"{where}docs/figures/latency-{name}-{batch}.svg"] = by_latency(name, entries, timed, batch)
     if not experiment.quick:
         parts.append(transfer_section(read_transfer()))
-        made["README.md"] = {"frontier": overview(found, compared)}
+        made["README.md"] = {
+            "frontier": overview(found, compared),
+            "caveats": caveats(found, compared, ungated, latencies),
+        }
     made[where + PAGE] = "\n".join(part for part in parts if part).rstrip("\n") + "\n"
     return made
 

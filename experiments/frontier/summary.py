@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, geometric_mean
 
 from dynamicgate.lab.runner.pages import ABSENT, markdown
-from experiments.frontier.comparisons import BATCHES, COMPARED_AT, TIE, Comparison, Entries, Latencies
+from experiments.frontier.comparisons import BATCHES, COMPARED_AT, TIE, Comparison, Entries, Latencies, comparisons
 from experiments.frontier.datasets import CONTROLS, OURS, OURS_IN_TILES, TUNED_AT, UNGATED
 
 MAIN_METHODS = ("small", "random", "gate", "rigl", "pruned", OURS)
@@ -26,6 +26,40 @@ def overview(found: Mapping[str, Entries], compared: Sequence[Comparison]) -> st
     table = markdown([f"accuracy, % at {TUNED_AT:g}", *MAIN_METHODS, "dense, at 1"], rows, numbers=True)
     counts = count_outcomes(compared, " comparisons")
     return f"{table}\n\nAt 0.05, 0.1 and 0.2 against all {len(CONTROLS)} controls: {counts}."
+
+
+def caveats(
+    found: Mapping[str, Entries],
+    compared: Sequence[Comparison],
+    ungated: Sequence[Comparison],
+    latencies: Mapping[str, Latencies],
+) -> str:
+    """What a reader of the README's table has to know, with the controls that could refute it."""
+    without = [one for name, entries in found.items() for one in comparisons(name, entries, ours=UNGATED)]
+    gated = [one for one in ungated if any(run["gates"] for run in found[one.name][OURS, one.budget].runs)]
+    pruned = [one for one in compared if one.control == "pruned"]
+    slower = {batch: _latency_of_gates(gated, latencies, batch) for batch in BATCHES}
+    lines = [
+        f"**The gates are not what wins here.** The same recipe without gates is about as good: against the same "
+        f"controls it has {count_outcomes(without)}. Over the {len(gated)} comparisons in which the model has gates at "
+        f"all, they change accuracy by {fmean(one.points for one in gated):+.2f} points on average.",
+        f"**The strongest control is close.** Against `pruned` alone: {count_outcomes(pruned)}, "
+        f"{fmean(one.points for one in pruned):+.2f} points on average.",
+        "**Gates cost time on a CPU at equal MACs.** Compiled, gated models take "
+        + " and ".join(f"{ratio:.2f} times as long at batch {batch}" for batch, ratio in slower.items())
+        + " as their ungated counterparts (geometric means over the same comparisons).",
+    ]
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _latency_of_gates(gated: Sequence[Comparison], latencies: Mapping[str, Latencies], batch: int) -> float:
+    ratios = [
+        latencies[one.name][OURS, one.budget]["batches"][str(batch)]["ratio"]
+        / latencies[one.name][UNGATED, one.budget]["batches"][str(batch)]["ratio"]
+        for one in gated
+        if {(OURS, one.budget), (UNGATED, one.budget)} <= latencies[one.name].keys()
+    ]
+    return geometric_mean(ratios)
 
 
 def summary(compared: Sequence[Comparison], ungated: Sequence[Comparison]) -> str:

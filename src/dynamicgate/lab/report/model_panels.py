@@ -7,7 +7,7 @@ from dynamicgate.lab.report.class_heatmap import heatmap_caption, heatmap_figure
 from dynamicgate.lab.report.controls import is_control
 from dynamicgate.lab.report.example_inputs import class_names, example_groups
 from dynamicgate.lab.report.model_markers import model_styles, swatch
-from dynamicgate.lab.report.reading import Log, Results, Run, SampleStats, gates_of, get_strings
+from dynamicgate.lab.report.reading import Log, Results, Run, SampleStats, gates_in, get_strings
 from dynamicgate.lab.report.sample_costs import class_costs, cost_caption, cost_histogram, cost_range
 from dynamicgate.lab.report.summary import dataset_names, first_seed, group_runs, has_several_datasets
 from dynamicgate.lab.report.tables import layer_table
@@ -54,7 +54,7 @@ def heatmap_panels(results: Results, all_stats: Sequence[SampleStats]) -> list[P
         names, costs = class_names(stats), class_costs(run, stats)
         gates = [
             {"caption": heatmap_caption(gate), "svg": svg}
-            for gate in gates_of(run)
+            for gate in gates_in(run)
             if (svg := heatmap_figure(gate, styles[model], names, costs))
         ]
         if gates:

@@ -35,7 +35,7 @@ REQUIRED = ("model", "seed", "data", "quality", "macs", "params", "seconds")
 """Keys that every run must have."""
 
 
-def gates_of(run: Run) -> list[dict[str, Any]]:
+def gates_in(run: Run) -> list[dict[str, Any]]:
     """What a run says about each of its gates."""
     return get_objects(run, "gates")
 

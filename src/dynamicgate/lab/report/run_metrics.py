@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 
-from dynamicgate.lab.report.reading import Run, gates_of, get_object
+from dynamicgate.lab.report.reading import Run, gates_in, get_object
 
 
 def number(value: object) -> float | None:
@@ -38,7 +38,7 @@ def target_of(run: Run) -> float | None:
 def varying_of(run: Run) -> float | None:
     """Of the gate that depends most on the input: the fraction of its blocks that open for some samples only. 0 without
     gates."""
-    return max((number(gate.get("varying")) or 0.0 for gate in gates_of(run)), default=0.0)
+    return max((number(gate.get("varying")) or 0.0 for gate in gates_in(run)), default=0.0)
 
 
 def _macs(key: str) -> Callable[[Run], float | None]:

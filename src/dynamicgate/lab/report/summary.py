@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from dynamicgate.lab.report.reading import Results, Run, check_results, gates_of
+from dynamicgate.lab.report.reading import Results, Run, check_results, gates_in
 from dynamicgate.lab.report.run_metrics import METRICS, target_of
 
 Spread = dict[str, Any]
@@ -74,4 +74,4 @@ def first_seed(runs: list[Run]) -> Run:
 
 def is_gated(runs: list[Run]) -> bool:
     """Whether any of the runs reports gates."""
-    return any(gates_of(run) for run in runs)
+    return any(gates_in(run) for run in runs)

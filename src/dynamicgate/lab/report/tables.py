@@ -14,7 +14,7 @@ from dynamicgate.lab.report.number_format import (
     rounded_percent,
     signed_points,
 )
-from dynamicgate.lab.report.reading import Results, Run, gates_of, get_object, get_objects
+from dynamicgate.lab.report.reading import Results, Run, gates_in, get_object, get_objects
 from dynamicgate.lab.report.run_metrics import number, relative_of, target_of
 from dynamicgate.lab.report.summary import Row, Spread, group_runs, has_several_datasets, spread, summarise
 
@@ -157,7 +157,7 @@ def input_dependence_table(results: Results) -> Table:
         costs = [spread(number(get_object(run, "samples").get(key)) for run in runs) for key in ("p5", "p50", "p95")]
         gates: dict[str, list[Run]] = {}
         for run in runs:
-            for gate in gates_of(run):
+            for gate in gates_in(run):
                 gates.setdefault(str(gate.get("name", ABSENT)), []).append(gate)
         for name, found in gates.items():
             fractions = [

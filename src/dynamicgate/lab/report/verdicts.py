@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dynamicgate.lab.report.controls import subjects
 from dynamicgate.lab.report.model_table import find_model
 from dynamicgate.lab.report.number_format import counted, percent, plus_minus, signed_points
-from dynamicgate.lab.report.reading import Results, Run, gates_of
+from dynamicgate.lab.report.reading import Results, Run, gates_in
 from dynamicgate.lab.report.run_metrics import number
 from dynamicgate.lab.report.summary import Row, group_runs, spread, summarise
 
@@ -150,7 +150,7 @@ def cost_clause(subject: Row, control: Row) -> str:
 
 def input_verdict(runs: list[Run]) -> Verdict | None:
     """Whether the decisions depend on the input at all."""
-    varying = spread(number(gate.get("varying")) for run in runs for gate in gates_of(run))
+    varying = spread(number(gate.get("varying")) for run in runs for gate in gates_in(run))
     if varying["mean"] is None:
         return None
     if varying["mean"] == 0:
