@@ -5,9 +5,9 @@
 
 The tokens' gates are independent of each other, which is the worst case: a block is read if any token opens it. Every
 call has its own weights, gate and tokens, together far more than the L2 cache holds, and all calls of a case are one
-CUDA graph. The same holds for the dense layers, eager and compiled. The gate network is inside the time. Every case is
-first compared with float64, on memory filled with NaN. "union" is the fraction of blocks that are read; "of_union" is
-the speed-up divided by 1 / union; "of_ideal" compares with reading these weights and the gate at the bandwidth of a
+CUDA graph. The same holds for the dense layers, eager and compiled. The gate network is inside the time. Outputs
+are first filled with NaN, so that one that is not written shows, and the first call is compared with float64. "union"
+is the fraction of blocks that are read; "of_union" is the speed-up times the union, 1 if time falls as the blocks do; "of_ideal" compares with reading these weights and the gate at the bandwidth of a
 large kernel that only reads.
 """
 
@@ -185,7 +185,7 @@ def timed(quick: bool, read_tbs: float) -> Iterator[Row]:
 
 
 def bandwidth() -> float:
-    """TB/s of a large kernel that reads and writes next to nothing, as with weights."""
+    """Read bandwidth in TB/s, from a maximum over 4 GiB, which writes almost nothing."""
     numbers = torch.zeros(2**30, dtype=torch.int32, device="cuda")
     return numbers.nbytes / statistics.median(time_in_turns({"read": numbers.max})["read"]) / 1e9
 

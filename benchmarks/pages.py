@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from dynamicgate.lab.runner.pages import markdown, write_pages
+from dynamicgate.lab.runner.docs_pages import markdown, write_pages
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPILE = "docs/compile.md"

@@ -13,7 +13,7 @@ import sys
 
 from dynamicgate.lab.report import summarise
 from dynamicgate.lab.runner import Experiment, Table, train_settings
-from dynamicgate.lab.runner.pages import markdown, write_pages
+from dynamicgate.lab.runner.docs_pages import markdown, write_pages
 from dynamicgate.lab.runner.results import read_results
 from experiments import ROOT
 from experiments.command import asked_experiment, exit_code, parser_of, run_asked

@@ -18,7 +18,7 @@ from statistics import fmean
 
 from dynamicgate.files import write_text
 from dynamicgate.lab.runner import Experiment, Job
-from dynamicgate.lab.runner.pages import write_pages
+from dynamicgate.lab.runner.docs_pages import write_pages
 from dynamicgate.lab.runner.results import read_results
 from experiments.command import asked_experiment, exit_code, parser_of, run_asked
 from experiments.frontier.datasets import CHOSEN, DATASETS

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import fmean, stdev
 
 from dynamicgate.lab.runner import Experiment
-from dynamicgate.lab.runner.pages import ABSENT, markdown
+from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
 from dynamicgate.lab.runner.results import read_results
 from experiments.frontier.comparisons import (
     BATCHES,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from statistics import fmean
 
 from dynamicgate.lab.runner import Experiment
-from dynamicgate.lab.runner.pages import ABSENT, markdown
+from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
 from experiments.frontier.ablation import AS_IT_IS, BUDGETS, CONTROLS, TRIED_ON, VARIANTS
 from experiments.frontier.comparisons import Entries, read_entries
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean, geometric_mean
 
-from dynamicgate.lab.runner.pages import ABSENT, markdown
+from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
 from experiments.frontier.comparisons import BATCHES, COMPARED_AT, TIE, Comparison, Entries, Latencies, comparisons
 from experiments.frontier.datasets import CONTROLS, OURS, OURS_IN_TILES, TUNED_AT, UNGATED
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dynamicgate.lab.runner.pages import write_pages
+from dynamicgate.lab.runner.docs_pages import write_pages
 from dynamicgate.lab.runner.prepared import prepare
 from experiments.command import asked_experiment, exit_code, parser_of, run_asked
 from experiments.paper.experiment import PAPER, choose_tables

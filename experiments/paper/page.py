@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dynamicgate.lab.report.number_format import signed_points
 from dynamicgate.lab.runner import Experiment
-from dynamicgate.lab.runner.pages import ABSENT, markdown
+from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
 from dynamicgate.lab.runner.results import read_results
 from dynamicgate.lab.runner.statistics import Interval, Paired
 from experiments.paper.claims import CLAIMS

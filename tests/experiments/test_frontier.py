@@ -107,7 +107,7 @@ def test_a_lost_comparison_has_an_interval_over_paired_seeds() -> None:
     assert summary.list_lost("Lost", []) == ""
 
 
-def test_the_search_has_a_table_for_each_budget_of_what_was_tried_there() -> None:
+def test_the_search_page_has_one_table_for_each_budget_that_was_tried() -> None:
     text = search_tables(
         {
             "digits": {
@@ -145,8 +145,8 @@ def latencies_of(**ratios: tuple[float, ...]) -> dict[tuple[str, float], object]
 
 
 def test_controls_are_compared_by_what_they_reach_at_the_same_latency() -> None:
-    # Ours takes 0.2 of the time at budget 0.05. Halfway in the logarithm between 0.1 and 0.4 rigl reaches 85, and the
-    # models of pruned that are slower than its best are never worse; small is slower still, static was never timed.
+    # At budget 0.05 ours takes 0.2 of the time of dense. Interpolated in log latency, rigl reaches 85 % there. pruned
+    # counts its best model that is no slower: 90 %. Every model of small is slower than ours. static was not timed.
     accuracy = {
         OURS_IN_TILES: (0.7, 0.8505), "rigl": (0.8, 0.9), "pruned": (0.9, 0.6, 0.95), "small": (0.5, 0.9, 0.95),
         "set": (0.6, 0.84), "static": (0.9, 0.9),

@@ -12,7 +12,7 @@ from experiments.frontier.experiment import FRONTIER
 from experiments.paper import page as paper
 from experiments.paper.experiment import PAPER
 
-from dynamicgate.lab.runner.pages import Pages, rendered
+from dynamicgate.lab.runner.docs_pages import Pages, rendered
 from experiments import sparse_mnist
 from tests.places import ROOT
 

@@ -13,7 +13,7 @@ from dynamicgate import distributed
 from dynamicgate.gating.recording import Usage
 from dynamicgate.masks import UNSTRUCTURED, put_mask_
 from dynamicgate.ops.mask import mask_
-from dynamicgate.sparsity import agreement, optimizer_state
+from dynamicgate.sparsity import mask_agreement, optimizer_state
 from dynamicgate.sparsity.activity import Endpoints, OpenRates
 from dynamicgate.sparsity.density import Density, Distribution, choose_layers, densities
 from dynamicgate.sparsity.patterns import Pattern
@@ -68,8 +68,8 @@ class Sparsifier:
         sparsifier.step(optimizer, progress)
         optimizer.step()
 
-    `step` sets the gradients of missing connections to zero, and with every change of a mask also the optimizer state
-    of these weights. An optimizer that updates each entry on its own (SGD, Adam, AdamW, ...) then leaves them at
+    `step` sets the gradients of missing connections to zero. When a mask changes, it also clears the optimizer state
+    of the connections that were pruned or grown. An optimizer that updates each entry on its own (SGD, Adam, AdamW, ...) then leaves them at
     exactly zero. With gradient scaling call `scaler.unscale_(optimizer)` first; clip gradients afterwards. With gates
     see `watch`.
     """
@@ -170,7 +170,7 @@ class Sparsifier:
     def _update(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         self._check_masked_weights(optimizer)
         self._update_masks(optimizer, progress)
-        agreement.check_agreement(self._masks())
+        mask_agreement.check_agreement(self._masks())
         self.updates += 1
         self.since_update = 0
         self._has_newly_grown = True
@@ -260,7 +260,7 @@ class Sparsifier:
                 }
                 for layer in self.layers
             }
-            self._stats_cache = (self.updates, stats, f"{agreement.fingerprint(self._masks()):014x}")
+            self._stats_cache = (self.updates, stats, f"{mask_agreement.fingerprint(self._masks()):014x}")
         return self._stats_cache[1:]
 
     def _masks(self) -> dict[str, Tensor]:
@@ -306,7 +306,7 @@ class Sparsifier:
 
 
 def finite(values: Tensor) -> bool:
-    """Whether all values are finite. The sum is not if any value is not, and is faster than testing each."""
+    """Whether all values are finite. One that is not makes the sum so, and one sum is faster than testing each value."""
     return bool(values.sum(dtype=torch.float32).isfinite())
 
 

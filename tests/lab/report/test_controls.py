@@ -6,8 +6,8 @@ import pytest
 
 from dynamicgate.lab.methods.hyperparameters import SPARSE
 from dynamicgate.lab.methods.models import MODELS
+from dynamicgate.lab.report.compared_models import MODEL_TABLE
 from dynamicgate.lab.report.controls import subjects
-from dynamicgate.lab.report.model_table import MODEL_TABLE
 from dynamicgate.lab.report.verdicts import headlines
 from tests.lab.report.sample_results import ALL_MODELS, make_results
 

@@ -10,13 +10,13 @@ import pytest
 
 import dynamicgate.lab.report
 from dynamicgate.lab.report.accuracy_plot import accuracy_figure
-from dynamicgate.lab.report.budget_plot import budget_figure
+from dynamicgate.lab.report.budget_error_plot import budget_figure
 from dynamicgate.lab.report.class_heatmap import heatmap_caption, heatmap_figure
+from dynamicgate.lab.report.compared_models import MODEL_TABLE
 from dynamicgate.lab.report.gate_curves import gate_figure
 from dynamicgate.lab.report.label_placement import label_box, place_labels
 from dynamicgate.lab.report.line_plot import BINS, binned_curve
 from dynamicgate.lab.report.model_markers import COLOURS, SHAPES, colour_class, model_styles
-from dynamicgate.lab.report.model_table import MODEL_TABLE
 from dynamicgate.lab.report.number_format import quantity, signed_points
 from dynamicgate.lab.report.reading import SPARSITY_KEY
 from dynamicgate.lab.report.sparsity_curves import sparsity_figure

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dynamicgate.lab.runner.pages import markdown, rendered, write_pages
+from dynamicgate.lab.runner.docs_pages import markdown, rendered, write_pages
 
 PAGE = "before\n<!-- results:one -->\nold\n<!-- /results:one -->\nafter\n"
 

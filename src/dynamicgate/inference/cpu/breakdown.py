@@ -32,8 +32,8 @@ def regimes_of(
 ) -> list[Regime]:
     """One regime for each batch size, one row in it for each layer.
 
-    The time of a layer is how much longer the chain takes with it than without. That would pack large layers once more,
-    so for those it is the chain's time divided in proportion to executed MACs.
+    The time of a layer is that of the chain up to and including it, minus that of the chain before it. Timing these
+    prefixes packs the weights again, so in a large chain the total time is divided in proportion to executed MACs.
     """
     stages = candidates.lowered.stages
     counts = range(1, len(stages) + 1)

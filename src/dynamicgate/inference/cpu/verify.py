@@ -27,13 +27,13 @@ def verify_model(
 ) -> Verification:
     """Compare `compiled` with `model` in evaluation mode, on rows of `x` and on random ones, at each batch size.
 
-    Raises ValueError if an output differs by more than the tolerance. dropped: by site, blocks that were removed
-    although an input might open them; rows that open one are left out, as are those near a threshold.
+    Raises ValueError if an output differs by more than the tolerance. dropped: for each site, the blocks that were
+    removed although some input could open them. Rows that open one are not compared, nor are rows near a threshold.
     """
     wide = copy_in_float64(model)
     gates = named_gates(wide)
     rows = _rows_to_compare(x, model)
-    # With a capacity the outputs of a row depend on its batch, so that they are computed again for each.
+    # With a capacity the output of a row depends on its batch, so the reference is computed for each batch.
     independent = all(gate.config.capacity is None for gate in gates.values())
     expected, near = _reference(wide, gates, rows, dropped or {}) if independent else (rows, rows)
     error, left_out, compared = 0.0, 0, 0
@@ -75,7 +75,7 @@ def _reference(
             if name in dropped:
                 near_BG = near_BG | ((used[name].open != 0) & dropped[name])
             of_site_B = near_BG.reshape(len(rows), -1).any(1)
-            # With a capacity, a row that goes to another expert may take the place of any other row there.
+            # With a capacity, a row that switches expert can push out any other row: one such row excludes the batch.
             near_B |= of_site_B if gate.config.capacity is None else of_site_B.any()
     return y, near_B
 

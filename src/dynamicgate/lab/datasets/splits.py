@@ -68,7 +68,7 @@ class Splits:
 def stratified_split(
     y: torch.Tensor | npt.NDArray[Any], fraction: float, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Row indices of the rest, and of a part with exactly `round(fraction * n)` rows, each in ascending order.
+    """Two lists of row indices, each ascending: the rest, and a part of exactly `round(fraction * n)` rows.
 
     Classes keep their proportions to within about a row. A class of two or more rows is in both parts; a class of one
     row stays in the rest. Raises ValueError if the sizes make that impossible.

@@ -1,6 +1,6 @@
 """Which models a report is about, and which are controls."""
 
-from dynamicgate.lab.report.model_table import Role, find_model
+from dynamicgate.lab.report.compared_models import Role, find_model
 from dynamicgate.lab.report.reading import Results, Run
 from dynamicgate.lab.report.summary import group_runs, is_gated
 

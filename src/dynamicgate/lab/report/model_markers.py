@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from itertools import chain, count
 
-from dynamicgate.lab.report.model_table import MODEL_TABLE
+from dynamicgate.lab.report.compared_models import MODEL_TABLE
 from dynamicgate.lab.report.svg import tag
 
 COLOURS = 12

@@ -6,8 +6,9 @@ from typing import Any
 
 from dynamicgate.files import write_text
 from dynamicgate.lab.report.accuracy_plot import accuracy_figure
-from dynamicgate.lab.report.budget_plot import budget_figure
+from dynamicgate.lab.report.budget_error_plot import budget_figure
 from dynamicgate.lab.report.caveats import find_caveats
+from dynamicgate.lab.report.compared_models import MODEL_TABLE
 from dynamicgate.lab.report.controls import is_control
 from dynamicgate.lab.report.gate_curves import constants_note, gate_figure
 from dynamicgate.lab.report.latency import latency_section
@@ -19,7 +20,6 @@ from dynamicgate.lab.report.model_panels import (
     layer_panels,
     log_panels,
 )
-from dynamicgate.lab.report.model_table import MODEL_TABLE
 from dynamicgate.lab.report.page_header import header_content
 from dynamicgate.lab.report.reading import (
     Log,

@@ -4,8 +4,8 @@ it wins or loses."""
 import math
 from dataclasses import dataclass
 
+from dynamicgate.lab.report.compared_models import find_model
 from dynamicgate.lab.report.controls import subjects
-from dynamicgate.lab.report.model_table import find_model
 from dynamicgate.lab.report.number_format import counted, percent, plus_minus, signed_points
 from dynamicgate.lab.report.reading import Results, Run, gates_in
 from dynamicgate.lab.report.run_metrics import number

@@ -16,8 +16,8 @@ class ComparedModel:
     description: what it is, in one line of the page.
     colour: number of its colour in page.css (`--c0`, `--c1`, ...) and of its marker; no two models share one.
     group: which kind of network it is: which units or weights it leaves out, if any.
-    role: "main" is what a report is about, "alternative" what it is about where no main model was run; every other
-        model is a control, there to be compared with.
+    role: "main" is the subject of a report, "alternative" its subject if no main model was run, "control" is only
+        compared with.
     combines: the models that this one combines; it is compared with each of them, whatever their role.
     """
 

@@ -59,7 +59,7 @@ def budget_figure(results: Results) -> str:
 
 
 def budget_differences(results: Results) -> dict[tuple[str, str], list[tuple[int, float]]]:
-    """Seed, and relative MACs reached minus the budget, for each run of a (dataset, model) that has both."""
+    """For each (dataset, model): seed, and relative MACs reached minus budget, of every run that has a budget."""
     found: dict[tuple[str, str], list[tuple[int, float]]] = {}
     for name, runs in group_runs(results).items():
         for run in runs:

@@ -12,7 +12,7 @@ from dynamicgate.lab.report.number_format import ABSENT
 __all__ = ["ABSENT", "Pages", "markdown", "rendered", "write_pages"]
 
 Pages = Mapping[str, str | Mapping[str, str]]
-"""By path in the checkout: the text of a whole page, or by marker the text of each section."""
+"""From a path in the checkout to the whole text of the page, or to {marker: text of that section}."""
 
 
 def rendered(root: Path, pages: Pages) -> dict[Path, str]:
