@@ -7,8 +7,8 @@ The tokens' gates are independent of each other, which is the worst case: a bloc
 call has its own weights, gate and tokens, together far more than the L2 cache holds, and all calls of a case are one
 CUDA graph. The same holds for the dense layers, eager and compiled. The gate network is inside the time. Outputs
 are first filled with NaN, so that one that is not written shows, and the first call is compared with float64. "union"
-is the fraction of blocks that are read; "of_union" is the speed-up times the union, 1 if time falls as the blocks do; "of_ideal" compares with reading these weights and the gate at the bandwidth of a
-large kernel that only reads.
+is the fraction of blocks that are read; "of_union" is the speed-up times the union, 1 if time falls as the blocks do;
+"of_ideal" compares with reading these weights and the gate at the bandwidth of a large kernel that only reads.
 """
 
 from __future__ import annotations

@@ -69,9 +69,9 @@ class Sparsifier:
         optimizer.step()
 
     `step` sets the gradients of missing connections to zero. When a mask changes, it also clears the optimizer state
-    of the connections that were pruned or grown. An optimizer that updates each entry on its own (SGD, Adam, AdamW, ...) then leaves them at
-    exactly zero. With gradient scaling call `scaler.unscale_(optimizer)` first; clip gradients afterwards. With gates
-    see `watch`.
+    of the connections that were pruned or grown. An optimizer that updates each entry on its own (SGD, Adam, AdamW,
+    ...) then leaves missing ones at exactly zero. With gradient scaling call `scaler.unscale_(optimizer)` first; clip
+    gradients afterwards. With gates see `watch`.
     """
 
     def __init__(
@@ -306,7 +306,7 @@ class Sparsifier:
 
 
 def finite(values: Tensor) -> bool:
-    """Whether all values are finite. One that is not makes the sum so, and one sum is faster than testing each value."""
+    """Whether all values are finite. One that is not makes the sum so, which is faster than testing each."""
     return bool(values.sum(dtype=torch.float32).isfinite())
 
 
