@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet -c constraints.txt
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+# one thread a worker: two workers with two threads each would wait for each other on two cores
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: demo test test-core test-gpu check venv docs bench bench-cpu bench-gpu results paper clean
 

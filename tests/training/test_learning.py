@@ -16,7 +16,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import dynamicgate as dg
 from dynamicgate import Budget, fit, measure
 from dynamicgate.lab.datasets import load_dataset
-from dynamicgate.training.options import FitOptions, adamw
+from dynamicgate.training.optimizer import adamw
+from dynamicgate.training.options import FitOptions
 from tests.training.easy import blobs, dense, differences, gated, largest_difference, weights_in
 
 

@@ -13,10 +13,11 @@ from dynamicgate import distributed
 from dynamicgate.budget import GateBudget
 from dynamicgate.data.contract import as_arrays
 from dynamicgate.sparsity import Sparsifier
+from dynamicgate.training.classification import check_labels, scored_classes, weights_per_class
 from dynamicgate.training.distillation import Teacher
 from dynamicgate.training.log import History
 from dynamicgate.training.loop import Run
-from dynamicgate.training.options import FitOptions, check_labels, scored_classes, weights_per_class
+from dynamicgate.training.options import FitOptions
 from dynamicgate.training.progress import Progress
 
 

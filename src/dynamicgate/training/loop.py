@@ -26,7 +26,8 @@ from dynamicgate.training.distillation import Teacher
 from dynamicgate.training.fingerprint import fingerprint, hash_data
 from dynamicgate.training.interrupt import Interrupts
 from dynamicgate.training.log import History, append_row, read_log, rewrite_log, site_stats
-from dynamicgate.training.options import FitOptions, adamw
+from dynamicgate.training.optimizer import adamw
+from dynamicgate.training.options import FitOptions
 from dynamicgate.training.progress import Progress
 
 LOG_LINES = 200

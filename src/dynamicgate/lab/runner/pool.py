@@ -35,7 +35,7 @@ R = TypeVar("R")
 def run_parallel(task: Callable[[T], R], items: Sequence[T], *, processes: int | None = None) -> Iterator[tuple[T, R]]:
     """Each item with what `task` returns for it, as they finish; the first error ends all.
 
-    Every process has one thread and takes its task and items by pickle, functions by the name they are imported by.
+    Every process has one thread. Its task and items are copied to it; functions are found by their import path.
     None is as many processes as there are cores.
     """
     if processes is not None and processes < 1:

@@ -15,8 +15,9 @@ from dynamicgate.lab.methods.hyperparameters import Settings, given
 from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.train_one import run_one
 from dynamicgate.lab.runner.jobs import Job, Step
+from dynamicgate.training.classification import weights_per_class
 from dynamicgate.training.loop import Run
-from dynamicgate.training.options import FitOptions, weights_per_class
+from dynamicgate.training.options import FitOptions
 
 Prepare = Callable[[Settings, Splits], Prepared]
 MANY_EPOCHS = 1_000_000  # timing stops long before they end

@@ -1,0 +1,27 @@
+"""The optimizer of `fit`: AdamW with groups for weight matrices, other parameters, and gates."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dynamicgate.gating.recording import named_gates
+from dynamicgate.training.options import FitOptions
+
+
+def adamw(model: nn.Module, options: FitOptions, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW with weight decay on weight matrices only: decay of gate parameters would move the gates away from the
+    budget. `lr_scale` is the learning rate of a group relative to that of the run."""
+    decays: list[nn.Parameter] = []
+    rest: list[nn.Parameter] = []
+    gates: list[nn.Parameter] = []
+    of_gates = {id(parameter) for gate in named_gates(model).values() for parameter in gate.parameters()}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            (gates if id(parameter) in of_gates else decays if parameter.ndim >= 2 else rest).append(parameter)
+    groups = [
+        {"params": decays, "weight_decay": options.weight_decay, "lr_scale": 1.0},
+        {"params": rest, "weight_decay": 0.0, "lr_scale": 1.0},
+        {"params": gates, "weight_decay": 0.0, "lr_scale": options.gate_lr_scale},
+    ]
+    return torch.optim.AdamW(groups, lr=options.lr, fused=device.type in ("cpu", "cuda"))
