@@ -1,4 +1,4 @@
-"""`FitOptions`, the optimizer, class weights, and checks of labels and model outputs."""
+"""`FitOptions`: the arguments of `fit` that decide the result of a run."""
 
 from __future__ import annotations
 
