@@ -223,6 +223,12 @@ def test_a_target_under_the_fixed_costs_is_refused_and_the_gate_cost_named() -> 
     first_step(Budget(target=0.3), GatedMLP((32, 64, 4), GateConfig(net="low-rank", rank=1, block=16)))
 
 
+def test_a_target_is_checked_against_a_counter_that_is_given_as_well() -> None:
+    model = GatedMLP((32, 64, 4), GateConfig(net="linear"))
+    with pytest.raises(ValueError, match=r"a budget of 0.3 cannot be met"):
+        first_step(Budget(target=0.3, counter=dg.count_macs(model, task(rows=4)[0])), model)
+
+
 def first_step(budget: Budget, model: GatedMLP) -> Tensor:
     budget.apply_(model, 0.0)
     with dg.usage(model) as used:

@@ -53,6 +53,7 @@ class Budget(GateBudget):
     sparsifier: Sparsifier | None = None
     _controller: Controller = field(default_factory=Controller, init=False, repr=False)
     _first_inputs: _FirstInputs | None = field(default=None, init=False, repr=False)
+    _bound: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,16 +79,17 @@ class Budget(GateBudget):
     def bind(self, counter: MacCounter, sparsifier: Sparsifier | None = None) -> None:
         """Count with `counter` from now on; an error if the target cannot be reached with it."""
         check_reachable(self.target, self.floor, counter)
-        self.counter = counter
+        self.counter, self._bound = counter, True
         self.sparsifier = self.sparsifier if sparsifier is None else sparsifier
 
     @torch.no_grad()
     def apply_(self, model: nn.Module, progress: float) -> None:
         """Set tau and theta for this moment and steer the biases; call it before the forward pass."""
-        if self.counter is None and self._first_inputs is None:
-            self._first_inputs = _FirstInputs(model)
         super().apply_(model, progress)
-        check_steerable(self._gates)
+        if not self._bound:
+            check_steerable(self._gates)
+            if self.counter is None and self._first_inputs is None:
+                self._first_inputs = _FirstInputs(model)
         nudge, self._controller.nudge = self._controller.nudge, 0.0
         for name, gate in self._gates.items():
             if nudge and not (nudge > 0.0 and self._at_floor(name)):
@@ -115,10 +117,12 @@ class Budget(GateBudget):
         return self._counter().relative({site: straight_through_usage(used[site]) for site in used}) * means.weight
 
     def _counter(self) -> MacCounter:
-        if self.counter is None:
-            assert self._first_inputs is not None
-            self.bind(self._first_inputs.count())
-            self._first_inputs = None
+        """The counter, whose target was checked when it was first used."""
+        if not self._bound:
+            if self.counter is None:
+                assert self._first_inputs is not None, "apply_ comes first"
+                self.counter, self._first_inputs = self._first_inputs.count(), None
+            self.bind(self.counter)
         assert self.counter is not None
         return self.counter
 
@@ -154,7 +158,7 @@ class Budget(GateBudget):
     def reset(self) -> None:
         """Forget everything recorded so far, for another training run."""
         super().reset()
-        self._controller = Controller()
+        self._controller, self._bound = Controller(), False
 
     def state_dict(self) -> dict[str, Any]:
         """The controller's memory and everything recorded, as plain JSON values."""
@@ -178,8 +182,7 @@ class _FirstInputs:
         self._handle.remove()
         if args and kwargs:
             kwargs = dict(inspect.signature(self.model.forward).bind(*args, **kwargs).arguments)
-        inputs = take_samples(kwargs or args, slice(8))
-        self.inputs = inputs
+        self.inputs = take_samples(kwargs or args, slice(8))
 
     def count(self) -> MacCounter:
         """The counter of the model on these inputs."""
