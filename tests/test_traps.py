@@ -164,6 +164,7 @@ def train(out: Path, budget: Any, x: Tensor | None = None, *, epochs: int = 1) -
 def test_d_functions_without_a_name_are_refused_where_a_run_can_be_continued(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"weight is <function .*lambda.*cannot be told from another function"):
         train(tmp_path, OpenLoopBudget(weight=lambda t: 0.1 * t))
+    assert not list(tmp_path.iterdir()), "refused before it trains"
 
     def local(progress: float) -> float:
         return progress

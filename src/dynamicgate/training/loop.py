@@ -310,6 +310,7 @@ class Run:
         """Continue from last.safetensors if there is one."""
         if self.out is None:
             return
+        settings = self._fingerprint()  # first: what cannot be resumed later is refused before it trains
         self.out.mkdir(parents=True, exist_ok=True)
         path = self.out / "last.safetensors"
         log = self.out / "log.jsonl"
@@ -318,7 +319,7 @@ class Run:
                 rewrite_log(log, [])
             return
         position, rng = load_checkpoint(
-            path, self.model, self.optimizer, self.budget, self.sparsifier, settings=self._fingerprint()
+            path, self.model, self.optimizer, self.budget, self.sparsifier, settings=settings
         )
         self.step, self.history.seconds = position["step"], position["seconds"]
         self.history.best, self.epochs_since_best = position["best"], position["epochs_since_best"]
