@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -86,12 +87,13 @@ class StageGate(nn.Module):
     @property
     def head_macs(self) -> list[int]:
         """MACs of deciding after each stage: a comparison of outputs costs none."""
-        return [*(head.in_features for head in self.heads), 0] if len(self.heads) else [0] * self.count  # type: ignore[misc]
+        features = [int(head.in_features) for head in self.heads]  # type: ignore[arg-type]
+        return [*features, 0] if features else [0] * self.count
 
     def stage_of_units(self, position: int) -> Tensor:
         """The stage of each unit of the site at `position`, counted from 0."""
         bounds = self.bounds[position]
-        sizes = torch.tensor([b - a for a, b in zip(bounds, bounds[1:], strict=False)])
+        sizes = torch.tensor([b - a for a, b in pairwise(bounds)])
         return torch.arange(self.count).repeat_interleave(sizes)
 
     def regions(self, position: int, shape: torch.Size) -> list[Region]:
@@ -131,8 +133,7 @@ class StageGate(nn.Module):
         """Forward pre-hook of every layer between hidden units: its mask leaves out what belongs to a later stage, and
         no optimizer step may bring it back. Through `data`: a graph that holds the weight is not disturbed, because
         nothing changes unless a step did."""
-        assert isinstance(linear, nn.Linear)
-        linear.weight.data.mul_(connections(linear))
+        linear.weight.data.mul_(linear.mask)  # type: ignore[operator,arg-type]
 
     def decide_after(self, consumer: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor | None:
         """Forward hook of the last layer: the outputs of each stage, and in evaluation those of the stage at which a
@@ -179,9 +180,7 @@ class StageGate(nn.Module):
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""
-        sizes = " -> ".join(
-            "|".join(str(b - a) for a, b in zip(bounds, bounds[1:], strict=False)) for bounds in self.bounds
-        )
+        sizes = " -> ".join("|".join(str(b - a) for a, b in pairwise(bounds)) for bounds in self.bounds)
         return f"{self.count} stages of units {sizes}, decided by {self.config.decide}"
 
 
@@ -215,7 +214,7 @@ def stage_bounds(stages: Sequence[float], site: Site) -> tuple[int, ...]:
     step = next(step for step in (PANEL, 8, 4, 2, 1) if step == 1 or site.width >= 2 * step * len(stages))
     ends = [round(sum(stages[: k + 1]) * site.width / step) * step for k in range(len(stages) - 1)]
     bounds = [0, *ends, site.width]
-    if any(b <= a for a, b in zip(bounds, bounds[1:], strict=False)):
+    if any(b <= a for a, b in pairwise(bounds)):
         raise ValueError(
             f"stages of {', '.join(f'{size:g}' for size in stages)} do not fit the {site.width} units behind "
             f"{site.producers[0]!r}: a stage would have none. Use fewer or more even stages, or a wider layer"

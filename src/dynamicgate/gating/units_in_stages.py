@@ -49,7 +49,8 @@ def keep_order_(model: nn.Module, name: str, gate: Gate) -> None:
     if allowed is None:
         return
     stages, net = stages_of(model), gate.net
-    assert stages is not None and isinstance(net, nn.Linear)
+    assert stages is not None
+    assert isinstance(net, nn.Linear)
     stages.keep_order_(net, allowed)
 
 
@@ -69,4 +70,3 @@ def allowed_inputs(model: nn.Module, name: str, gate: Gate) -> Tensor | None:
 def stage_of_blocks(stages: StageGate, position: int, gate: Gate) -> Tensor:
     """The stage of each block."""
     return stages.stage_of_units(position)[torch.arange(gate.blocks) * gate.config.block]
-

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dynamicgate.budget import GateBudget
 from dynamicgate.data import Arrays
 from dynamicgate.gating.recording import named_gates
+from dynamicgate.gating.stages import stages_of
 from dynamicgate.sparsity import Sparsifier
 from dynamicgate.training.options import FitOptions
 
@@ -39,6 +40,12 @@ def fingerprint(
         "class_weights": None if class_weights is None else class_weights.tolist(),
         "gates": {name: asdict(gate.config) for name, gate in named_gates(model).items()},
     }
+
+
+def stage_settings(model: nn.Module) -> dict[str, Any]:
+    """The stages of a model; nothing for one without."""
+    stages = stages_of(model)
+    return {} if stages is None else {"bounds": [list(b) for b in stages.bounds], "decide": stages.config.decide}
 
 
 def hash_data(data: Arrays) -> str:
