@@ -96,7 +96,7 @@ def test_without_a_density_sparse_models_use_up_the_budget(hidden: tuple[int, ..
 def test_there_are_no_gates_where_they_could_read_only_a_few_inputs(budget: float, gates: int, tmp_path: Path) -> None:
     splits = load_dataset("digits").flat()  # 9,472 MACs: a twentieth of 5 % allows 3 inputs for each of 8 gates
     settings = Settings("digits", model="gate+rigl", budget=budget, epochs=1)
-    model, budget_, sparsifier = MODELS["gate+rigl"](settings.resolved(splits), splits)
+    model, budget_, sparsifier, _ = MODELS["gate+rigl"](settings.resolved(splits), splits)
     assert len(dg.named_gates(model)) == gates
     assert (budget_ is None) == (gates == 0)
     assert isinstance(sparsifier, RigL)
@@ -134,7 +134,7 @@ def test_a_wider_sparse_model_costs_the_same(distribution: str) -> None:
         settings = Settings(
             model=name, budget=0.3, hidden=(64, 48), epochs=200, batch=4, widen=2.0, distribution=distribution
         ).resolved(splits)
-        model, budget, sparsifier = MODELS[name](settings, splits)
+        model, budget, sparsifier, _ = MODELS[name](settings, splits)
         assert model.sizes == ((40, 64, 48, 6) if name == "dense" else (40, 128, 96, 6))
         if sparsifier is not None and budget is None:
             kept = sum(round(layer.density * layer.mask.numel()) for layer in sparsifier.layers)

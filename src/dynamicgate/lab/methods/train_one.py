@@ -18,10 +18,11 @@ from dynamicgate.files import write_text
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import save
 from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods.cascade import open_at_random_, train_cascade
 from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, Settings, dense_macs, given
 from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.samples import SampleStats
-from dynamicgate.presets import MIN_GATE_INPUTS
+from dynamicgate.presets.sparsify import MIN_GATE_INPUTS
 from dynamicgate.training import fit
 
 SAMPLES_FILE = "samples.json"
@@ -52,7 +53,9 @@ def run_one(
         teacher, seconds = _train_teacher(settings, splits, folder / "teacher", device)
         distillation = {"teacher": teacher, "distill_weight": settings.distill_weight}
     torch.manual_seed(settings.seed)
-    model, budget, sparsifier = (prepare or MODELS[settings.model])(settings, splits)
+    if prepare is None and settings.model == "cascade":
+        return train_cascade(settings, splits, folder, run_one=run_one, device=device, show=show)
+    model, budget, sparsifier, stage_loss = (prepare or MODELS[settings.model])(settings, splits)
     history = fit(
         model,
         splits.train,
@@ -69,6 +72,7 @@ def run_one(
         bf16=settings.bf16,
         class_weights="balanced" if settings.balanced else None,
         **distillation,
+        stage_loss=stage_loss,
         patience=settings.patience,
         seed=settings.seed,
         device=device,
@@ -76,6 +80,8 @@ def run_one(
         label=label or f"{settings.model} seed {settings.seed}",
         show=show,
     )
+    if settings.model == "staged-random":
+        open_at_random_(model, splits.valid)
     stats = SampleStats()
     found = measure(model, splits.test, watch=stats.add).to_dict()
     rescale_to_full_width_(found, dense_macs((splits.train.features, *given(settings.hidden), splits.classes)))
@@ -89,6 +95,7 @@ def run_one(
         "sparsity": sparsifier.stats() if sparsifier else None,
         "samples": found["samples"],
         "gates": found["gates"],
+        **({"stages": found["stages"], "curve": found["curve"]} if found["stages"] else {}),
         "notes": [*_gate_notes(settings), *found["notes"]],
         "valid": history.final,
         "steps": history.steps,
@@ -131,6 +138,9 @@ def rescale_to_full_width_(found: dict[str, Any], full: int) -> None:
     own = found["macs"]["dense"]
     for key in ("relative", "relative_zero_skip", "gate_saved"):
         found["macs"][key] *= own / full
+    if found["stages"]:
+        found["stages"]["relative"] = [value * own / full for value in found["stages"]["relative"]]
+        found["curve"] = [{**point, "relative": point["relative"] * own / full} for point in found["curve"]]
     found["macs"]["structure_saved"] = 1.0 - (1.0 - found["macs"]["structure_saved"]) * own / full
     found["samples"] = {key: value * own / full for key, value in found["samples"].items()}
     found["macs"]["dense"] = full
