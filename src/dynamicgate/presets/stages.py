@@ -80,7 +80,7 @@ def stage_densities(model: nn.Module, gate: StageGate, macs: Sequence[float]) ->
     names = stack_names(model, gate)
     weights = [model.get_submodule(name).weight for name in names]
     shapes = [
-        [_shape(region.rows, region.columns) for region in gate.regions(i, weight.shape)]  # type: ignore[arg-type,union-attr]
+        [_shape(region.rows, region.columns) for region in gate.regions(i, weight.shape)]  # type: ignore[arg-type]
         for i, weight in enumerate(weights)
     ]
     found: dict[str, list[float]] = {name: [] for name in names}
@@ -91,7 +91,7 @@ def stage_densities(model: nn.Module, gate: StageGate, macs: Sequence[float]) ->
         total = sum(shape.numel() for shape in hidden.values())
         each = densities(hidden, min(1.0, (affordable - for_output) / total), "erk")
         for name, density in each.items():
-            found[name].append(density)  # type: ignore[arg-type]
+            found[name].append(density)
         found[names[-1]].append(for_output / output)
     if min(found[names[-1]]) == 1.0:
         del found[names[-1]]  # dense: nothing to prune
