@@ -10,6 +10,8 @@ from torch.compiler import is_compiling
 
 from dynamicgate.ops.chain.packing import Packed
 from dynamicgate.ops.chain.reference import reference_chain
+from dynamicgate.ops.chain.stage_packing import is_staged, unpack_staged
+from dynamicgate.ops.chain.stages import reference_staged
 from dynamicgate.ops.chain.unpacking import unpack
 from dynamicgate.ops.native import dispatcher_bypass, missing
 
@@ -23,7 +25,8 @@ _library.define(
 def _in_torch(x: Tensor, weights: Tensor, program: Tensor, factor: Tensor | None, outputs: int) -> Tensor:
     if x.dtype != torch.float32:
         raise ValueError(f"x must be float32, received {x.dtype}")
-    layers = unpack(weights, program)
+    staged = unpack_staged(weights, program) if is_staged(program) else None
+    layers = unpack(weights, program) if staged is None else list(staged.stages[0])
     given = sum(layer.blocks for layer in layers if layer.gate is None)
     if x.ndim != 2 or x.shape[1] != layers[0].weight.shape[1]:
         raise ValueError(
@@ -31,7 +34,8 @@ def _in_torch(x: Tensor, weights: Tensor, program: Tensor, factor: Tensor | None
         )
     if (factor is not None) != bool(given) or (factor is not None and factor.shape != (x.shape[0], given)):
         raise ValueError("a chain with a block and no gate, and no other, needs factor [rows, blocks]")
-    return reference_chain(x, layers, factor).contiguous()
+    y = reference_chain(x, layers, factor) if staged is None else reference_staged(x, staged)
+    return y.contiguous()
 
 
 def _shape(x: Tensor, weights: Tensor, program: Tensor, factor: Tensor | None, outputs: int) -> Tensor:
@@ -66,7 +70,7 @@ def _is_observed(x: Tensor) -> bool:
 def run(
     x: Tensor, packed: Packed, factor_BG: Tensor | None = None, *, backend: Literal["torch"] | None = None
 ) -> Tensor:
-    """Run a packed chain on float32 rows, in one op.
+    """Run a packed chain, plain or in stages, on float32 rows, in one op.
 
     factor_BG: for the layer that has a block and no gate: 0 closes a block, anything else opens it and multiplies.
     backend: "torch" does what a machine without a compiler does, even where the kernels were built.
