@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamicgate as dg
+from dynamicgate import ops
 from dynamicgate.gating.stages import StageGate, stages_of
 from dynamicgate.inference import CompiledModel, verify_model
 from dynamicgate.inference.cpu.candidates import DENSE, LayerLayout, packed
@@ -22,6 +23,7 @@ from dynamicgate.inference.cpu.timing import time_calls
 from dynamicgate.inference.graph import trace
 from dynamicgate.inference.timing import batches_of
 from dynamicgate.masks import put_mask_
+from dynamicgate.ops import native
 from tests.inference.models import compile_quickly
 
 BATCHES = (1, 3, 17, 300)
@@ -309,3 +311,26 @@ def test_a_compiled_model_shares_no_memory_with_the_model() -> None:
             tensor.zero_()
     assert torch.equal(compiled(x), want)
     assert torch.equal(compiled(x.reshape(8, 8, 20)).flatten(0, 1), want)
+
+
+def test_plain_rows_are_answered_directly_and_wrong_ones_get_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = staged_mlp(), torch.randn(64, 20)
+    cut_in_half_(model, x)
+    candidates = candidates_of(model, x)
+    both = [candidates.build(candidate) for candidate in (packed([LayerLayout("panels")] * 9), DENSE)]
+    chain = candidates.chain(both, [0, 1], [1, 64])
+    answered: list[bool] = []
+    direct = ops.chain.run_directly
+
+    def recorded(rows: Tensor, given: ops.chain.Packed) -> Tensor | None:
+        y = direct(rows, given)
+        answered.append(y is not None)
+        return y
+
+    monkeypatch.setattr(ops.chain, "run_directly", recorded)
+    want = chain(x[:5])
+    assert torch.equal(chain(x[:5].reshape(5, 1, 20))[:, 0], want)
+    chain(x)
+    with pytest.raises(ValueError, match="expected float32 on the cpu with 20 features"):
+        chain(x[:5].double())
+    assert answered == [native.dispatcher_bypass() is not None, False, False]

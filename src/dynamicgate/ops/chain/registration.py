@@ -56,15 +56,21 @@ except ImportError:  # a torch that cannot say whether anything observes the cal
     _bypass = None
 
 
-def _is_observed(x: Tensor) -> bool:
-    """Whether anything, from autograd to a profiler, must see the op."""
-    return bool(
-        (is_grad_enabled() and x.requires_grad)
+def run_directly(x: Tensor, packed: Packed) -> Tensor | None:
+    """`run` for plain rows without torch's dispatcher, or None where the op must answer: x is not a float32 matrix of
+    the right width with contiguous rows, or something observes the call, from autograd to a profiler."""
+    if (
+        is_compiling()
+        or _bypass is None
+        or type(x) is not Tensor
+        or (is_grad_enabled() and x.requires_grad)
         or _len_torch_dispatch_stack()
         or _is_torch_function_mode_enabled()
         or _profiler_enabled()
         or _get_tracing_state() is not None
-    )
+    ):
+        return None
+    return _bypass(x, packed[0], packed[1])
 
 
 def run(
@@ -76,10 +82,9 @@ def run(
     backend: "torch" does what a machine without a compiler does, even where the kernels were built.
     """
     if factor_BG is None and backend is None:  # the common case first: at batch 1 every check counts
-        if not is_compiling() and _bypass is not None and type(x) is Tensor and not _is_observed(x):
-            y = _bypass(x, packed[0], packed[1])
-            if y is not None:
-                return y
+        y = run_directly(x, packed)
+        if y is not None:
+            return y
         if x.dim() == 2:
             return _run_chain(x, packed[0], packed[1], None, packed[2])
     rows = x.reshape(-1, x.shape[-1])
