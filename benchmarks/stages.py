@@ -52,16 +52,17 @@ def staged_model(x: Tensor, density: float, generator: torch.Generator) -> tuple
 
 
 def medians(calls: dict[str, Callable[[Tensor], Tensor]], xs: list[Tensor], rounds: int) -> dict[str, float]:
-    """Median over the rounds of the mean microseconds of a call, all calls in turn."""
+    """Median over the rounds of the mean microseconds of a call, all calls in turn. Processor time: other processes on
+    the machine disturb it less."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     order = list(calls)
     with torch.inference_mode():
         for _ in range(rounds):
             for name in order:
-                start = time.perf_counter()
+                start = time.process_time()
                 for x in xs:
                     calls[name](x)
-                times[name].append((time.perf_counter() - start) / len(xs) * 1e6)
+                times[name].append((time.process_time() - start) / len(xs) * 1e6)
             order.append(order.pop(0))
     return {name: statistics.median(found) for name, found in times.items()}
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
+import textwrap
 from dataclasses import replace
 
 import pytest
@@ -15,6 +18,7 @@ from dynamicgate.ops.chain.layers import LAYOUTS
 from dynamicgate.ops.chain.stage_packing import unpack_staged
 from dynamicgate.ops.chain.stages import DECIDE
 from tests.ops.staged_chains import assert_close_staged, build_staged, expect_staged, rows_for
+from tests.places import ROOT
 
 BATCHES = (1, 3, 17, 300)
 SIZES = {
@@ -205,3 +209,24 @@ def test_one_output_is_enough_for_heads() -> None:
     staged = build_staged([[16, 30]], outputs=1, decide="head")
     for rows in BATCHES:
         run_and_check(staged, rows)
+
+
+def test_without_the_library_torch_gives_the_same_result() -> None:
+    script = """
+        import pathlib, torch
+        hidden = pathlib.Path.glob
+        pathlib.Path.glob = lambda self, pattern: [] if "_kernels" in str(pattern) else hidden(self, pattern)
+        from dynamicgate.ops import backend, chain
+        from tests.ops.staged_chains import build_staged, rows_for
+        staged = build_staged([[21, 32], [7, 40]])
+        packed = chain.pack_staged(staged)
+        assert backend() == "torch", backend()
+        print(chain.run(rows_for(staged, 5), packed).tolist())
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    staged = build_staged([[21, 32], [7, 40]])
+    assert_close_staged(torch.tensor(eval(found.stdout)), rows_for(staged, 5), staged)
