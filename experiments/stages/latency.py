@@ -57,12 +57,13 @@ def time_dataset(experiment: Experiment, name: str, *, data_dir: Path | None) ->
         found = {batch: time_stream({name: c[batch] for name, c in calls.items()}, stream, batch) for batch in batches}
     finally:
         torch.set_num_threads(threads)
-    quality = mean_quality(experiment, jobs)
+    quality, hashes = mean_quality(experiment, jobs), {job.model: job.hash for job in jobs}
     meta = environment(f"python -m experiments.stages latency {name}")
     rows = [
         {
             "data": name,
             "model": model,
+            "hash": hashes.get(model, ""),
             **quality.get(model, {}),
             "batches": {str(batch): found[batch][model] for batch in batches},
             "threads": 1,
