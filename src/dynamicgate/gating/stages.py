@@ -222,8 +222,8 @@ def stage_bounds(stages: Sequence[float], site: Site) -> tuple[int, ...]:
     return tuple(bounds)
 
 
-def attach_stages(model: nn.Module, sites: Sequence[Site], config: GateConfig) -> None:
-    """Put a stage gate on a stack whose sites are given in the order of the forward pass."""
+def new_stages(model: nn.Module, sites: Sequence[Site], config: GateConfig) -> StageGate:
+    """A stage gate for a stack whose sites are given in the order of the forward pass; the model stays as it is."""
     layers = [model.get_submodule(name) for name in (sites[0].producers[0], *(site.consumer for site in sites))]
     for layer in layers:
         if not isinstance(layer, nn.Linear):
@@ -237,8 +237,15 @@ def attach_stages(model: nn.Module, sites: Sequence[Site], config: GateConfig) -
     gate = StageGate(sites, config).to(consumer.weight.device)
     gate.heads.to(consumer.weight.dtype)
     gate.train(consumer.training)
+    return gate
+
+
+def attach_stages(model: nn.Module, gate: StageGate) -> None:
+    """Put a stage gate on its stack. Weights between hidden units that would read a later stage become zero."""
+    layers: list[Any] = [model.get_submodule(name) for name in gate.layers]
     for position, layer in enumerate(layers[1:-1], start=1):
-        gate.keep_order_(layer, gate.allowed(position, layer.weight))  # type: ignore[arg-type]
+        gate.keep_order_(layer, gate.allowed(position, layer.weight))
+    consumer = layers[-1]
     consumer.stages = gate
     consumer.register_forward_hook(gate.decide_after)
 
