@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -329,7 +330,7 @@ def test_stages_begin_at_multiples_of_what_kernels_like(
     model = stage(sequential((5, width, 3)), stages)
     assert the_gate(model).bounds == [expected]
     assert the_gate(model).stage_of_units(0).tolist() == [
-        k for k, (a, b) in enumerate(zip(expected, expected[1:], strict=False)) for _ in range(b - a)
+        k for k, (a, b) in enumerate(pairwise(expected)) for _ in range(b - a)
     ]
-    sizes = "|".join(str(b - a) for a, b in zip(expected, expected[1:], strict=False))
+    sizes = "|".join(str(b - a) for a, b in pairwise(expected))
     assert f"{len(stages)} stages of units {sizes}, decided by margin" in repr(model)
