@@ -125,7 +125,7 @@ class Budget(GateBudget):
         relative = counter.relative(deployed(counter.gates, used)) * means.weight
         executed, *rates = means.values(relative, *self._opened(used, means))
         self._controller.relative, self._controller.reference = executed, self.target
-        self._steering.step(self._stages, used.stages, means)
+        self._steering.step(self._stages, used)
         return torch.zeros((), device=relative.device), dict(zip(used, rates, strict=True))
 
     def _weighted(self, used: Usage, means: RowMeans) -> tuple[Tensor, dict[str, float]]:
