@@ -15,7 +15,7 @@ import dynamicgate as dg
 from dynamicgate import Budget, GateConfig
 from dynamicgate.accounting.stage_costs import stage_macs
 from dynamicgate.budget import OpenLoopBudget, executed_relative
-from dynamicgate.budget.stage_cut import FOLLOW, final_stage_macs
+from dynamicgate.budget.stage_cut import FOLLOW, STEER_EVERY, final_stage_macs
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.nn import GatedMLP
 from dynamicgate.training import StageLoss
@@ -194,14 +194,15 @@ def test_the_first_step_puts_the_cut_where_the_batch_needs_it_and_later_ones_fol
         calibrated = copy.deepcopy(model)
         dg.calibrate_(calibrated, part, macs=0.4)
         cuts.append(float(the_gate(calibrated).cut[0]))
-    for step, part in enumerate((x, 3.0 * x)):
-        budget.apply_(model, step / 2)
+    for step in range(2 * STEER_EVERY):
+        budget.apply_(model, step / 100)
         with dg.usage(model) as used:
-            model(part)
-        term = budget.step(used, step / 2)
+            model(x if step == 0 else 3.0 * x)
+        term = budget.step(used, step / 100)
         assert float(term) == 0.0, "the cut needs no penalty"
-        expected = cuts[0] if step == 0 else cuts[0] + FOLLOW * (cuts[1] - cuts[0])
+        expected = cuts[0] if step < STEER_EVERY else cuts[0] + FOLLOW * (cuts[1] - cuts[0])
         assert the_gate(model).cut.tolist() == pytest.approx([expected] * 2, rel=1e-5)
+    assert cuts[0] != pytest.approx(cuts[1], rel=0.1)
 
 
 def test_a_penalty_only_tells() -> None:

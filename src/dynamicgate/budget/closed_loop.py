@@ -19,7 +19,7 @@ from dynamicgate.budget.base import GateBudget
 from dynamicgate.budget.calibration import calibrate_, check_reachable, check_steerable
 from dynamicgate.budget.controller import Controller
 from dynamicgate.budget.penalties import straight_through_usage
-from dynamicgate.budget.stage_cut import StageSteering
+from dynamicgate.budget.stage_cut import STEER_EVERY, StageSteering
 from dynamicgate.data.contract import Inputs, take_samples
 from dynamicgate.distributed import RowMeans
 from dynamicgate.gating.recording import Usage
@@ -57,6 +57,7 @@ class Budget(GateBudget):
     _first_inputs: _FirstInputs | None = field(default=None, init=False, repr=False)
     _bound: bool = field(default=False, init=False, repr=False)
     _steering: StageSteering | None = field(default=None, init=False, repr=False)
+    _stage_steps: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -122,11 +123,14 @@ class Budget(GateBudget):
         assert self._stages is not None
         assert self._steering is not None
         assert used.stages is not None
-        relative = counter.relative(deployed(counter.gates, used)) * means.weight
-        executed, *rates = means.values(relative, *self._opened(used, means))
-        self._controller.relative, self._controller.reference = executed, self.target
-        self._steering.step(self._stages, used)
-        return torch.zeros((), device=relative.device), dict(zip(used, rates, strict=True))
+        self._stage_steps += 1
+        if self._stage_steps % STEER_EVERY == 1:
+            relative = counter.relative(deployed(counter.gates, used)) * means.weight
+            (self._controller.relative,) = means.values(relative)
+            self._controller.reference = self.target
+            self._steering.step(self._stages, used)
+        rates = means.values(*self._opened(used, means)) if self._gates else []
+        return torch.zeros((), device=self._stages.cut.device), dict(zip(used, rates, strict=True))
 
     def _weighted(self, used: Usage, means: RowMeans) -> tuple[Tensor, dict[str, float]]:
         if self._stages is not None:
@@ -171,16 +175,18 @@ class Budget(GateBudget):
     def reset(self) -> None:
         """Forget everything recorded so far, for another training run."""
         super().reset()
-        self._controller, self._bound, self._steering = Controller(), False, None
+        self._controller, self._bound, self._steering, self._stage_steps = Controller(), False, None, 0
 
     def state_dict(self) -> dict[str, Any]:
         """The controller's memory and everything recorded, as plain JSON values."""
-        return {**super().state_dict(), "controller": self._controller.state_dict()}
+        own = {"controller": self._controller.state_dict(), "stage_steps": self._stage_steps}
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
         super().load_state_dict(state)
         self._controller = Controller(**state["controller"])
+        self._stage_steps = state.get("stage_steps", 0)  # absent in checkpoints from before there were stages
 
 
 class _FirstInputs:

@@ -16,7 +16,8 @@ from dynamicgate.gating.stages import StageGate
 from dynamicgate.modules import evaluating
 from dynamicgate.sparsity import Sparsifier
 
-FOLLOW = 0.05  # of the way to the cut of the last batch, at every step
+STEER_EVERY = 10  # steps: scores change slowly, and on a GPU every look at them is a wait
+FOLLOW = 0.3  # how far the cut then goes towards that of the last batch
 
 
 class StageSteering:

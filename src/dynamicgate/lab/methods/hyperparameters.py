@@ -130,6 +130,10 @@ class Hyperparameters:
     "three" (0.4, 1 and 2.5, where most inputs are easy), the default."""
     focus: float | None = None
     """How much later stages attend to the rows that open them, 0 to 1; by default what suits the division."""
+    stage_distill: float = 0.0
+    """Fraction of the loss of earlier stages that is the distance to the outputs of the last one."""
+    first_stage_weight: float = 1.0
+    """Weight of the loss of the first stage; that of every other one is 1."""
     decide: Decide = "margin"
     """What says that an input needs the next stage: the margin or the entropy of the outputs, or a learned head."""
 

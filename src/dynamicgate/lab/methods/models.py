@@ -115,7 +115,9 @@ def staged(s: Settings, splits: Splits) -> Prepared:
     macs = [cost * full for cost in stage_costs(plan, s.budget)]
     options = {"prune_until": s.prune_until, "every": given(s.every), "seed": s.seed, "pattern": s.pattern}
     sparsifier = add_stages_(model, macs, decide=s.decide, initial_density=given(s.initial_density), **options)
-    return Prepared(model, Budget(target=own_budget(s, splits)), sparsifier, StageLoss(focus=given(s.focus)))
+    weights = (s.first_stage_weight, *(1.0 for _ in macs[1:]))
+    loss = StageLoss(weights=weights, focus=given(s.focus), distill=s.stage_distill)
+    return Prepared(model, Budget(target=own_budget(s, splits)), sparsifier, loss)
 
 
 def cascade_part(s: Settings, splits: Splits) -> Prepared:
@@ -128,8 +130,9 @@ def cascade_part(s: Settings, splits: Splits) -> Prepared:
 def part_of_cascade(s: Settings, cost: float) -> Settings:
     """The settings of one network of a cascade."""
     return replace(
-        s, model="rigl", budget=cost, widen=None, density=None, output="auto", stages=None, focus=None, decide="margin"
-    )
+        s, model="rigl", budget=cost, widen=None, density=None, output="auto", stages=None, focus=None, decide="margin",
+        stage_distill=0.0, first_stage_weight=1.0,
+    )  # fmt: skip
 
 
 def switch(s: Settings, splits: Splits) -> Prepared:
