@@ -15,7 +15,7 @@ import dynamicgate as dg
 from dynamicgate import Budget, GateConfig
 from dynamicgate.accounting.stage_costs import stage_macs
 from dynamicgate.budget import OpenLoopBudget, executed_relative
-from dynamicgate.budget.stage_cut import FOLLOW, STEER_EVERY, final_stage_macs
+from dynamicgate.budget.stage_cut import FOLLOW, STEER_EVERY, check_pays_first_stage, final_stage_macs
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.nn import GatedMLP
 from dynamicgate.training import StageLoss
@@ -133,6 +133,14 @@ def test_calibration_to_what_cannot_be_is_refused(macs: float, message: str) -> 
     with pytest.raises(ValueError, match=message):
         dg.calibrate_(model, task(20)[0], macs=macs)
     assert bool((the_gate(model).cut == -torch.inf).all())
+
+
+def test_a_target_that_is_the_cost_of_the_first_stage_pays_for_it() -> None:
+    for least in range(1, 3000):
+        target = least / 7919.0 * 7919.0  # a little less than `least` for some of them
+        check_pays_first_stage(target, torch.tensor([least], dtype=torch.float64), 7919.0)
+    with pytest.raises(ValueError, match="cannot be met"):
+        check_pays_first_stage(0.9999, torch.tensor([1.0]), 7919.0)
 
 
 def test_calibration_needs_gates_and_data() -> None:
