@@ -109,7 +109,7 @@ class MacCounter:
                 out_gate = None if out_site is None else self.gates[out_site]
                 written = sides.side(name, m.out_features, out_site, out_gate, read=False)
                 self.layers.append(LayerMacs(name=name, linear=m, rows=rows[name], read=read, written=written))
-        self._stage_rows = rows[sides.names[-1]] if self.stages is not None else 1.0
+        self.stage_rows = rows[sides.names[-1]] if self.stages is not None else 1.0
         self._gate_rows = {name: rows[site.source] for name, site in self.sites.items()}
         nets = [m for gate in self.gates.values() for m in gate.net.modules() if isinstance(m, nn.Linear)]
         self._linears = [*nets, *(layer.linear for layer in self.layers)]
@@ -172,7 +172,7 @@ class MacCounter:
     def _deciding(self, decisions: Mapping[str, Tensor]) -> Tensor | float:
         """Mean MACs per sample of the heads that decide on stages: each runs where its stage is open."""
         each = self.deciding(decisions)
-        return 0.0 if each is None else each.sum() / max(1, each.numel()) * self._stage_rows
+        return 0.0 if each is None else each.sum() / max(1, each.numel()) * self.stage_rows
 
     def deciding(self, decisions: Mapping[str, Tensor]) -> Tensor | None:
         """The same for each row; None without such heads."""

@@ -7,6 +7,7 @@ saved is split: first the connections that do not exist, then, of those that do,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -49,8 +50,11 @@ class Measurement:
     """The accuracy-cost curve of a model with stages, one point for each place of the cut; `calibrate_` goes there."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, lists and strings."""
-        return asdict(self)
+        """Plain numbers, lists and strings. A cut below all scores is None: JSON has no -inf."""
+        found = asdict(self)
+        for point in ([] if self.stages is None else [found["stages"]]) + found["curve"]:
+            point["cut"] = _finite(point["cut"])
+        return found
 
     @property
     def relative(self) -> float:
@@ -152,7 +156,7 @@ class _Tally:
         self.samples: dict[MacCounter, int] = {}
         self.per_sample: list[Tensor] = []
         self.relative: list[Tensor] = []
-        self.zero_skip = 0.0
+        self.zero_skip = self.deciding = 0.0
         self.layer_macs: dict[str, float] = {}
         self.open_units: dict[str, float] = {}
         self.openness = {name: Openness(name, gate) for name, gate in named_gates(model).items()}
@@ -196,6 +200,7 @@ class _Tally:
         if (deciding := counter.deciding(g)) is not None:
             macs = deciding.double().to(out.device).reshape(samples, -1).sum(1)
             total, skipping = total + macs, skipping + macs.sum()
+            self.deciding += float(macs.sum())
         if used.stages is not None:
             self.stages.add(counter, used.stages, g, y)
         self.samples[counter] = self.samples.get(counter, 0) + samples
@@ -232,7 +237,7 @@ class _Tally:
             macs={
                 "dense": dense,
                 "executed": float(per_sample.mean()),
-                "gate": counter.gate,
+                "gate": counter.gate + self.deciding / count,
                 "relative": float((per_sample / dense).mean()),
                 "relative_zero_skip": self.zero_skip / count / dense,
                 "structure_saved": 1.0 - (existing + counter.other) / dense,
@@ -263,6 +268,12 @@ class _Tally:
             "present": layer.present * layer.rows,
             "product": product_of_means(layer, self.openness),
         }
+
+
+def _finite(cut: Any) -> Any:
+    if isinstance(cut, list):
+        return [_finite(each) for each in cut]
+    return cut if math.isfinite(cut) else None
 
 
 def _stage_lines(stages: dict[str, Any] | None) -> list[str]:

@@ -12,6 +12,7 @@ from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.gating.stages import STAGES
 
 CURVE_POINTS = 25
+ROUNDING = 1e-9  # relative: a target that was computed as a cost is that cost
 Removed = Callable[[nn.Linear], Sequence[float]]
 
 
@@ -25,6 +26,7 @@ def cumulative_macs(
     stages = counter.stages
     assert stages is not None
     count, device = stages.count, stages.cut.device
+    decisions = {name: g.flatten(0, -2) for name, g in decisions.items()}
     found = []
     for k in range(count):
         open_K = (torch.arange(count, device=device) <= k).float()
@@ -36,7 +38,7 @@ def cumulative_macs(
                 macs = macs - sum(removed(layer.linear)[: k + 1])  # a layer without stages has one entry
             total = total + macs * layer.rows
         deciding = counter.deciding(now)
-        found.append(total if deciding is None else total + deciding)
+        found.append(total if deciding is None else total + deciding * counter.stage_rows)
     return torch.stack(found, dim=1)
 
 
@@ -57,13 +59,16 @@ def cut_for(score_BK: Tensor, macs_BK: Tensor, target: float) -> float:
     extra_BK = macs_BK.diff(dim=1).double()
     scores, order = opening_scores(score_BK).flatten().sort(descending=True)
     mean_macs = float(macs_BK[:, 0].double().mean()) + extra_BK.flatten()[order].cumsum(0) / len(score_BK)
-    affordable = int((mean_macs <= target).sum())
+    affordable = int((mean_macs <= target * (1.0 + ROUNDING)).sum())
     if affordable == 0:
         return float(scores[0]) if len(scores) else float("inf")
     if affordable == len(scores):
         return float("-inf")
-    # between the last score that opens and the first that does not
-    return float((scores[affordable - 1].double() + scores[affordable].double()) / 2)
+    # Between the last score that opens and the first that does not, in the precision in which they are compared: of
+    # two neighbours the middle is one of them, and must not be the upper one.
+    last, first = scores[affordable - 1], scores[affordable]
+    middle = ((last.double() + first.double()) / 2).to(scores.dtype)
+    return float(middle if middle < last else first)
 
 
 def accuracy_cost_curve(

@@ -128,7 +128,7 @@ class Budget(GateBudget):
             relative = counter.relative(deployed(counter.gates, used)) * means.weight
             (self._controller.relative,) = means.values(relative)
             self._controller.reference = self.target
-            self._steering.step(self._stages, used.stages, means)
+            self._steering.step(self._stages, used)
         rates = means.values(*self._opened(used, means)) if self._gates else []
         return torch.zeros((), device=self._stages.cut.device), dict(zip(used, rates, strict=True))
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.accounting.counter import MacCounter, deployed
-from dynamicgate.accounting.stage_costs import cumulative_macs, cut_for, opening_scores, stage_macs
+from dynamicgate.accounting.stage_costs import ROUNDING, cumulative_macs, cut_for, opening_scores, stage_macs
 from dynamicgate.data.contract import Inputs, call
-from dynamicgate.distributed import RowMeans
-from dynamicgate.gating.recording import usage
-from dynamicgate.gating.stages import StageDecision, StageGate
+from dynamicgate.distributed import gather_rows
+from dynamicgate.gating.recording import Usage, usage
+from dynamicgate.gating.stages import StageGate
 from dynamicgate.modules import evaluating
 from dynamicgate.sparsity import Sparsifier
 
@@ -25,21 +25,30 @@ class StageSteering:
 
     def __init__(self, counter: MacCounter, target: float, sparsifier: Sparsifier | None) -> None:
         """An error if the target does not even pay for the first stage."""
+        self.counter, self.target = counter, target * counter.dense
         self.final_macs = final_stage_macs(counter, sparsifier)
-        self.target = target * counter.dense
-        check_pays_first_stage(self.target, self.final_macs, counter.dense)
+        if not counter.gates:  # gates on units may close: what stages cost is known when they have
+            check_pays_first_stage(self.target, self.final_macs, counter.dense)
 
     @torch.no_grad()
-    def step(self, stages: StageGate, decision: StageDecision, means: RowMeans) -> None:
-        """Follow the cut that would have been right for this batch, the mean of those of all processes."""
-        score_BK = decision.score.detach().flatten(0, -2)
-        macs_BK = self.final_macs.to(score_BK.device).expand(len(score_BK), -1)
-        wanted = cut_for(score_BK, macs_BK, self.target) if len(score_BK) else 0.0
+    def step(self, stages: StageGate, used: Usage) -> None:
+        """Follow the cut that would have been right for this batch, with the rows of all processes."""
+        assert used.stages is not None
+        score_BK = used.stages.score.detach().flatten(0, -2)
+        macs_BK = self._macs_of(used, len(score_BK)).to(score_BK.device)
+        score_BK, macs_BK = gather_rows(score_BK), gather_rows(macs_BK)
+        wanted = cut_for(score_BK, macs_BK, self.target)
         if not math.isfinite(wanted):  # all stages open for all rows: the cut lies below all scores
             wanted = float(score_BK.min()) - 1.0
-        (wanted,) = means.values(torch.tensor(wanted * means.weight, device=score_BK.device, dtype=torch.float64))
         now = torch.full_like(stages.cut, wanted)
         stages.cut.copy_(torch.where(stages.cut.isfinite(), stages.cut.lerp(now, FOLLOW), now))
+
+    def _macs_of(self, used: Usage, rows: int) -> Tensor:
+        """MACs of each row if it stops after each stage; those of gated units as open as they are now."""
+        if not self.counter.gates:
+            return self.final_macs.expand(rows, -1)
+        pruned_K = self.final_macs / stage_macs(self.counter)
+        return cumulative_macs(self.counter, deployed(self.counter.gates, used), rows) * pruned_K
 
 
 def final_stage_macs(counter: MacCounter, sparsifier: Sparsifier | None) -> Tensor:
@@ -50,7 +59,7 @@ def final_stage_macs(counter: MacCounter, sparsifier: Sparsifier | None) -> Tens
 def check_pays_first_stage(target: float, macs_K: Tensor, dense: float) -> None:
     """A budget below the first stage is an error now, not a surprise after training."""
     least = float(macs_K[0])
-    if target < least:
+    if target < least * (1.0 - ROUNDING):
         raise ValueError(
             f"a budget of {target / dense:.3g} cannot be met: the first stage, which every input opens, costs "
             f"{least / dense:.3g} of the dense MACs. Ask for more, or make the first stage smaller or sparser"

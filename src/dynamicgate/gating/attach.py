@@ -10,8 +10,8 @@ from torch import nn
 from dynamicgate.gating.gate import Gate, GateConfig
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site, find_sites, gives_output
-from dynamicgate.gating.stages import STAGES, attach_stages, detach_stages, stages_of
-from dynamicgate.gating.units_in_stages import check_fits, keep_order_
+from dynamicgate.gating.stages import STAGES, attach_stages, detach_stages, new_stages, stages_of
+from dynamicgate.gating.units_in_stages import check_fits, check_fits_at, keep_order_
 from dynamicgate.gating.where import hidden
 
 Where = Callable[[Site], bool] | str | Iterable["str | Site"]
@@ -71,15 +71,13 @@ def _add_stages(model: nn.Module, chosen: list[Site], config: GateConfig) -> Non
             "does not give them: include the sites up to the output layer, or put the rest of the model in front"
         )
     gates = {name: gate for name, gate in named_gates(model).items() if name in {site.name for site in sites}}
-    attach_stages(model, sites, config)
-    try:
-        for name, gate in gates.items():
-            check_fits(model, gate.site_at(name), gate.config)
-        for name, gate in gates.items():
-            keep_order_(model, name, gate)
-    except ValueError:
-        detach_stages(model)
-        raise
+    stages = new_stages(model, sites, config)
+    for position, site in enumerate(sites):
+        if site.name in gates:  # before anything changes: weights that would read a later stage are lost
+            check_fits_at(stages, position, site, gates[site.name].config)
+    attach_stages(model, stages)
+    for name, gate in gates.items():
+        keep_order_(model, name, gate)
 
 
 def _stack(chosen: list[Site]) -> list[Site]:

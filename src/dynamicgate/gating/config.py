@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 from dynamicgate.gating.routing import DropPolicy
 
 OPEN, THETA, RANK = 0.8, 0.5, 8
 STAGES = (0.2, 0.3, 0.5)
+OF_STAGES = ("stages", "decide")  # options
 Policy = Literal["hard", "soft", "bernoulli", "concrete", "gumbel"]
 Decide = Literal["margin", "entropy", "head", "random"]
 
@@ -120,9 +121,13 @@ class GateConfig:
         if self.soft_width:
             self._check_soft_width()
 
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON values, as files hold them. Those of stages are left out for other kinds: files without
+        stages stay as earlier versions wrote them."""
+        return {name: value for name, value in asdict(self).items() if self.kind == "stages" or name not in OF_STAGES}
+
     def _check_stages(self) -> None:
         """Stages have sizes and a decision, and nothing else; other gates have neither."""
-        own = ("kind", "stages", "decide")
         if self.kind != "stages":
             if self.stages is not None or self.decide != "margin":
                 raise ValueError(
@@ -130,7 +135,7 @@ class GateConfig:
                     f"decide={self.decide!r}"
                 )
             return
-        others = [f for f in fields(self) if f.name not in own and getattr(self, f.name) != f.default]
+        others = [f for f in fields(self) if f.name not in ("kind", *OF_STAGES) and getattr(self, f.name) != f.default]
         if others:
             received = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in others)
             raise ValueError(f"{received} means nothing with kind='stages', which has only stages= and decide=")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -32,7 +32,7 @@ class Usage(Mapping[str, Decision]):
             raise ValueError(f"no forward pass reached the gate at {site!r} inside this `with dynamicgate.usage(...)`")
         if len(calls) == 1:
             return calls[0]
-        return Decision(*(torch.cat([c.flatten(0, -2) for c in column]) for column in zip(*calls, strict=True)))
+        return Decision(*map(_rows, zip(*calls, strict=True)))
 
     @property
     def stages(self) -> StageDecision | None:
@@ -40,9 +40,9 @@ class Usage(Mapping[str, Decision]):
         calls = self._stage_calls
         if len(calls) <= 1:
             return calls[0] if calls else None
-        outputs = zip(*(call.outputs for call in calls), strict=True)
-        score, opened = (torch.cat([getattr(call, name) for call in calls]) for name in ("score", "open"))
-        return StageDecision(tuple(torch.cat(parts) for parts in outputs), score, opened)
+        outputs = (_rows(parts) for parts in zip(*(call.outputs for call in calls), strict=True))
+        score, opened = (_rows([getattr(call, name) for call in calls]) for name in ("score", "open"))
+        return StageDecision(tuple(outputs), score, opened)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._calls)
@@ -57,6 +57,11 @@ class Usage(Mapping[str, Decision]):
     def mean_open(self) -> dict[str, Tensor]:
         """Mean hard open rate of each site, as deployed."""
         return {site: self[site].open.mean() for site in self}
+
+
+def _rows(calls: Sequence[Tensor]) -> Tensor:
+    """The rows of one forward pass after those of the other."""
+    return torch.cat([call.flatten(0, -2) for call in calls])
 
 
 def named_gates(model: nn.Module) -> dict[str, Gate]:

@@ -200,7 +200,7 @@ def stages_of(model: nn.Module) -> StageGate | None:
 
 def stage_bounds(stages: Sequence[float], site: Site) -> tuple[int, ...]:
     """Where the stages of a site begin and end. Fractions are rounded to multiples of 16 units, of fewer in a narrow
-    layer: blocks and tiles fit them."""
+    layer or for a small stage: blocks and tiles fit them."""
     if all(isinstance(size, int) for size in stages):
         bounds = [0]
         for size in stages:
@@ -211,19 +211,20 @@ def stage_bounds(stages: Sequence[float], site: Site) -> tuple[int, ...]:
                 f"{site.producers[0]!r}: they must add up to {site.width}; or pass fractions, which fit every layer"
             )
         return tuple(bounds)
-    step = next(step for step in (PANEL, 8, 4, 2, 1) if step == 1 or site.width >= 2 * step * len(stages))
-    ends = [round(sum(stages[: k + 1]) * site.width / step) * step for k in range(len(stages) - 1)]
-    bounds = [0, *ends, site.width]
-    if any(b <= a for a, b in pairwise(bounds)):
-        raise ValueError(
-            f"stages of {', '.join(f'{size:g}' for size in stages)} do not fit the {site.width} units behind "
-            f"{site.producers[0]!r}: a stage would have none. Use fewer or more even stages, or a wider layer"
-        )
-    return tuple(bounds)
+    for step in (PANEL, 8, 4, 2, 1):
+        ends = [round(sum(stages[: k + 1]) * site.width / step) * step for k in range(len(stages) - 1)]
+        bounds = [0, *ends, site.width]
+        wide = step == 1 or site.width >= 2 * step * len(stages)
+        if wide and all(a < b for a, b in pairwise(bounds)):
+            return tuple(bounds)
+    raise ValueError(
+        f"stages of {', '.join(f'{size:g}' for size in stages)} do not fit the {site.width} units behind "
+        f"{site.producers[0]!r}: a stage would have none. Use fewer or more even stages, or a wider layer"
+    )
 
 
-def attach_stages(model: nn.Module, sites: Sequence[Site], config: GateConfig) -> None:
-    """Put a stage gate on a stack whose sites are given in the order of the forward pass."""
+def new_stages(model: nn.Module, sites: Sequence[Site], config: GateConfig) -> StageGate:
+    """A stage gate for a stack whose sites are given in the order of the forward pass; the model stays as it is."""
     layers = [model.get_submodule(name) for name in (sites[0].producers[0], *(site.consumer for site in sites))]
     for layer in layers:
         if not isinstance(layer, nn.Linear):
@@ -237,8 +238,15 @@ def attach_stages(model: nn.Module, sites: Sequence[Site], config: GateConfig) -
     gate = StageGate(sites, config).to(consumer.weight.device)
     gate.heads.to(consumer.weight.dtype)
     gate.train(consumer.training)
+    return gate
+
+
+def attach_stages(model: nn.Module, gate: StageGate) -> None:
+    """Put a stage gate on its stack. Weights between hidden units that would read a later stage become zero."""
+    layers: list[Any] = [model.get_submodule(name) for name in gate.layers]
     for position, layer in enumerate(layers[1:-1], start=1):
-        gate.keep_order_(layer, gate.allowed(position, layer.weight))  # type: ignore[arg-type]
+        gate.keep_order_(layer, gate.allowed(position, layer.weight))
+    consumer = layers[-1]
     consumer.stages = gate
     consumer.register_forward_hook(gate.decide_after)
 

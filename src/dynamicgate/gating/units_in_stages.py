@@ -21,8 +21,12 @@ def check_fits(model: nn.Module, site: Site, config: GateConfig) -> None:
     """An error for a gate that cannot sit inside the stages of the model."""
     stages = stages_of(model)
     position = None if stages is None else position_in_stack(model, stages, site.consumer)
-    if stages is None or position is None:
-        return
+    if stages is not None and position is not None:
+        check_fits_at(stages, position, site, config)
+
+
+def check_fits_at(stages: StageGate, position: int, site: Site, config: GateConfig) -> None:
+    """The same at one position of the stack."""
     bounds = stages.bounds[position]
     torn = [bound for bound in bounds[1:-1] if bound % config.block]
     if torn:

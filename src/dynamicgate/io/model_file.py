@@ -38,7 +38,7 @@ def save(model: nn.Module, path: str | Path, *, notes: Mapping[str, Any] | None 
         "kind": "model",
         "architecture": describe(base),
         "gates": [
-            {"site": asdict(g.site_at(name)), "config": asdict(g.config)} for name, g in named_gates(base).items()
+            {"site": asdict(g.site_at(name)), "config": g.config.to_dict()} for name, g in named_gates(base).items()
         ],
         **_describe_stages(base),
         "masks": {name: {"pattern": pattern_of(m)} for name, m in linears.items() if _mask_key(name) in state},
@@ -90,7 +90,7 @@ def _describe_stages(model: nn.Module) -> dict[str, Any]:
         Site(consumer, (producer,), producer, site.width)
         for producer, consumer, site in zip(names, names[1:], stages.sites, strict=False)
     ]
-    return {"stages": {"sites": [asdict(site) for site in sites], "config": asdict(stages.config)}}
+    return {"stages": {"sites": [asdict(site) for site in sites], "config": stages.config.to_dict()}}
 
 
 def read_notes(path: str | Path) -> dict[str, Any]:

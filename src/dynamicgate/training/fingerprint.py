@@ -38,7 +38,7 @@ def fingerprint(
         "budget": None if budget is None else _budget_settings(budget),
         "sparsifier": sparsifier.settings if sparsifier is not None else None,
         "class_weights": None if class_weights is None else class_weights.tolist(),
-        "gates": {name: asdict(gate.config) for name, gate in named_gates(model).items()},
+        "gates": {name: gate.config.to_dict() for name, gate in named_gates(model).items()},
     }
 
 

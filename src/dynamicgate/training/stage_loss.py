@@ -21,8 +21,8 @@ from torch.nn import functional as F
 from dynamicgate.distributed import RowMeans
 from dynamicgate.gating.recording import Usage
 from dynamicgate.gating.stages import StageDecision
+from dynamicgate.training.distillation import divergence
 
-TEMPERATURE = 2.0  # of distillation, as in `distillation.Teacher`
 RowLoss = Callable[[Tensor], Tensor]
 
 
@@ -59,14 +59,15 @@ class StageLoss:
         return each_B.mean() if each_B.numel() else each_B.sum()
 
     def of_rows(self, used: Usage, row_loss: RowLoss) -> Tensor:
-        """The loss of each row, [B]."""
+        """The loss of each row, [B], in the order of the rows of the outputs."""
         decision = used.stages
         if decision is None:
             raise ValueError(
                 "no forward pass of a model with stages was recorded: call gate_(model, GateConfig(kind='stages')) "
                 "first, and run the model inside `with dynamicgate.usage(model)`"
             )
-        losses = [_of_rows(row_loss(outputs)) for outputs in decision.outputs]
+        rows = decision.open.shape[:-1].numel()
+        losses = [_of_rows(row_loss(outputs), rows) for outputs in decision.outputs]
         last = losses[-1].detach()
         total = torch.zeros_like(losses[-1])
         weights = self._weights(len(losses))
@@ -76,7 +77,8 @@ class StageLoss:
             total = total + weight * loss_B * self._attention(decision, k)
         if decision.score.requires_grad:  # heads learn what the last stage gains over theirs
             gains_BK = torch.stack([loss_B.detach() - last for loss_B in losses[:-1]], dim=-1)
-            total = total + F.smooth_l1_loss(decision.score.float(), gains_BK.float(), reduction="none").mean(-1)
+            score_BK = decision.score.flatten(0, -2).float()
+            total = total + F.smooth_l1_loss(score_BK, gains_BK.float(), reduction="none").mean(-1)
         return total
 
     def _weights(self, count: int) -> list[float]:
@@ -91,20 +93,20 @@ class StageLoss:
         """How much each row counts in the loss of stage k; 1 on average."""
         if not self.focus or not k:
             return 1.0
-        open_B = decision.open[..., k].detach()
+        open_B = decision.open[..., k].detach().flatten()
         mean = RowMeans(open_B).mean(open_B).clamp(min=1e-3)  # a stage that no row opened is trained on none
         return (1.0 - self.focus) + self.focus * open_B / mean
 
     def _distance(self, decision: StageDecision, k: int) -> Tensor:
-        last_BC, now_BC = decision.outputs[-1].detach().float(), decision.outputs[k].float()
-        if self.outputs == "values":
-            return _of_rows((now_BC - last_BC).square())
-        target_BC, student_BC = (F.log_softmax(z / TEMPERATURE, dim=-1) for z in (last_BC, now_BC))
-        return TEMPERATURE**2 * F.kl_div(student_BC, target_BC, log_target=True, reduction="none").sum(-1)
+        last_BC, now_BC = (z.flatten(0, -2).float() for z in (decision.outputs[-1].detach(), decision.outputs[k]))
+        return (now_BC - last_BC).square().mean(1) if self.outputs == "values" else divergence(now_BC, last_BC)
 
 
-def _of_rows(loss: Tensor) -> Tensor:
+def _of_rows(loss: Tensor, rows: int) -> Tensor:
     """One value a row: several outputs of a row are averaged."""
-    if loss.ndim == 0:
-        raise ValueError("row_loss must give the loss of each row: pass reduction='none' to it")
-    return loss if loss.ndim == 1 else loss.flatten(1).mean(1)
+    if loss.ndim == 0 or loss.numel() % max(1, rows):
+        raise ValueError(
+            f"row_loss must give the loss of each of the {rows} rows, received a tensor of shape {list(loss.shape)}: "
+            "pass reduction='none' to it"
+        )
+    return loss if loss.shape == (rows,) else loss.reshape(rows, loss.numel() // max(1, rows)).mean(1)
