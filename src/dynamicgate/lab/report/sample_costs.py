@@ -23,7 +23,7 @@ def cost_histogram(model: str, style: int, run: Run, stats: SampleStats, within:
     """How many samples cost how much, on an axis that the models of a dataset share; empty where all cost the same."""
     ends = cost_range(run, stats)
     columns = cost_columns(run, stats, ends) if ends else []
-    counts = [column.count for column in columns]
+    counts = [column.samples for column in columns]
     if ends is None or not any(counts):
         return ""
     target = target_of(run)
@@ -37,7 +37,7 @@ def cost_histogram(model: str, style: int, run: Run, stats: SampleStats, within:
         words(x.start, 14, "samples, %", class_="axis"),
         words(x.end, bottom + 38, "executed MACs per sample, relative to dense", class_="axis", text_anchor="end"),
     ]
-    body += [cost_column(column, total, x, y) for column in columns if column.count]
+    body += [cost_column(column, total, x, y) for column in columns if column.samples]
     references = [(relative_of(run), "mean", "mean-line"), (target, "budget", "target")]
     known = [(value, name, css) for value, name, css in references if value is not None]
     body += [line(x(value), top - 6, x(value), bottom, class_=css) for value, _, css in known]
@@ -52,7 +52,7 @@ class Column(NamedTuple):
 
     start: float
     end: float
-    count: float
+    samples: float
 
 
 def cost_columns(run: Run, stats: SampleStats, ends: tuple[float, float]) -> list[Column]:

@@ -158,7 +158,7 @@ def error_figure(model: str, style: int, runs: list[Run], described: list[list[S
 class StageMark(NamedTuple):
     """One stage in the figure: means over seeds, and each seed."""
 
-    index: int
+    number: int
     cost: float
     error: float
     stopped: float
@@ -168,7 +168,7 @@ class StageMark(NamedTuple):
     @property
     def name(self) -> str:
         """The words beside the mark."""
-        return f"stage {self.index}, {self.stopped * 100:.0f} %"
+        return f"stage {self.number}, {self.stopped * 100:.0f} %"
 
 
 def stage_mark(index: int, seeds: list[tuple[int, Stage]]) -> StageMark:
@@ -182,7 +182,7 @@ def stage_mark(index: int, seeds: list[tuple[int, Stage]]) -> StageMark:
 def draw_stage(style: int, mark: StageMark, x: Scale, y: Scale) -> list[str]:
     """The mark of one stage, and a small one for each seed where there are several."""
     text = (
-        f"stage {mark.index}: {mark.stopped * 100:.1f} % of the samples stop here at {mark.cost:.3f}, "
+        f"stage {mark.number}: {mark.stopped * 100:.1f} % of the samples stop here at {mark.cost:.3f}, "
         f"{mark.error * 100:.1f} % of these are wrong, mean hardness {fixed(mark.hardness, 3)}"
     )
     radius = max(3.5, LARGEST * mark.stopped**0.5)
@@ -190,6 +190,6 @@ def draw_stage(style: int, mark: StageMark, x: Scale, y: Scale) -> list[str]:
     for seed, stage in mark.seeds if len(mark.seeds) > 1 else []:
         assert stage.cost is not None
         assert stage.error is not None
-        hint = tooltip(f"stage {mark.index}, seed {seed}: {stage.error * 100:.1f} % wrong")
+        hint = tooltip(f"stage {mark.number}, seed {seed}: {stage.error * 100:.1f} % wrong")
         drawn.append(marker(style, x(stage.cost), y(stage.error), 2.5, hint, class_="faint"))
     return drawn
