@@ -11,6 +11,7 @@ import torch
 
 import dynamicgate as dg
 from dynamicgate.data import check_arrays
+from dynamicgate.gating.stages import stages_of
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import MODELS, Settings, run_one, settings_hash
@@ -35,7 +36,7 @@ def test_the_small_network_costs_what_the_budget_allows_to_within_a_unit(
 ) -> None:
     splits = splits_of(40, 6)
     model, *none = small(Settings(budget=budget, hidden=hidden), splits)
-    assert none == [None, None]
+    assert none == [None, None, None]
     full = (40, *hidden, 6)
     cost_of_a_unit = max(a + c for a, c in zip(model.sizes, model.sizes[2:], strict=False))
     assert abs(macs(model.sizes) - budget * macs(full)) <= cost_of_a_unit
@@ -50,6 +51,9 @@ def test_the_models_are_what_they_are_called(settings: Settings) -> None:
         name: prepare(replace(settings, dropout=0.25, gate_fraction=0.2, model=name).resolved(splits), splits)
         for name, prepare in MODELS.items()
     }
+    in_stages = {name: stages.count for name, prepared in made.items() if (stages := stages_of(prepared.model))}
+    assert in_stages == {"staged": 3, "staged-random": 3}, "a cascade is made of networks without stages"
+    assert {name for name, prepared in made.items() if prepared.stage_loss} == {"staged", "staged-random"}
     assert {name for name, prepared in made.items() if prepared.model.dropout.p == 0.0} == {"dense", "small"}
     kinds = {name: [g.config.kind for g in dg.named_gates(prepared.model).values()] for name, prepared in made.items()}
     assert {name: kind for name, kind in kinds.items() if kind} == {
@@ -57,10 +61,14 @@ def test_the_models_are_what_they_are_called(settings: Settings) -> None:
     }  # fmt: skip
     targets = {name: getattr(prepared.budget, "target", None) for name, prepared in made.items() if prepared.budget}
     of_itself = pytest.approx(0.5 / 1.5)  # it is half as wide again as the network that the budget refers to
-    assert targets == {"static": 0.5, "gate": 0.5, "gate+rigl": of_itself, "switch": None}
+    assert targets == {
+        "static": 0.5, "gate": 0.5, "gate+rigl": of_itself, "switch": None, "staged": of_itself,
+        "staged-random": of_itself,
+    }  # fmt: skip
     sparsifiers = {name: type(prepared.sparsifier).__name__ for name, prepared in made.items() if prepared.sparsifier}
     assert sparsifiers == {
         "pruned": "Magnitude", "static-sparse": "Static", "set": "SET", "rigl": "RigL", "gate+rigl": "RigL",
+        "staged": "RigL", "staged-random": "RigL", "cascade": "RigL",
     }  # fmt: skip
     assert made["small"].model.sizes[1] == 10
 

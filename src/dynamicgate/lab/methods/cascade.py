@@ -7,6 +7,7 @@ network computed is used again.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,28 +36,41 @@ ROWS = 2048
 
 
 def train_cascade(
-    s: Settings, splits: Splits, folder: Path, *, run_one: Callable[..., dict[str, Any]], device: str, show: bool
+    s: Settings,
+    splits: Splits,
+    folder: Path,
+    *,
+    run_one: Callable[..., dict[str, Any]],
+    device: str,
+    label: str,
+    show: bool,
 ) -> dict[str, Any]:
     """Train one network for each stage, put the cut where validation rows meet the budget, and measure the cascade.
 
     The networks themselves are measured on validation rows only: test rows are seen once, by the whole.
     """
     blind, runs, nets = replace(splits, test=splits.valid), [], []
-    for k, cost in enumerate(stage_costs(PLANS[given(s.stages)], s.budget)):
+    costs = stage_costs(PLANS[given(s.stages)], s.budget)
+    for k, cost in enumerate(costs):
         part = replace(part_of_cascade(s, cost), seed=s.seed + 1000 * k).resolved(splits)
-        runs.append(run_one(part, blind, folder / f"net-{k + 1}", device=device, show=show))
-        nets.append(load(folder / f"net-{k + 1}" / "model.safetensors"))
+        place, name = folder / f"net-{k + 1}", f"{label}, network {k + 1} of {len(costs)}"
+        runs.append(run_one(part, blind, place, device=device, label=name, show=show))
+        nets.append(load(place / "model.safetensors"))
     full = dense_macs((splits.train.features, *given(s.hidden), splits.classes))
     macs_K = torch.tensor([MacCounter.for_mlp(net).executed({}) for net in nets], dtype=torch.float64).cumsum(0)
     valid_scores, test_scores = (outputs_of(nets, part) for part in (splits.valid, splits.test))
     cut = cut_for(unsure(valid_scores), macs_K.expand(len(splits.valid), -1), s.budget * full)
-    at_B = (opening_scores(unsure(test_scores)) > cut).sum(1)
+    valid_at_B, at_B = ((opening_scores(unsure(scores)) > cut).sum(1) for scores in (valid_scores, test_scores))
     run = describe_run(s, splits, test_scores, macs_K, at_B, full)
+    run["valid"] = {
+        "relative": float(macs_K[valid_at_B].mean()) / full,
+        **quality_of(confusion_counts(stopped_at(valid_scores, valid_at_B), splits.valid.y.cpu())),
+    }
     run |= {"seconds": sum(r["seconds"] for r in runs), "steps": sum(r["steps"] for r in runs)}
     run["params"] = sum(p.numel() for net in nets for p in net.parameters())
     if distributed.rank() == 0:
-        stats, stopped = SampleStats(), test_scores[at_B, torch.arange(len(at_B))]
-        stats.add(stopped, macs_K[at_B])
+        stats = SampleStats()
+        stats.add(stopped_at(test_scores, at_B), macs_K[at_B])
         write_text(folder / "samples.json", json.dumps(stats.to_dict(splits)))
         write_text(folder / "run.json", json.dumps(run))
     return run
@@ -78,12 +92,17 @@ def unsure(scores_KNC: Tensor) -> Tensor:
     return (second - first).T
 
 
+def stopped_at(scores_KNC: Tensor, at_N: Tensor) -> Tensor:
+    """The scores of the network at which each row stops, [N, C]."""
+    return scores_KNC[at_N, torch.arange(len(at_N))]
+
+
 def describe_run(
     s: Settings, splits: Splits, scores_KNC: Tensor, macs_K: Tensor, at_B: Tensor, full: float
 ) -> dict[str, Any]:
     """A run as `run_one` returns it, without what only training knows."""
     y_B, count = splits.test.y.cpu(), len(at_B)
-    stopped_BC = scores_KNC[at_B, torch.arange(count)]
+    stopped_BC = stopped_at(scores_KNC, at_B)
     cost_B = macs_K[at_B] / full
     right_BK = (scores_KNC.argmax(-1) == y_B).T
     opened = [float((at_B >= k).double().mean()) for k in range(len(macs_K))]
@@ -102,7 +121,7 @@ def describe_run(
             "executed": float(cost_B.mean()) * full,
             "gate": 0.0,
             "relative": float(cost_B.mean()),
-            "relative_zero_skip": float(cost_B.mean()),
+            "relative_zero_skip": None,  # not counted
             "structure_saved": 1.0 - float(macs_K[-1]) / full,
             "gate_saved": float(macs_K[-1]) / full - float(cost_B.mean()),
         },
@@ -119,12 +138,21 @@ def describe_run(
             "random": float((exits * accuracy_K).sum()),
             "cost_error": correlation(cost_B, wrong_B),
         },
-        "curve": accuracy_cost_curve(unsure(scores_KNC), macs_BK, right_BK, full),
+        "curve": finite_cuts(accuracy_cost_curve(unsure(scores_KNC), macs_BK, right_BK, full)),
         "notes": [],
-        "valid": None,
         "collapses": [],
         "settings": s.to_json(),
     }
+
+
+def finite_cuts(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The curve with null for a cut below or above all scores: JSON has no infinity."""
+    return [{**point, "cut": finite(point["cut"])} for point in curve]
+
+
+def finite(value: float) -> float | None:
+    """The number; None where it is infinite."""
+    return value if math.isfinite(value) else None
 
 
 @torch.no_grad()

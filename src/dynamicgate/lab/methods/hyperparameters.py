@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
-from dynamicgate.gating.config import Decide
 from dynamicgate.gating.gate import Policy
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.presets import PLANS, stage_costs
@@ -126,16 +125,19 @@ class Hyperparameters:
     every: int | None = None
     """Optimizer steps between two mask updates; by default 100, or fewer in a short run."""
     stages: PlanName | None = None
-    """How staged models divide the budget: "two" stages (0.75 and 1 of it, for inputs that are all rather hard), or
-    "three" (0.4, 1 and 2.5, where most inputs are easy), the default."""
+    """How staged, staged-random and cascade divide the budget: two stages, which cost 0.75 and 1 times the budget, for
+    inputs that are all rather hard; or three, which cost 0.4, 1 and 2.5 times the budget, where most inputs are easy
+    (the default)."""
     focus: float | None = None
-    """How much later stages attend to the rows that open them, 0 to 1; by default what suits the division."""
+    """How much later stages of a staged model attend to the inputs that open them, from 0, all inputs alike, to 1, no
+    others; by default 0 with two stages and 1 with three."""
     stage_distill: float = 0.0
-    """Fraction of the loss of earlier stages that is the distance to the outputs of the last one."""
+    """Fraction of the loss of earlier stages of a staged model that is the distance to the outputs of the last one."""
     first_stage_weight: float = 1.0
-    """Weight of the loss of the first stage; that of every other one is 1."""
-    decide: Decide = "margin"
-    """What says that an input needs the next stage: the margin or the entropy of the outputs, or a learned head."""
+    """Weight of the loss of the first stage of a staged model; that of every other one is 1."""
+    decide: Literal["margin", "entropy", "head"] = "margin"
+    """What says that an input needs the next stage of a staged model: the margin between its two best classes, the
+    entropy of the outputs, or a learned head."""
 
 
 @dataclass(frozen=True)
@@ -274,8 +276,11 @@ def _with_densities(s: Settings, splits: Splits) -> Settings:
 
 
 def _with_stages(s: Settings, splits: Splits) -> Settings:
-    """The division of the budget, and a period that fits the run."""
+    """The division of the budget, and a period that fits the run. The networks of a cascade are trained one by one and
+    decide by their margin, whatever is asked of the stages beside it."""
     plan: PlanName = _or(s.stages, "three")
+    if s.model == "cascade":
+        s = replace(s, focus=None, decide="margin")
     steps = given(s.epochs) * math.ceil(len(splits.train) / given(s.batch))
     return replace(
         s,

@@ -18,7 +18,7 @@ from dynamicgate.files import write_text
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import save
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.cascade import open_at_random_, train_cascade
+from dynamicgate.lab.methods.cascade import finite, finite_cuts, open_at_random_, train_cascade
 from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, Settings, dense_macs, given
 from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.samples import SampleStats
@@ -48,13 +48,14 @@ def run_one(
         return _check_same(json.loads(finished.read_text(encoding="utf-8")), settings, folder)
     if prepare is None and settings.model not in MODELS:
         raise ValueError(f"unknown model {settings.model!r}; the models are {', '.join(MODELS)}")
+    label = label or f"{settings.model} seed {settings.seed}"
+    if prepare is None and settings.model == "cascade":  # each of its networks has the teacher it may need
+        return train_cascade(settings, splits, folder, run_one=run_one, device=device, label=label, show=show)
     distillation, seconds = dict[str, Any](), 0.0
     if settings.distill_weight:
         teacher, seconds = _train_teacher(settings, splits, folder / "teacher", device)
         distillation = {"teacher": teacher, "distill_weight": settings.distill_weight}
     torch.manual_seed(settings.seed)
-    if prepare is None and settings.model == "cascade":
-        return train_cascade(settings, splits, folder, run_one=run_one, device=device, show=show)
     model, budget, sparsifier, stage_loss = (prepare or MODELS[settings.model])(settings, splits)
     history = fit(
         model,
@@ -77,7 +78,7 @@ def run_one(
         seed=settings.seed,
         device=device,
         out=folder,
-        label=label or f"{settings.model} seed {settings.seed}",
+        label=label,
         show=show,
     )
     if settings.model == "staged-random":
@@ -106,6 +107,7 @@ def run_one(
         save(model, folder / "model.safetensors", notes={"data": splits.name, "settings": settings.to_json()})
         write_text(folder / SAMPLES_FILE, json.dumps(stats.to_dict(splits)))
         write_text(finished, json.dumps(run))
+    distributed.any_of(False, device=distributed.choose_device(device))  # all wait until the model can be read
     return run
 
 
@@ -134,13 +136,16 @@ def _train_teacher(settings: Settings, splits: Splits, folder: Path, device: str
 
 
 def rescale_to_full_width_(found: dict[str, Any], full: int) -> None:
-    """Make a measurement relative to the MACs of the full dense network, whatever the model's own width."""
+    """Make a measurement relative to the MACs of the full dense network, whatever the model's own width, and fit for
+    JSON."""
     own = found["macs"]["dense"]
     for key in ("relative", "relative_zero_skip", "gate_saved"):
         found["macs"][key] *= own / full
     if found["stages"]:
         found["stages"]["relative"] = [value * own / full for value in found["stages"]["relative"]]
-        found["curve"] = [{**point, "relative": point["relative"] * own / full} for point in found["curve"]]
+        found["stages"]["cut"] = [finite(value) for value in found["stages"]["cut"]]
+        curve = [{**point, "relative": point["relative"] * own / full} for point in found["curve"]]
+        found["curve"] = finite_cuts(curve)
     found["macs"]["structure_saved"] = 1.0 - (1.0 - found["macs"]["structure_saved"]) * own / full
     found["samples"] = {key: value * own / full for key, value in found["samples"].items()}
     found["macs"]["dense"] = full
