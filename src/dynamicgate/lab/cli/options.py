@@ -15,7 +15,8 @@ from tyro.conf import UseAppendAction, arg
 from dynamicgate.lab.methods import Hyperparameters, Settings
 from dynamicgate.lab.methods.hyperparameters import STAGED
 
-STAGE_OPTIONS = {"stages": STAGED, **dict.fromkeys(("focus", "stage_distill", "first_stage_weight", "decide"), STAGED[:2])}
+TRAINED_TOGETHER = ("focus", "stage_distill", "first_stage_weight", "decide")
+STAGE_OPTIONS = {"stages": STAGED, **dict.fromkeys(TRAINED_TOGETHER, STAGED[:2])}
 """Options that only models in stages heed: a cascade trains its networks one by one, and asks their margins."""
 Options: TypeAlias = tuple[tuple[str, str], ...]
 
