@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import dynamicgate as dg
 from dynamicgate.gating.stages import stages_of
-from dynamicgate.masks import put_mask_
+from dynamicgate.masks import connections, put_mask_
 
 SIZES = (784, 1024, 10)
 OPENED = 0.15
@@ -27,12 +27,19 @@ ROWS = 2000
 
 def with_mask(model: dg.nn.GatedMLP, density: float, generator: torch.Generator) -> dg.nn.GatedMLP:
     """`model` with a random 16x1 mask of this density on its first layer."""
-    layer = model.layers[0]
+    layer = first_layer(model)
     drawn = torch.rand(SIZES[1] // 16, SIZES[0], generator=generator) < density
     put_mask_(layer, drawn.repeat_interleave(16, 0), "16x1")
     with torch.no_grad():
-        layer.weight.mul_(layer.mask / density**0.5)
+        layer.weight.div_(density**0.5)
     return model.eval()
+
+
+def first_layer(model: dg.nn.GatedMLP) -> nn.Linear:
+    """The layer that reads the input."""
+    layer = model.layers[0]
+    assert isinstance(layer, nn.Linear)
+    return layer
 
 
 @torch.no_grad()
@@ -43,10 +50,14 @@ def staged_model(x: Tensor, density: float, generator: torch.Generator) -> tuple
     assert gate is not None
     with dg.usage(model) as used:
         model(x)
-        score_B = used.stages.score[:, 0]
+    assert used.stages is not None
+    score_B = used.stages.score[:, 0]
     gate.cut[0] = score_B.sort().values[int((1 - OPENED) * len(x)) - 1]
     opened = float((score_B > gate.cut[0]).double().mean())
-    macs = [float(model.layers[0].mask[region.rows].sum()) for region in gate.regions(0, model.layers[0].weight.shape)]
+    first = first_layer(model)
+    mask = connections(first)
+    assert mask is not None
+    macs = [float(mask[region.rows].sum()) for region in gate.regions(0, first.weight.shape)]
     outputs = [SIZES[2] * (b - a) for a, b in zip(gate.bounds[0], gate.bounds[0][1:], strict=False)]
     return model, macs[0] + outputs[0] + opened * (macs[1] + outputs[1])
 

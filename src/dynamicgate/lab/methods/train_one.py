@@ -18,7 +18,7 @@ from dynamicgate.files import write_text
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import save
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.cascade import finite, finite_cuts, open_at_random_, train_cascade
+from dynamicgate.lab.methods.cascade import open_at_random_, train_cascade
 from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, Settings, dense_macs, given
 from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.samples import SampleStats
@@ -136,16 +136,13 @@ def _train_teacher(settings: Settings, splits: Splits, folder: Path, device: str
 
 
 def rescale_to_full_width_(found: dict[str, Any], full: int) -> None:
-    """Make a measurement relative to the MACs of the full dense network, whatever the model's own width, and fit for
-    JSON."""
+    """Make a measurement relative to the MACs of the full dense network, whatever the model's own width."""
     own = found["macs"]["dense"]
     for key in ("relative", "relative_zero_skip", "gate_saved"):
         found["macs"][key] *= own / full
     if found["stages"]:
         found["stages"]["relative"] = [value * own / full for value in found["stages"]["relative"]]
-        found["stages"]["cut"] = [finite(value) for value in found["stages"]["cut"]]
-        curve = [{**point, "relative": point["relative"] * own / full} for point in found["curve"]]
-        found["curve"] = finite_cuts(curve)
+        found["curve"] = [{**point, "relative": point["relative"] * own / full} for point in found["curve"]]
     found["macs"]["structure_saved"] = 1.0 - (1.0 - found["macs"]["structure_saved"]) * own / full
     found["samples"] = {key: value * own / full for key, value in found["samples"].items()}
     found["macs"]["dense"] = full
