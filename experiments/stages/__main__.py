@@ -2,6 +2,7 @@
 
 python -m experiments.stages mnist-tuning        # first: two or three stages, by validation rows
 python -m experiments.stages mnist               # stages, no stages and a cascade at every budget, five seeds
+python -m experiments.stages mnist-16x1          # the same with masks of tiles of 16 outputs
 python -m experiments.stages mnist-ablation      # what decides, attention, distillation, weights; validation rows
 python -m experiments.stages mnist-timed         # the models that are timed
 python -m experiments.stages latency mnist       # time them here, with one thread, over the stream of test inputs
@@ -15,18 +16,16 @@ import sys
 from statistics import fmean
 
 from dynamicgate.files import write_text
-from dynamicgate.lab.runner import Experiment, Table
+from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.docs_pages import write_pages
 from dynamicgate.lab.runner.results import read_results
-from experiments import ROOT
 from experiments.command import asked_experiment, exit_code, parser_of, run_asked
+from experiments.stages.experiment import STAGES, choose_tables
 from experiments.stages.latency import time_dataset
 from experiments.stages.page import pages
-from experiments.stages.tables import CHOSEN, TIMED, TRIALS, chosen_stages, tables
+from experiments.stages.tables import CHOSEN, TIMED, TRIALS, chosen_stages
 
 MODULE = "experiments.stages"
-STAGES = Experiment("stages", tuple(tables()), ROOT)
-KINDS = ("tuning", "ablation", "timed")
 
 
 def main() -> None:
@@ -35,8 +34,8 @@ def main() -> None:
     parser.add_argument(
         "names",
         nargs="+",
-        help="datasets or NAME-tuning, NAME-ablation, NAME-timed; all, tuning, ablation, timed (of all), or page; or "
-        "latency, and after it datasets (all)",
+        help="datasets or NAME-tuning, NAME-16x1, NAME-ablation, NAME-timed; all, tuning, 16x1, ablation, timed (of "
+        "all), or page; or latency, and after it datasets (all)",
     )
     args = parser.parse_args()
     experiment = asked_experiment(STAGES, args)
@@ -51,15 +50,6 @@ def main() -> None:
             choose_best(experiment)
     if not args.quick:
         write_pages(experiment.root, pages(experiment))
-
-
-def choose_tables(name: str) -> list[Table]:
-    """The tables of a name: one of them, "all" comparisons, or all of a kind."""
-    if name == "all":
-        return [table for table in STAGES.tables if not table.name.endswith(KINDS)]
-    if name in KINDS:
-        return [table for table in STAGES.tables if table.name.endswith(f"-{name}")]
-    return [STAGES.table(name)]
 
 
 def choose_best(experiment: Experiment) -> None:

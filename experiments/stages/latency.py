@@ -6,6 +6,7 @@ within each piece, so that what disturbs the machine disturbs all. A call at bat
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from dynamicgate.lab.runner import Experiment, Job
 from dynamicgate.lab.runner.prepared import load_splits
 from dynamicgate.lab.runner.results import read_results
 from dynamicgate.nn import GatedMLP
+from experiments.stages.tables import TILES
 
 MODEL = "model.safetensors"
 BATCHES = (1, 256)
@@ -63,7 +65,7 @@ def time_dataset(experiment: Experiment, name: str, *, data_dir: Path | None) ->
         {
             "data": name,
             "model": model,
-            "hash": hashes.get(model, ""),
+            "hash": hashes.get(model) or _hash(name, model),
             **quality.get(model, {}),
             "batches": {str(batch): found[batch][model] for batch in batches},
             "threads": 1,
@@ -80,9 +82,14 @@ def time_dataset(experiment: Experiment, name: str, *, data_dir: Path | None) ->
         print(f"{name}  {row['model']}{times}", flush=True)
 
 
+def _hash(*words: str) -> str:
+    """Tells the dense networks apart: they are not trained, because their weights do not matter for their time."""
+    return hashlib.blake2b(" ".join(words).encode(), digest_size=4).hexdigest()
+
+
 def timed_jobs(experiment: Experiment, name: str) -> list[Job]:
     """The first seed of every model with one network that was trained here."""
-    tables = [table for table in experiment.tables if table.name in (name, f"{name}-timed")]
+    tables = [table for table in experiment.tables if table.name in (name, f"{name}-{TILES}", f"{name}-timed")]
     jobs = experiment.jobs(tables, seeds=1)
     return [job for job in jobs if (job.folder / MODEL).is_file()]
 

@@ -12,24 +12,30 @@ from dynamicgate.lab.runner.statistics import interval, paired
 from experiments.stages.clock import equal_accuracy, fastest_dense
 from experiments.stages.latency import BATCHES, latency_path
 from experiments.stages.summary import Comparison, Key, costs, points, primary, put_at, read_comparisons
-from experiments.stages.tables import ABLATED_AT, ABLATED_ON, TIMED
+from experiments.stages.tables import ABLATED_AT, ABLATED_ON, TILES, TIMED
 
 PAGE = "docs/stages.md"
 
 
 def pages(experiment: Experiment) -> Pages:
     """The page and its tables."""
-    found = read_comparisons(experiment)
+    found, tiles = read_comparisons(experiment), read_comparisons(experiment, TILES)
     if not found:
         return {}
     parts = [
-        overview(found), compared(found), curve(experiment), ablation(experiment), clock(experiment),
-    ]  # fmt: skip
+        overview(found, "masks of single connections"),
+        overview(tiles, "masks of tiles of 16 outputs"),
+        compared(found, "masks of single connections"),
+        compared(tiles, "masks of tiles of 16 outputs"),
+        curve(experiment),
+        ablation(experiment),
+        clock(experiment),
+    ]
     return {PAGE: {"stages": "\n\n".join(part for part in parts if part)}}
 
 
-def overview(found: dict[Key, Comparison]) -> str:
-    """The primary comparison."""
+def overview(found: dict[Key, Comparison], masks: str) -> str:
+    """The primary comparison with one kind of masks."""
     tests = primary(found)
     if not tests:
         return ""
@@ -48,15 +54,17 @@ def overview(found: dict[Key, Comparison]) -> str:
     head = ["dataset", "stages used at", "points gained", "p", "p, Holm"]
     said = f"Better after Holm's correction: {', '.join(better) or 'none'}. Worse: {', '.join(worse) or 'none'}."
     return (
-        "### Stages against the same recipe without them\n\n"
+        f"### Stages against the same recipe without them, {masks}\n\n"
         "Points of accuracy on test rows gained over the recipe without gates at the same mean cost, averaged over "
         "budgets of 0.02, 0.05 and 0.1; 0 at budgets where validation rows say that stages do not pay. Paired over "
         f"five seeds. {said}\n\n" + markdown(head, rows)
     )
 
 
-def compared(found: dict[Key, Comparison]) -> str:
-    """Every budget of every dataset."""
+def compared(found: dict[Key, Comparison], masks: str) -> str:
+    """Every budget of every dataset with one kind of masks."""
+    if not found:
+        return ""
     rows = []
     for (name, budget), one in found.items():
         test, cascade, random = paired(points(one.staged), points(one.single)), one.against_cascade, one.against_random
@@ -81,7 +89,7 @@ def compared(found: dict[Key, Comparison]) -> str:
         "cost, largest error", "cost and error",
     ]  # fmt: skip
     return (
-        "### Every budget\n\n"
+        f"### Every budget, {masks}\n\n"
         "Accuracy on test rows in points, mean over five seeds with its 95 % interval. `cascade`: independent networks "
         "of the same costs. `random`: the same stops dealt to rows at random. `opened`: the fraction of rows that "
         "opened each stage. `cost`: mean executed MACs on test rows relative to dense, everything counted, and the "

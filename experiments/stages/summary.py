@@ -12,7 +12,7 @@ from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.results import read_results
 from dynamicgate.lab.runner.statistics import Paired, holm, paired
 from experiments.frontier.datasets import DATASETS
-from experiments.stages.tables import BUDGETS, CASCADE, MORE_BUDGETS, SINGLE, STAGED
+from experiments.stages.tables import BUDGETS, CASCADE, SINGLE, STAGED, budgets_of, model_name
 
 Key = tuple[str, float]
 """Dataset and budget."""
@@ -67,14 +67,15 @@ def costs(runs: Sequence[Run]) -> list[float]:
     return [run["macs"]["relative"] for run in runs]
 
 
-def read_comparisons(experiment: Experiment) -> dict[Key, Comparison]:
-    """All budgets of all datasets of which every seed of every model is there."""
+def read_comparisons(experiment: Experiment, pattern: str = "") -> dict[Key, Comparison]:
+    """All budgets of all datasets of which every seed of every model with masks of this pattern is there."""
     found: dict[Key, Comparison] = {}
     for name in DATASETS:
-        table = experiment.table(name)
+        table = experiment.table(f"{name}-{pattern}" if pattern else name)
         runs, _ = read_results(experiment.results, experiment.jobs([table]))
-        for budget in sorted((*BUDGETS, *MORE_BUDGETS.get(name, ()))):
-            kinds = [runs.get((name, f"{kind} {budget:g}"), []) for kind in (SINGLE, STAGED, CASCADE)]
+        for budget in sorted(budgets_of(name, pattern)):
+            asked = [model_name(kind, budget, pattern) for kind in (SINGLE, STAGED, CASCADE)]
+            kinds = [runs.get((table.name, model), []) for model in asked]
             if all(len(kind) == len(table.seeds) for kind in kinds) and not any(
                 "unreachable" in run for kind in kinds for run in kind
             ):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -285,7 +284,7 @@ class Run:
             class_weights=self.class_weights,
         )
         if self.staged:
-            found["stages"] = {**stage_settings(self.model), **asdict(self.stage_loss)}
+            found["stages"] = {**stage_settings(self.model), **self.stage_loss.settings}
         return found if self.teacher is None else {**found, "teacher": self.teacher.fingerprint()}
 
     def save_checkpoint(self) -> None:

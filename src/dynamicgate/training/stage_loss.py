@@ -11,8 +11,8 @@ In your own loop::
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -52,6 +52,11 @@ class StageLoss:
                 raise ValueError(f"{name} is a fraction: expected 0 to 1, received {getattr(self, name)}")
         if self.outputs not in ("classes", "values"):
             raise ValueError(f"outputs must be classes or values, received {self.outputs!r}")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a run that continues this one must share, as JSON gives it back."""
+        return {**asdict(self), "weights": None if self.weights is None else list(self.weights)}
 
     def __call__(self, used: Usage, row_loss: RowLoss) -> Tensor:
         """The loss over the rows of a batch; `row_loss` gives that of each row from outputs."""
