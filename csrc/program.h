@@ -6,6 +6,7 @@
 namespace dynamicgate {
 
 constexpr int32_t kMagic = 0x44470002;  // "DG", format 2
+constexpr int32_t kStagedMagic = 0x44475301;  // "DGS", format 1: a program in which rows stop after a stage
 constexpr int kPanel = 16;              // outputs side by side in memory: one cache line of floats
 
 enum Layout : int32_t { kPanels = 0, kRows = 1, kVectors = 2, kCsr = 3, kColumns = 4 };
@@ -38,12 +39,28 @@ struct Layer {
   float inverse_soft_width;  // min(1, (logit - cut) * inverse_soft_width)
 };
 
-struct Program {
-  int32_t magic, layers, inputs, outputs, weights, words, reserved[2];  // weights: in units of 16 floats
-  const Layer* layer() const { return reinterpret_cast<const Layer*>(this + 1); }
+// How a row is scored after a stage; the next stage opens above the cut. The order of DECIDE in ops/chain/stages.py.
+enum Decide : int32_t { kMargin = 0, kEntropy = 1, kHead = 2 };
+
+// What one stage adds to one layer. The units of a layer lie side by side in a row, stage after stage, each stage padded to
+// whole panels with units that are always zero.
+struct Part {
+  Linear linear;
+  int32_t from;  // where the features it reads start, in the row before it
+  int32_t to;    // where its units start, in the row of its layer
 };
 
-static_assert(sizeof(Linear) == 36 && sizeof(Layer) == 140 && sizeof(Program) == 32, "must match packing.py");
+struct Program {
+  int32_t magic, layers, inputs, outputs, weights, words;  // weights: in units of 16 floats
+  int32_t stages, decide;                                  // 0 in a plain chain
+  const Layer* layer() const { return reinterpret_cast<const Layer*>(this + 1); }
+  // In a staged program, for each stage its part of every layer and then the head that scores it, if heads decide.
+  const Part* parts(int stage) const { return reinterpret_cast<const Part*>(this + 1) + stage * (layers + 1); }
+  const float* cut() const { return reinterpret_cast<const float*>(parts(stages)); }  // one for each stage; the last is unused
+};
+
+static_assert(sizeof(Linear) == 36 && sizeof(Layer) == 140 && sizeof(Program) == 32 && sizeof(Part) == 44,
+              "must match packing.py");
 
 // Runs `task` for 0..tasks-1, in any order and possibly on several threads.
 struct Pool {

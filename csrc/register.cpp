@@ -116,12 +116,16 @@ void run_chain(Value* stack, uint64_t, uint64_t) {
 }  // namespace
 
 bool fits(const Program* program, int64_t words, int64_t floats) {
-  return words >= static_cast<int64_t>(sizeof(Program) / 4) && program->magic == kMagic && program->words == words &&
-         floats == program->weights * int64_t{kPanel};
+  constexpr int64_t kHead = sizeof(Program) / 4, kPart = sizeof(Part) / 4;
+  if (words < kHead || program->words != words || floats != program->weights * int64_t{kPanel}) return false;
+  if (program->magic == kMagic) return !program->stages;
+  const int64_t stages = program->stages, layers = program->layers;
+  return program->magic == kStagedMagic && stages > 1 && layers > 1 && program->decide >= kMargin &&
+         program->decide <= kHead && words >= kHead + stages * ((layers + 1) * kPart + 1);
 }
 
 int64_t given_blocks(const Program& program) {
-  for (int l = 0; l < program.layers; ++l) {
+  for (int l = 0; l < program.layers && !program.stages; ++l) {
     const Layer& layer = program.layer()[l];
     if (layer.blocks && !layer.gate_stages) return layer.blocks;
   }

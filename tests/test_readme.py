@@ -15,7 +15,8 @@ from tests.places import ROOT
 
 README, API = ROOT / "README.md", ROOT / "docs" / "api.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMPLETE = ("index", "quickstart", "gates", "budget", "measurement")  # pages whose Python blocks run one after another
+# pages whose Python blocks run one after another
+COMPLETE = ("index", "quickstart", "gates", "budget", "stages", "measurement")
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")

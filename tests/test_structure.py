@@ -50,6 +50,14 @@ def test_the_public_api_is_small_documented_and_in_one_place() -> None:
     assert set(dynamicgate.__all__) <= set(dir(dynamicgate))
 
 
+def test_modules_that_are_no_longer_top_level_names_are_still_attributes() -> None:
+    assert "calibrate_" in dynamicgate.__all__
+    assert "schedule" not in dynamicgate.__all__
+    assert "schedule" in dir(dynamicgate)
+    assert dynamicgate.schedule.linear(1.0, 0.5)(0.5) == 0.75
+    assert dynamicgate.training.StageLoss.__doc__
+
+
 def test_every_package_says_what_it_holds() -> None:
     for path in SOURCES:
         if path.name == "__init__.py":

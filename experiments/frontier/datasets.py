@@ -15,7 +15,7 @@ from typing import Any
 
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.runner import Change, Table
-from dynamicgate.presets import DISTRIBUTION, spending
+from dynamicgate.presets.sparsify import DISTRIBUTION, spending
 from experiments.frontier.train import train
 from experiments.paper.cifar10 import MIRRORED
 from experiments.paper.published import IN_MEMORY

@@ -25,9 +25,9 @@ def train(job: Job, splits: Splits) -> dict[str, Any]:
     torch.set_float32_matmul_precision("high")
     try:
         settings = settings_of(job, splits)
-        model, budget, _ = MODELS[settings.model](settings, splits)
+        model, budget, sparsifier, _ = MODELS[settings.model](settings, splits)
         if isinstance(budget, dg.Budget):
-            budget.bind(MacCounter.for_mlp(model))
+            budget.bind(MacCounter.for_mlp(model), sparsifier)
     except ValueError as error:
         return {"model": job.model, "seed": job.seed, "unreachable": str(error)}
     run = run_one(settings, splits, job.folder, device=job.device, show=False)

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 from dynamicgate._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from dynamicgate import nn, schedule, sparsity
+    from dynamicgate import nn, sparsity
+    from dynamicgate import schedule as schedule
     from dynamicgate.accounting import count_macs, measure
-    from dynamicgate.budget import Budget
+    from dynamicgate.budget import Budget, calibrate_
     from dynamicgate.gating import GateConfig, Site, find_sites, gate_, named_gates, ungate_, usage, where
     from dynamicgate.inference import compile
     from dynamicgate.io import load, save
@@ -32,6 +33,7 @@ __all__ = [
     "GateConfig",
     "RigL",
     "Site",
+    "calibrate_",
     "compile",
     "count_macs",
     "find_sites",
@@ -42,7 +44,6 @@ __all__ = [
     "named_gates",
     "nn",
     "save",
-    "schedule",
     "sparsify_",
     "sparsity",
     "ungate_",
@@ -52,7 +53,7 @@ __all__ = [
 
 _HOME = {
     "accounting": ("count_macs", "measure"),
-    "budget": ("Budget",),
+    "budget": ("Budget", "calibrate_"),
     "gating": ("GateConfig", "Site", "find_sites", "gate_", "named_gates", "ungate_", "usage"),
     "gating.where": ("where",),
     "inference": ("compile",),

@@ -97,6 +97,21 @@ def gather_named(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{r}.{name}": value for r, part in enumerate(every) for name, value in part.items()}
 
 
+def gather_rows(rows: Tensor) -> Tensor:
+    """The rows of all processes, in the order of their numbers, on every process; they may have different numbers of
+    them."""
+    if world_size() == 1:
+        return rows
+    counts = [torch.zeros(1, dtype=torch.long, device=rows.device) for _ in range(world_size())]
+    dist.all_gather(counts, torch.tensor([len(rows)], device=rows.device))
+    longest = max(int(count) for count in counts)
+    padded = rows.new_zeros(longest, *rows.shape[1:])
+    padded[: len(rows)] = rows
+    parts = [torch.empty_like(padded) for _ in counts]
+    dist.all_gather(parts, padded)
+    return torch.cat([part[: int(count)] for part, count in zip(parts, counts, strict=True)])
+
+
 class RowMeans:
     """Means over rows that are spread over processes. Their gradients, averaged over the processes as DDP does, are
     those of one process on the joined batch."""

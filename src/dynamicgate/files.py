@@ -116,7 +116,10 @@ def environment(command: str) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of this source tree, marked if its code has uncommitted changes; None for an installed package."""
+    """The commit of this source tree, marked if its code has uncommitted changes; None for an installed package. A copy
+    of a tree without its history says with DYNAMICGATE_COMMIT which commit it is."""
+    if said := os.environ.get("DYNAMICGATE_COMMIT"):
+        return said[:12]
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return None

@@ -11,6 +11,8 @@ from experiments.frontier import page as frontier
 from experiments.frontier.experiment import FRONTIER
 from experiments.paper import page as paper
 from experiments.paper.experiment import PAPER
+from experiments.stages import page as stages
+from experiments.stages.experiment import STAGES
 
 from dynamicgate.lab.runner.docs_pages import Pages, rendered
 from experiments import sparse_mnist
@@ -19,6 +21,7 @@ from tests.places import ROOT
 MAKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "paper": (lambda: paper.pages(PAPER), 1),
     "frontier": (lambda: frontier.pages(FRONTIER), 1 + 7 + 2 * 7 + 1),  # page, figures of cost and latency, README
+    "stages": (lambda: stages.pages(STAGES), 1),
     "sparse-mnist": (lambda: sparse_mnist.pages(sparse_mnist.SPARSE_MNIST), 1),
     "benchmarks": (benchmarks.pages, 4),
 }

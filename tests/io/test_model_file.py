@@ -276,8 +276,8 @@ def test_a_safetensors_file_of_another_program_is_refused(tmp_path: Path) -> Non
 
 def test_a_newer_format_asks_for_an_upgrade(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    save_file(sequential().state_dict(), path, {"dynamicgate": json.dumps({"format": 2, "kind": "model"})})
-    with pytest.raises(ValueError, match=f"{path} has format 2, this version reads up to 1: upgrade dynamicgate"):
+    save_file(sequential().state_dict(), path, {"dynamicgate": json.dumps({"format": 3, "kind": "model"})})
+    with pytest.raises(ValueError, match=f"{path} has format 3, this version reads up to 2: upgrade dynamicgate"):
         load(path)
 
 

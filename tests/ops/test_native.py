@@ -8,14 +8,18 @@ import shutil
 import struct
 import subprocess
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
+from torch import Tensor
 
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.ops import chain
 from dynamicgate.ops.chain.layers import LAYOUTS
+from dynamicgate.ops.chain.stages import DECIDE
 from tests.ops.chains import Sketch, build, expect, inputs_for
+from tests.ops.staged_chains import build_staged, expect_staged, rows_for
 from tests.places import ROOT
 
 FLAGS = ["-std=c++17", "-ffp-contract=fast", "-Wall", "-Wextra", "-Werror", "-pthread"]
@@ -47,7 +51,7 @@ def _call(command: list[str]) -> str:
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with two hundred random chains and their results."""
+    """A file with two hundred random chains, fifty in stages, and their results."""
     path = tmp_path_factory.mktemp("cases") / "cases.bin"
     pick = random.Random(0)
     with path.open("wb") as file:
@@ -70,12 +74,26 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
             expected, clear = expect(x, layers, factor)
             x, expected = x[clear], expected[clear].float()
             factors = torch.empty(0) if factor is None else factor[clear]
-            weights, program, outputs = chain.pack(layers)
-            sizes = (*x.shape, outputs, program.numel(), weights.numel(), factors.numel())
-            file.write(struct.pack("6q", *sizes))
-            for part in (program, weights, x, factors, expected):
-                file.write(part.contiguous().numpy().tobytes())
+            _write_case(file, chain.pack(layers), x, factors, expected)
+        for seed in range(50):
+            counts = [16, 1, 5, 33, 64]
+            stages, layers_of = pick.randint(2, 4), pick.randint(1, 3)
+            staged = build_staged(
+                [[pick.choice(counts[k == 0 :]) for k in range(stages)] for _ in range(layers_of)],
+                layout=[pick.choice(LAYOUTS) for _ in range(12)], activation=pick.choice(tuple(ACTIVATIONS)),
+                decide=pick.choice(DECIDE), skip_zeros=seed % 2 == 0, seed=seed,
+            )  # fmt: skip
+            x = rows_for(staged, pick.choice([1, 2, 9, 33, 300]), zeros=pick.choice([0.1, 0.7]))
+            expected, _, clear = expect_staged(x, staged)
+            _write_case(file, chain.pack_staged(staged), x[clear], torch.empty(0), expected[clear].float())
     return path
+
+
+def _write_case(file: BinaryIO, packed: chain.Packed, x: Tensor, factors: Tensor, expected: Tensor) -> None:
+    weights, program, outputs = packed
+    file.write(struct.pack("6q", *x.shape, outputs, program.numel(), weights.numel(), factors.numel()))
+    for part in (program, weights, x, factors, expected):
+        file.write(part.contiguous().numpy().tobytes())
 
 
 @pytest.mark.slow
@@ -85,7 +103,7 @@ def test_kernels_are_clean_under_address_and_undefined_sanitizers(compiler: str,
         pytest.skip(f"no {compiler} on this machine")
     flags = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
     driver = build_driver(tmp_path, compiler, machine_levels(), *flags)
-    assert _call([str(driver), str(cases)]) == "200 cases on 1 levels\n" or machine_levels() == X86_LEVELS
+    assert _call([str(driver), str(cases)]) == "250 cases on 1 levels\n" or machine_levels() == X86_LEVELS
 
 
 @pytest.mark.slow
@@ -94,7 +112,7 @@ def test_kernels_match_the_reference_from_both_compilers(compiler: str, cases: P
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler} on this machine")
     driver = str(build_driver(tmp_path, compiler, machine_levels(), "-O3"))
-    assert _call([driver, str(cases)]).startswith("200 cases")
+    assert _call([driver, str(cases)]).startswith("250 cases")
     _call([driver, "pool"])  # threads that arrive late, as next to busy processes, make the pool pause
 
 
@@ -123,4 +141,4 @@ def test_the_cpu_level_is_the_best_of_the_processor(processor: str, levels: str,
     if processor in ("Haswell", "max") and found == "sse2 sse2":
         pytest.skip("this qemu does not emulate AVX2 (7.2 and later do)")
     assert found == levels
-    assert _call([*emulator, str(cases)]).startswith("200 cases")
+    assert _call([*emulator, str(cases)]).startswith("250 cases")

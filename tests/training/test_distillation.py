@@ -9,7 +9,7 @@ import torch
 
 import dynamicgate as dg
 from dynamicgate import fit, measure
-from dynamicgate.training.distillation import Teacher
+from dynamicgate.training.distillation import Teacher, divergence
 from tests.training.easy import blobs, dense
 
 
@@ -34,12 +34,12 @@ def test_the_loss_is_the_divergence_of_softened_outputs() -> None:
     teacher = torch.nn.Linear(5, 4).double()
     found = Teacher(teacher, 0.5, torch.device("cpu"))
     x, scores = torch.randn(7, 5, dtype=torch.float64), torch.randn(7, 4, dtype=torch.float64, requires_grad=True)
-    divergence = found.divergence(scores, x)
+    distance = divergence(scores, found.scores(x))
     p, q = (teacher(x).float() / 2).softmax(-1), (scores / 2).softmax(-1)
-    torch.testing.assert_close(divergence, 4 * (p * (p.log() - q.log())).sum(-1), rtol=1e-5, atol=1e-6)
-    (gradient,) = torch.autograd.grad(divergence.sum(), scores)
+    torch.testing.assert_close(distance, 4 * (p * (p.log() - q.log())).sum(-1), rtol=1e-5, atol=1e-6)
+    (gradient,) = torch.autograd.grad(distance.sum(), scores)
     torch.testing.assert_close(gradient, 2 * (q - p), rtol=1e-5, atol=1e-6)
-    assert bool((found.divergence(teacher(x), x).abs() < 1e-5).all())
+    assert bool((divergence(teacher(x), found.scores(x)).abs() < 1e-5).all())
 
 
 def test_a_teacher_stays_in_evaluation_mode_and_keeps_its_weights() -> None:

@@ -14,7 +14,7 @@ from tests.training.easy import blobs, dense, gated
 
 KEYS = {
     "step", "epoch", "progress", "loss", "penalty", "lr", "relative", "reference", "target", "lambda", "sites",
-    "valid", "sparsity", "masks",
+    "valid", "stages", "sparsity", "masks",
 }  # fmt: skip
 
 

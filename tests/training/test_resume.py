@@ -252,7 +252,7 @@ def test_a_truncated_checkpoint_is_an_error_with_its_name(keep: int, stopped: Pa
 def test_a_checkpoint_of_a_newer_version_is_refused(stopped: Path) -> None:
     path = stopped / "last.safetensors"
     save_file(load_file(path), path, {"dynamicgate": json.dumps({"format": 99, "kind": "checkpoint"})})
-    with pytest.raises(ValueError, match="has format 99, this version reads up to 1: upgrade dynamicgate"):
+    with pytest.raises(ValueError, match="has format 99, this version reads up to 2: upgrade dynamicgate"):
         fit(gated(), blobs(), budget=Budget(target=0.6), **options(stopped))
 
 

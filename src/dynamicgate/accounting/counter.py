@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.gating.gate import Decision, Gate
-from dynamicgate.gating.recording import named_gates
+from dynamicgate.accounting.sides import Side, StageSides
+from dynamicgate.gating.gate import Gate
+from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.gating.sites import Site
+from dynamicgate.gating.stages import STAGES, stages_of
 from dynamicgate.masks import connections, present
 from dynamicgate.modules import unwrap
 
@@ -31,10 +33,10 @@ class LayerMacs:
     linear: nn.Linear
     rows: float
     """Rows this layer processes for one sample: 1 in an MLP, the number of tokens in a sequence model."""
-    in_site: str | None
-    in_gate: Gate | None
-    out_site: str | None
-    out_gate: Gate | None
+    read: Side
+    """The units it reads."""
+    written: Side
+    """The units it writes."""
     _block_counts: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -57,30 +59,21 @@ class LayerMacs:
         """MACs of each row under `decisions` (site name -> [rows, blocks]); a scalar where no gate acts."""
         mask = connections(self.linear)
         if mask is None:
-            inputs = _open_units(self.in_gate, self.in_site, decisions, self.linear.in_features)
-            outputs = _open_units(self.out_gate, self.out_site, decisions, self.linear.out_features)
-            return inputs * outputs
-        counts_OI = self._connections_between_blocks(mask)
-        g_in = decisions[self.in_site] if self.in_site is not None else counts_OI.new_ones(1)
-        g_out = decisions[self.out_site] if self.out_site is not None else counts_OI.new_ones(1)
+            return self.read.open_units(decisions) * self.written.open_units(decisions)
+        counts_OI = self.between_groups(mask)
+        g_in, g_out = self.read.open(decisions), self.written.open(decisions)
+        g_in = counts_OI.new_ones(1) if g_in is None else g_in
+        g_out = counts_OI.new_ones(1) if g_out is None else g_out
         return ((g_out @ counts_OI) * g_in).sum(-1)
 
-    def _connections_between_blocks(self, mask: Tensor) -> Tensor:
-        """Counted again only when the mask has changed: every training step needs it, and masks change rarely."""
+    def between_groups(self, mask: Tensor) -> Tensor:
+        """The connections between each group of outputs and each group of inputs. Counted again only when the mask has
+        changed: every training step needs it, and masks change rarely."""
         cached = self._block_counts
         if cached.get("mask") is not mask or cached["version"] != mask._version:
-            cached.update(mask=mask, version=mask._version, counts=self._count_blocks(mask))
+            counts = self.read.sum_groups(self.written.sum_groups(mask.float(), dim=0), dim=1)
+            cached.update(mask=mask, version=mask._version, counts=counts)
         return cached["counts"]
-
-    def _count_blocks(self, mask: Tensor) -> Tensor:
-        counts = mask.float()
-        if self.out_gate is None:
-            counts = counts.sum(0, keepdim=True)
-        else:
-            counts = _sum_blocks(counts, self.out_gate.config.block, dim=0)
-        if self.in_gate is None:
-            return counts.sum(1, keepdim=True)
-        return _sum_blocks(counts, self.in_gate.config.block, dim=1)
 
 
 class MacCounter:
@@ -103,20 +96,20 @@ class MacCounter:
         self.rows, self.other = dict(rows), other
         writers = [name for name in self.gates if self.saves_producers(name) and not readers_only]
         written_by = {producer: name for name in writers for producer in self.sites[name].producers}
-        inside_gates = {id(m) for gate in self.gates.values() for m in gate.modules()}
-        self.layers = [
-            LayerMacs(
-                name=name,
-                linear=m,
-                rows=rows[name],
-                in_site=name if name in self.gates else None,
-                in_gate=self.gates.get(name),
-                out_site=written_by.get(name),
-                out_gate=self.gates[written_by[name]] if name in written_by else None,
-            )
-            for name, m in base.named_modules()
-            if isinstance(m, nn.Linear) and id(m) not in inside_gates and name in rows
-        ]
+        self.stages = stages_of(base)
+        gate_modules = [*self.gates.values(), *([self.stages] if self.stages is not None else [])]
+        inside_gates = {id(m) for gate in gate_modules for m in gate.modules()}
+        sides = StageSides(base, self.stages)
+        self.layers = []
+        for name, m in base.named_modules():
+            if isinstance(m, nn.Linear) and id(m) not in inside_gates and name in rows:
+                site = name if name in self.gates else None
+                read = sides.side(name, m.in_features, site, self.gates.get(name), read=True)
+                out_site = written_by.get(name)
+                out_gate = None if out_site is None else self.gates[out_site]
+                written = sides.side(name, m.out_features, out_site, out_gate, read=False)
+                self.layers.append(LayerMacs(name=name, linear=m, rows=rows[name], read=read, written=written))
+        self.stage_rows = rows[sides.names[-1]] if self.stages is not None else 1.0
         self._gate_rows = {name: rows[site.source] for name, site in self.sites.items()}
         nets = [m for gate in self.gates.values() for m in gate.net.modules() if isinstance(m, nn.Linear)]
         self._linears = [*nets, *(layer.linear for layer in self.layers)]
@@ -174,7 +167,19 @@ class MacCounter:
         for layer in self.layers:
             macs = layer.executed(decisions)
             total = total + macs.sum() / max(1, macs.numel()) * layer.rows  # no rows (an empty slice of a rank) cost 0
-        return total + self.gate + self.other
+        return total + self._deciding(decisions) + self.gate + self.other
+
+    def _deciding(self, decisions: Mapping[str, Tensor]) -> Tensor | float:
+        """Mean MACs per sample of the heads that decide on stages: each runs where its stage is open."""
+        each = self.deciding(decisions)
+        return 0.0 if each is None else each.sum() / max(1, each.numel()) * self.stage_rows
+
+    def deciding(self, decisions: Mapping[str, Tensor]) -> Tensor | None:
+        """The same for each row; None without such heads."""
+        if self.stages is None or not any(self.stages.head_macs):
+            return None
+        open_BK = decisions[STAGES]
+        return open_BK @ torch.tensor(self.stages.head_macs, dtype=open_BK.dtype, device=open_BK.device)
 
     def relative(self, decisions: Mapping[str, Tensor]) -> Tensor:
         """`executed` as a fraction of `dense`: the headline number."""
@@ -185,6 +190,9 @@ class MacCounter:
         rates = {
             name: torch.full((1, gate.blocks), open_rate, device=gate.tau.device) for name, gate in self.gates.items()
         }
+        if self.stages is not None:  # the first stage is open for every row
+            rates[STAGES] = torch.full((1, self.stages.count), open_rate, device=self.stages.cut.device)
+            rates[STAGES][:, 0] = 1.0
         return float(self.relative(rates))
 
 
@@ -193,25 +201,12 @@ def saves_producers(gate: Gate, site: Site) -> bool:
     return gate.config.kind == "static" or site.source != site.consumer or site.is_input
 
 
-def deployed(gates: Mapping[str, Gate], used: Mapping[str, Decision]) -> dict[str, Tensor]:
-    """The decisions that count: hard gates as they are, a gate that is evaluated softly as open throughout."""
-    return {
+def deployed(gates: Mapping[str, Gate], used: Usage) -> dict[str, Tensor]:
+    """The decisions that count: hard gates as they are, a gate that is evaluated softly as open throughout, and the
+    stages that opened."""
+    found = {
         name: torch.ones_like(used[name].open) if gate.config.evaluate == "soft" else used[name].open
         for name, gate in gates.items()
     }
-
-
-def _open_units(gate: Gate | None, site: str | None, decisions: Mapping[str, Tensor], units: int) -> Tensor:
-    if gate is None or site is None:
-        return torch.tensor(float(units))
-    g_BG = decisions[site]
-    if gate.site.width % gate.config.block == 0:
-        return g_BG.sum(-1) * gate.config.block
-    return g_BG @ gate.block_sizes.to(g_BG)
-
-
-def _sum_blocks(counts: Tensor, block: int, dim: int) -> Tensor:
-    index = torch.arange(counts.shape[dim], device=counts.device) // block
-    shape = list(counts.shape)
-    shape[dim] = int(index[-1]) + 1
-    return counts.new_zeros(shape).index_add_(dim, index, counts)
+    stages = used.stages
+    return found if stages is None else {**found, STAGES: stages.open}

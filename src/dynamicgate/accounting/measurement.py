@@ -7,6 +7,7 @@ saved is split: first the connections that do not exist, then, of those that do,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,10 +18,11 @@ from torch import Tensor, nn
 from dynamicgate.accounting.counter import LayerMacs, MacCounter, deployed
 from dynamicgate.accounting.metrics import confusion_counts, quality_of
 from dynamicgate.accounting.proxies import Openness, product_of_means, proxies, where_products_mislead
+from dynamicgate.accounting.stage_tally import StageTally
 from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.data.contract import Inputs, call, iterate, move, take_samples
-from dynamicgate.gating.gate import Decision, Gate
-from dynamicgate.gating.recording import named_gates, usage
+from dynamicgate.gating.gate import Gate
+from dynamicgate.gating.recording import Usage, named_gates, usage
 from dynamicgate.masks import connections, present
 from dynamicgate.modules import evaluating, unwrap
 from dynamicgate.nn.normalize import Normalize
@@ -40,10 +42,19 @@ class Measurement:
     count: int
     notes: list[str] = field(default_factory=list)
     """Sentences on layers whose cost a product of mean rates would misstate."""
+    stages: dict[str, Any] | None = None
+    """For a model with stages, with one entry a stage: `open`, the fraction of rows that opened it; `relative`, what a
+    row costs that stops after it; `accuracy`, if all rows stopped after it. `random` is the accuracy if the same stops
+    were dealt to rows at random, `cost_error` the correlation of a row's cost with being wrong, `cut` where it is."""
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    """The accuracy-cost curve of a model with stages, one point for each place of the cut; `calibrate_` goes there."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, lists and strings."""
-        return asdict(self)
+        """Plain numbers, lists and strings. A cut below all scores is None: JSON has no -inf."""
+        found = asdict(self)
+        for point in ([] if self.stages is None else [found["stages"]]) + found["curve"]:
+            point["cut"] = _finite(point["cut"])
+        return found
 
     @property
     def relative(self) -> float:
@@ -71,6 +82,7 @@ class Measurement:
             "",
             f"{'layer':<22}{'open':>8}{'density':>9}{'MACs':>14}",
             *(f"{x['name']:<22}{x['open']:>8.3f}{x['density']:>9.3f}{x['macs']:>14,.0f}" for x in self.layers),
+            *_stage_lines(self.stages),
             *(["", *self.notes] if self.notes else []),
         ]
         return "\n".join(lines)
@@ -100,9 +112,7 @@ def measure(
     return tally.result(sum(p.numel() for p in model.parameters()))
 
 
-def _observe(
-    model: nn.Module, counter: MacCounter, inputs: Inputs
-) -> tuple[Tensor, dict[str, Decision], dict[str, Tensor]]:
+def _observe(model: nn.Module, counter: MacCounter, inputs: Inputs) -> tuple[Tensor, Usage, dict[str, Tensor]]:
     """One forward pass: the outputs, the decisions of all gates, and the non-zero inputs of each layer."""
     nonzero: dict[str, Tensor] = {}
     normalized: list[tuple[Tensor, Tensor]] = []
@@ -124,14 +134,14 @@ def _observe(
         normalized.append((args[0], out))
 
     handles = [
-        layer.linear.register_forward_pre_hook(record_nonzero(layer.name, layer.in_gate), prepend=True)
+        layer.linear.register_forward_pre_hook(record_nonzero(layer.name, layer.read.gate), prepend=True)
         for layer in counter.layers
     ]
     handles += [m.register_forward_hook(remember) for m in unwrap(model).modules() if isinstance(m, Normalize)]
     try:
         with usage(model) as used:
             out = call(model, inputs)
-        return out, dict(used), nonzero
+        return out, used, nonzero
     finally:
         for handle in handles:
             handle.remove()
@@ -146,9 +156,11 @@ class _Tally:
         self.samples: dict[MacCounter, int] = {}
         self.per_sample: list[Tensor] = []
         self.relative: list[Tensor] = []
-        self.zero_skip = 0.0
+        self.zero_skip = self.deciding = 0.0
         self.layer_macs: dict[str, float] = {}
+        self.open_units: dict[str, float] = {}
         self.openness = {name: Openness(name, gate) for name, gate in named_gates(model).items()}
+        self.stages = StageTally()
         self.confusion: Tensor | None = None
 
     def counter_for(self, inputs: Inputs) -> MacCounter:
@@ -162,7 +174,7 @@ class _Tally:
         self,
         counter: MacCounter,
         out: Tensor,
-        used: dict[str, Decision],
+        used: Usage,
         nonzero: dict[str, Tensor],
         y: Tensor | None,
     ) -> None:
@@ -175,13 +187,22 @@ class _Tally:
             macs = macs.reshape(samples, -1).sum(1) if macs.ndim else (macs * layer.rows).expand(samples)
             self.layer_macs[layer.name] = self.layer_macs.get(layer.name, 0.0) + float(macs.sum())
             total = total + macs
+            if layer.written.closes:
+                units = float(layer.written.open_units(g).sum(dtype=torch.float64))
+                self.open_units[layer.name] = self.open_units.get(layer.name, 0.0) + units
             skipping = skipping + _zero_skipping(layer, g, nonzero[layer.name])
             for name, gate in counter.gates.items():
                 if counter.sites[name].source == layer.name:
                     live = nonzero[layer.name]
-                    if layer.in_gate is not None and layer.in_gate is not gate:  # it reads h^(l-1) as gated
-                        live = live * layer.in_gate.per_unit(g[layer.name])
+                    if layer.read.gate is not gate and (open_BI := layer.read.per_unit(g)) is not None:
+                        live = live * open_BI  # it reads h^(l-1) as gated
                     skipping = skipping + _gate_zero_skipping(gate, live)
+        if (deciding := counter.deciding(g)) is not None:
+            macs = deciding.double().to(out.device).reshape(samples, -1).sum(1)
+            total, skipping = total + macs, skipping + macs.sum()
+            self.deciding += float(macs.sum())
+        if used.stages is not None:
+            self.stages.add(counter, used.stages, g, y)
         self.samples[counter] = self.samples.get(counter, 0) + samples
         self.per_sample.append(total.cpu())
         self.relative.append(total.cpu() / counter.dense)
@@ -209,13 +230,14 @@ class _Tally:
         count, dense = len(per_sample), counter.dense
         layers = [self._layer_row(layer, count) for layer in counter.layers]
         existing, executed = (sum(row[key] for row in layers) for key in ("present", "macs"))
+        stages, curve = self.stages.result(dense, torch.empty(0) if counter.stages is None else counter.stages.cut)
         p5, p50, p95 = torch.quantile(relative, torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
         return Measurement(
             quality={} if self.confusion is None else quality_of(self.confusion),
             macs={
                 "dense": dense,
                 "executed": float(per_sample.mean()),
-                "gate": counter.gate,
+                "gate": counter.gate + self.deciding / count,
                 "relative": float((per_sample / dense).mean()),
                 "relative_zero_skip": self.zero_skip / count / dense,
                 "structure_saved": 1.0 - (existing + counter.other) / dense,
@@ -228,12 +250,19 @@ class _Tally:
             gates=[openness.to_dict() for openness in self.openness.values()],
             count=count,
             notes=where_products_mislead(counter, self.openness, {row["name"]: row["macs"] for row in layers}),
+            stages=stages,
+            curve=curve,
         )
+
+    def _open_rate(self, layer: LayerMacs) -> float:
+        """The mean open rate of the units a layer writes."""
+        sums = self.open_units.get(layer.name)
+        return 1.0 if sums is None else sums / sum(self.samples.values()) / layer.rows / layer.written.units
 
     def _layer_row(self, layer: LayerMacs, count: int) -> dict[str, Any]:
         return {
             "name": layer.name,
-            "open": self.openness[layer.out_site].open if layer.out_site is not None else 1.0,
+            "open": self._open_rate(layer),
             "density": layer.density,
             "macs": self.layer_macs[layer.name] / count,
             "present": layer.present * layer.rows,
@@ -241,15 +270,36 @@ class _Tally:
         }
 
 
+def _finite(cut: Any) -> Any:
+    if isinstance(cut, list):
+        return [_finite(each) for each in cut]
+    return cut if math.isfinite(cut) else None
+
+
+def _stage_lines(stages: dict[str, Any] | None) -> list[str]:
+    if stages is None:
+        return []
+    accuracy = stages.get("accuracy", [None] * len(stages["open"]))
+    rows = zip(stages["open"], stages["relative"], accuracy, strict=True)
+    return [
+        "",
+        f"{'stage':<22}{'opened':>8}{'stop at':>9}{'accuracy':>10}",
+        *(
+            f"{k:<22}{opened:>8.3f}{macs:>9.4f}{'' if hits is None else f'{hits:.4f}':>10}"
+            for k, (opened, macs, hits) in enumerate(rows, start=1)
+        ),
+    ]
+
+
 def _zero_skipping(layer: LayerMacs, g: dict[str, Tensor], nonzero_BI: Tensor) -> Tensor:
     """MACs of a layer over the batch if exact zeros among its open inputs are skipped as well."""
     live_BI = nonzero_BI.float()
-    if layer.in_gate is not None:
-        live_BI = live_BI * layer.in_gate.per_unit(g[layer.name])
+    open_BI, open_BO = layer.read.per_unit(g), layer.written.per_unit(g)
+    if open_BI is not None:
+        live_BI = live_BI * open_BI
     mask = connections(layer.linear)
-    if layer.out_gate is None or layer.out_site is None:
+    if open_BO is None:
         return (live_BI * _fan_out(layer.linear)).sum(dtype=torch.float64)
-    open_BO = layer.out_gate.per_unit(g[layer.out_site])
     if mask is None:
         return (live_BI.sum(-1, dtype=torch.float64) * open_BO.sum(-1, dtype=torch.float64)).sum()
     return ((live_BI @ mask.float().T) * open_BO).sum(dtype=torch.float64)

@@ -104,7 +104,7 @@ def proxies(counter: MacCounter, openness: Mapping[str, Openness]) -> dict[str, 
 
 def product_of_means(layer: LayerMacs, openness: Mapping[str, Openness]) -> float:
     """MACs per sample that density x open rate of the inputs x open rate of the outputs would claim."""
-    sites = [site for site in (layer.in_site, layer.out_site) if site is not None]
+    sites = [side.site for side in (layer.read, layer.written) if side.site is not None]
     return layer.present * layer.rows * math.prod(openness[site].open for site in sites)
 
 
@@ -112,6 +112,8 @@ def where_products_mislead(
     counter: MacCounter, openness: Mapping[str, Openness], executed: Mapping[str, float]
 ) -> list[str]:
     """A sentence for each layer, and for the model, whose product of means is off from the MACs `executed`."""
+    if counter.stages is not None:
+        return []  # stages open one after the other: nobody would multiply their rates
     notes: list[str] = []
     claimed = {layer.name: product_of_means(layer, openness) for layer in counter.layers}
     for layer in counter.layers:
@@ -143,6 +145,6 @@ def _masked(layer: LayerMacs) -> bool:
 def _reason(layer: LayerMacs, *, more: bool) -> str:
     if not _masked(layer):
         return f"open inputs and open outputs meet {'more' if more else 'less'} often than by chance"
-    if layer.in_gate is not None and layer.out_gate is not None:
+    if layer.read.gate is not None and layer.written.gate is not None:
         return f"open inputs and open outputs have {'more' if more else 'fewer'} connections in common than by chance"
     return f"open units keep {'more' if more else 'fewer'} connections than average"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.data.contract import Inputs, call, count_samples
+from dynamicgate.gating.stages import stages_of
 from dynamicgate.modules import evaluating, unwrap
 
 
@@ -33,7 +35,7 @@ def count_macs(model: nn.Module, example: Inputs) -> MacCounter:
     try:
         # MATH: the counter does not know the fused attention of the CPU. Gradients on: without, a view of a parameter
         # (static logits, once for each row) claims to need a gradient that it does not have, and the counter trips.
-        with evaluating(base), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), flops:
+        with evaluating(base), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), _plain_stages(base), flops:
             call(base, example)
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
@@ -44,6 +46,12 @@ def count_macs(model: nn.Module, example: Inputs) -> MacCounter:
     in_linears = sum(base.get_submodule(name).weight.numel() * count for name, count in rows.items())  # type: ignore[operator,misc]
     other = flops.get_total_flops() / 2 / samples - in_linears
     return MacCounter(base, rows=rows, other=max(0.0, round(other)))
+
+
+def _plain_stages(model: nn.Module) -> AbstractContextManager[None]:
+    """Without decisions on stages: in torch they cost a second output layer that no plan computes."""
+    stages = stages_of(model)
+    return nullcontext() if stages is None else stages.skipped()
 
 
 def _count_rows(rows: dict[str, float], name: str) -> Any:

@@ -14,7 +14,8 @@ from dynamicgate.budget.collapse import RAPID_WINDOW, Collapse, Reading, Rescue,
 from dynamicgate.budget.penalties import straight_through_usage
 from dynamicgate.distributed import RowMeans
 from dynamicgate.gating.gate import Gate
-from dynamicgate.gating.recording import Usage, named_gates
+from dynamicgate.gating.recording import Usage, is_gated, named_gates
+from dynamicgate.gating.stages import StageGate, stages_of
 from dynamicgate.schedule import Schedule, as_schedule
 
 READINGS_KEPT = 200
@@ -47,6 +48,8 @@ class GateBudget(ABC):
     readings: dict[str, list[Reading]] = field(default_factory=dict, init=False, repr=False)
     _rescue: Rescue = field(default_factory=Rescue, init=False, repr=False)
     _gates: dict[str, Gate] = field(default_factory=dict, init=False, repr=False)
+    _stages: StageGate | None = field(default=None, init=False, repr=False)
+    _applied: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.tau, int | float):
@@ -62,8 +65,8 @@ class GateBudget(ABC):
     def apply_(self, model: nn.Module, progress: float) -> None:
         """Set tau and theta of the gates for this moment; call it before the forward pass, because autograd objects to
         a later change."""
-        self._gates = named_gates(model)
-        if not self._gates:
+        self._gates, self._stages, self._applied = named_gates(model), stages_of(model), True
+        if not is_gated(model):
             raise ValueError("a budget steers gates, and this model has none: call dynamicgate.gate_(model, ...) first")
         now, caps = self._rescue.schedule_time(progress), self._rescue.theta_caps
         for name, gate in self._gates.items():
@@ -107,16 +110,16 @@ class GateBudget(ABC):
         return self.on_collapse == "act"
 
     def _means(self, used: Usage) -> RowMeans:
-        if not self._gates:
+        if not self._applied:
             raise RuntimeError("call budget.apply_(model, progress) before the forward pass")
-        return RowMeans(next(iter(used.values())).p)
+        return RowMeans(_rows_of(used))
 
     def _opened(self, used: Usage, means: RowMeans) -> list[Tensor]:
         return [means.local(used[site].open) for site in used]
 
     def _floor_term(self, used: Usage, rates: dict[str, float], means: RowMeans) -> Tensor:
         """Pushes every site that is below its floor back up."""
-        lift = torch.zeros((), device=next(iter(used.values())).p.device)
+        lift = torch.zeros((), device=_rows_of(used).device)
         for site, rate in rates.items():
             if self._guards_floor and not self._routes(site) and rate < self.floor:
                 opened = means.mean(straight_through_usage(used[site]))
@@ -156,7 +159,7 @@ class GateBudget(ABC):
     def reset(self) -> None:
         """Forget everything recorded so far, for another training run."""
         self.lambda_, self.collapses, self.readings = 0.0, [], {}
-        self._rescue, self._gates = Rescue(), {}
+        self._rescue, self._gates, self._stages, self._applied = Rescue(), {}, None, False
 
     def state_dict(self) -> dict[str, Any]:
         """Everything recorded, as plain JSON values."""
@@ -173,6 +176,13 @@ class GateBudget(ABC):
         self._rescue = Rescue.from_state(state["rescue"])
         self.readings = {site: [Reading(*row) for row in rows] for site, rows in state["readings"].items()}
         self.collapses = [Collapse(**c) for c in state["collapses"]]
+
+
+def _rows_of(used: Usage) -> Tensor:
+    """A tensor with the rows of the recorded forward pass."""
+    if used.stages is not None:
+        return used.stages.open
+    return next(iter(used.values())).p
 
 
 def _check_tau(tau: float) -> float:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from dynamicgate.accounting.counter import MacCounter, deployed
-from dynamicgate.data.contract import Inputs, call, count_samples
+from dynamicgate.accounting.tracing import count_macs
+from dynamicgate.budget.stage_cut import calibrate_stages_
+from dynamicgate.data.contract import Inputs, call, count_samples, iterate, move, take_samples
 from dynamicgate.gating.gate import Gate
-from dynamicgate.gating.recording import named_gates, usage
+from dynamicgate.gating.recording import is_gated, named_gates, usage
 from dynamicgate.modules import evaluating
 
 FIRST_SHIFT, FARTHEST = 0.25, 1e4  # logits
+CALIBRATION_BATCH = 2048
 NEAR = 5e-4  # of the target: what other inputs execute differs by more
 
 
@@ -29,6 +33,33 @@ def executed_relative(model: nn.Module, counter: MacCounter, inputs: Iterable[In
             total += float(counter.relative(deployed(counter.gates, used))) * samples
             rows += samples
     return total / rows
+
+
+def calibrate_(
+    model: nn.Module, data: Any, *, macs: float, counter: MacCounter | None = None, rounds: int = 24
+) -> float:
+    """Make a trained model execute `macs` of the dense MACs on average over `data`, without training; returns what it
+    then executes.
+
+    With stages the cut moves: one model can be put anywhere on the curve that `measure` draws. Otherwise the logits of
+    all gates are shifted by one amount.
+
+    data: inputs that are not used for testing, see `dynamicgate.data.contract`; targets are not needed.
+    counter: from `count_macs(model, example)`; None counts the first batch. rounds: of the search for the shift.
+    """
+    if not 0.0 < macs <= 1.0:
+        raise ValueError(f"macs is a fraction of the dense MACs: expected 0 < macs <= 1, received {macs}")
+    if not is_gated(model):
+        raise ValueError("calibration moves gates, and this model has none: call dynamicgate.gate_(model, ...) first")
+    device = next(model.parameters()).device
+    inputs = [move(x, device) for x, _ in iterate(data, CALIBRATION_BATCH)]
+    if not inputs:
+        raise ValueError("nothing to calibrate on: the dataset is empty")
+    counter = counter or count_macs(model, take_samples(inputs[0], slice(8)))
+    if counter.stages is not None:
+        return calibrate_stages_(model, counter, macs, inputs)
+    check_steerable(counter.gates)
+    return shift_biases_(model, counter, macs, inputs, rounds)
 
 
 @torch.no_grad()

@@ -13,24 +13,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.accounting.counter import MacCounter, deployed
 from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.budget.base import GateBudget
-from dynamicgate.budget.calibration import check_reachable, check_steerable, shift_biases_
+from dynamicgate.budget.calibration import calibrate_, check_reachable, check_steerable
 from dynamicgate.budget.controller import Controller
 from dynamicgate.budget.penalties import straight_through_usage
-from dynamicgate.data.contract import Inputs, iterate, move, take_samples
+from dynamicgate.budget.stage_cut import STEER_EVERY, StageSteering
+from dynamicgate.data.contract import Inputs, take_samples
 from dynamicgate.distributed import RowMeans
 from dynamicgate.gating.recording import Usage
 from dynamicgate.modules import unwrap
 from dynamicgate.sparsity import Sparsifier
 
-CALIBRATION_BATCH = 2048
-
 
 @dataclass(kw_only=True)
 class Budget(GateBudget):
     """A target for the executed MACs, and the controller that holds the gates to it.
+
+    In a model with stages the target is the mean over inputs, and what is steered is the cut; gates on units inside the
+    stages then keep the rates they have.
 
     target: executed MACs relative to dense on hard gates, everything counted.
     warmup: fraction of training before the loop closes, so that capacity comes first (sec 4.1(2)).
@@ -54,6 +56,8 @@ class Budget(GateBudget):
     _controller: Controller = field(default_factory=Controller, init=False, repr=False)
     _first_inputs: _FirstInputs | None = field(default=None, init=False, repr=False)
     _bound: bool = field(default=False, init=False, repr=False)
+    _steering: StageSteering | None = field(default=None, init=False, repr=False)
+    _stage_steps: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -78,16 +82,20 @@ class Budget(GateBudget):
 
     def bind(self, counter: MacCounter, sparsifier: Sparsifier | None = None) -> None:
         """Count with `counter` from now on; an error if the target cannot be reached with it."""
-        check_reachable(self.target, self.floor, counter)
-        self.counter, self._bound = counter, True
         self.sparsifier = self.sparsifier if sparsifier is None else sparsifier
+        if counter.stages is None:
+            check_reachable(self.target, self.floor, counter)
+        else:
+            self._steering = StageSteering(counter, self.target, self.sparsifier)
+        self.counter, self._bound = counter, True
 
     @torch.no_grad()
     def apply_(self, model: nn.Module, progress: float) -> None:
         """Set tau and theta for this moment and steer the biases; call it before the forward pass."""
         super().apply_(model, progress)
         if not self._bound:
-            check_steerable(self._gates)
+            if self._stages is None:
+                check_steerable(self._gates)
             if self.counter is None and self._first_inputs is None:
                 self._first_inputs = _FirstInputs(model)
         nudge, self._controller.nudge = self._controller.nudge, 0.0
@@ -97,6 +105,8 @@ class Budget(GateBudget):
 
     def _advance(self, used: Usage, progress: float, means: RowMeans) -> tuple[Tensor, dict[str, float]]:
         counter = self._counter()
+        if self._stages is not None:
+            return self._advance_stages(used, counter, means)
         relative = self._relative(used, means)
         executed, *rates = means.values(relative, *self._opened(used, means))
         pending = self.sparsifier.pending if self.sparsifier is not None else None
@@ -108,7 +118,23 @@ class Budget(GateBudget):
         self.lambda_ = self._controller.lambda_ * self._rescue.relief
         return self.lambda_ * relative, dict(zip(used, rates, strict=True))
 
+    def _advance_stages(self, used: Usage, counter: MacCounter, means: RowMeans) -> tuple[Tensor, dict[str, float]]:
+        """With stages the cut alone is steered: it needs no penalty, because it can be put where the target is."""
+        assert self._stages is not None
+        assert self._steering is not None
+        assert used.stages is not None
+        self._stage_steps += 1
+        if self._stage_steps % STEER_EVERY == 1:
+            relative = counter.relative(deployed(counter.gates, used)) * means.weight
+            (self._controller.relative,) = means.values(relative)
+            self._controller.reference = self.target
+            self._steering.step(self._stages, used)
+        rates = means.values(*self._opened(used, means)) if self._gates else []
+        return torch.zeros((), device=self._stages.cut.device), dict(zip(used, rates, strict=True))
+
     def _weighted(self, used: Usage, means: RowMeans) -> tuple[Tensor, dict[str, float]]:
+        if self._stages is not None:
+            return torch.zeros((), device=self._stages.cut.device), {}
         rates = means.values(*self._opened(used, means))
         return self.lambda_ * self._relative(used, means), dict(zip(used, rates, strict=True))
 
@@ -142,32 +168,25 @@ class Budget(GateBudget):
         return bool(readings) and readings[-1].g <= self.floor  # type: ignore[index]
 
     def calibrate_(self, model: nn.Module, data: Any, *, rounds: int = 24) -> float:
-        """Shift the logits of all gates by one amount so that the model with hard gates meets the target on `data`;
-        returns what it then executes. Use data that is not used for testing. The shift is small if training held the
-        budget.
-
-        data: see `dynamicgate.data.contract`; targets are not needed.
-        """
-        device = next(model.parameters()).device
-        inputs = [move(x, device) for x, _ in iterate(data, CALIBRATION_BATCH)]
-        if not inputs:
-            raise ValueError("nothing to calibrate on: the dataset is empty")
-        counter = self.counter or count_macs(model, take_samples(inputs[0], slice(8)))
-        return shift_biases_(model, counter, self.target, inputs, rounds)
+        """Make the model with hard gates meet the target on `data`, as the function `calibrate_` does; the change is
+        small if training held the budget. Returns what it then executes."""
+        return calibrate_(model, data, macs=self.target, counter=self.counter, rounds=rounds)
 
     def reset(self) -> None:
         """Forget everything recorded so far, for another training run."""
         super().reset()
-        self._controller, self._bound = Controller(), False
+        self._controller, self._bound, self._steering, self._stage_steps = Controller(), False, None, 0
 
     def state_dict(self) -> dict[str, Any]:
         """The controller's memory and everything recorded, as plain JSON values."""
-        return {**super().state_dict(), "controller": self._controller.state_dict()}
+        own = {"controller": self._controller.state_dict(), "stage_steps": self._stage_steps}
+        return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where `state_dict` was taken."""
         super().load_state_dict(state)
         self._controller = Controller(**state["controller"])
+        self._stage_steps = state.get("stage_steps", 0)  # absent in checkpoints from before there were stages
 
 
 class _FirstInputs:

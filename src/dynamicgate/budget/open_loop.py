@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dynamicgate.budget.base import GateBudget
 from dynamicgate.budget.penalties import PENALTIES
@@ -35,6 +35,15 @@ class OpenLoopBudget(GateBudget):
             raise ValueError(f"form must be one of {', '.join(PENALTIES)}, received {self.form!r}")
         if self.target_rate is not None and self.form in WITHOUT_TARGET:
             raise ValueError(f"the penalty {self.form!r} has no target rate, received target_rate={self.target_rate!r}")
+
+    def apply_(self, model: nn.Module, progress: float) -> None:
+        """Set tau and theta of the gates for this moment; call it before the forward pass."""
+        super().apply_(model, progress)
+        if not self._gates:
+            raise ValueError(
+                "an OpenLoopBudget is a penalty on gates, and this model has stages alone: use Budget(target=...), "
+                "which steers their cut"
+            )
 
     def _advance(self, used: Usage, progress: float, means: RowMeans) -> tuple[Tensor, dict[str, float]]:
         now = self._rescue.schedule_time(progress)

@@ -9,7 +9,9 @@ from torch import nn
 
 from dynamicgate.gating.gate import Gate, GateConfig
 from dynamicgate.gating.recording import named_gates
-from dynamicgate.gating.sites import Site, find_sites
+from dynamicgate.gating.sites import Site, find_sites, gives_output
+from dynamicgate.gating.stages import STAGES, attach_stages, detach_stages, new_stages, stages_of
+from dynamicgate.gating.units_in_stages import check_fits, check_fits_at, keep_order_
 from dynamicgate.gating.where import hidden
 
 Where = Callable[[Site], bool] | str | Iterable["str | Site"]
@@ -20,23 +22,34 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
 
     `where` is a predicate on `Site` (`hidden`, `inputs`, `everywhere` or your own), a site name or glob, or a list of
     names, globs and explicit `Site` objects (for a forward pass that cannot be traced). Base parameters keep their
-    names and values; only keys that contain ``.gate.`` are new. Call it again with another `where` for another kind.
+    names and values; only keys that contain ``.gate.`` are new (``.stages.``, and masks, for stages). Call it again
+    with another `where` for another kind.
     """
     config = config or GateConfig()
     chosen = _select(model, where)
     taken = named_gates(model)
+    if config.kind == "stages":
+        _add_stages(model, chosen, config)
+        return model
     for site in chosen:
         if site.name in taken:
             raise ValueError(
                 f"{site.name!r} already has a gate; take it off with ungate_ first, or leave it out of `where`"
             )
     for site in chosen:
+        check_fits(model, site, config)
+    for site in chosen:
         _attach(model, site, config)
     return model
 
 
 def ungate_(model: nn.Module, where: Where | None = None) -> nn.Module:
-    """Take off the gates that `where` selects (all by default), in place, and return the model."""
+    """Take off the gates that `where` selects (all by default; "stages" for the stage gate alone), in place, and return
+    the model."""
+    if where is None or where == STAGES:
+        detach_stages(model)
+        if where == STAGES:
+            return model
     gates = named_gates(model)
     sites = [gate.site_at(name) for name, gate in gates.items()]
     chosen = sites if where is None else _matching(sites, where)
@@ -46,6 +59,43 @@ def ungate_(model: nn.Module, where: Where | None = None) -> nn.Module:
             _remove_hooks(model.get_submodule(name), gate)
         del model.get_submodule(site.consumer).gate
     return model
+
+
+def _add_stages(model: nn.Module, chosen: list[Site], config: GateConfig) -> None:
+    if stages_of(model) is not None:
+        raise ValueError("this model has stages already; take them off with ungate_(model, 'stages') first")
+    sites = _stack(chosen)
+    if not gives_output(model, sites[-1].consumer):
+        raise ValueError(
+            f"stages decide from the outputs of the model, and {sites[-1].consumer!r}, the last layer of the stack, "
+            "does not give them: include the sites up to the output layer, or put the rest of the model in front"
+        )
+    gates = {name: gate for name, gate in named_gates(model).items() if name in {site.name for site in sites}}
+    stages = new_stages(model, sites, config)
+    for position, site in enumerate(sites):
+        if site.name in gates:  # before anything changes: weights that would read a later stage are lost
+            check_fits_at(stages, position, site, gates[site.name].config)
+    attach_stages(model, stages)
+    for name, gate in gates.items():
+        keep_order_(model, name, gate)
+
+
+def _stack(chosen: list[Site]) -> list[Site]:
+    """The sites in the order of the forward pass; an error unless each feeds the next."""
+    hidden_sites = [site for site in chosen if not site.is_input]
+    by_producer = {site.producers: site for site in hidden_sites}
+    read = {(site.consumer,) for site in hidden_sites}
+    first = [site for site in hidden_sites if site.producers not in read]
+    stack = first[:1]
+    while stack and (stack[-1].consumer,) in by_producer:
+        stack.append(by_producer[(stack[-1].consumer,)])
+    if not stack or len(stack) != len(hidden_sites) or any(len(site.producers) != 1 for site in stack):
+        listed = ", ".join(str(site) for site in hidden_sites) or "none"
+        raise ValueError(
+            f"stages need one stack of Linear layers in which each reads the units of the one before; the sites are "
+            f"{listed}. Choose those of one stack with where="
+        )
+    return stack
 
 
 def _attach(model: nn.Module, site: Site, config: GateConfig) -> None:
@@ -65,6 +115,7 @@ def _attach(model: nn.Module, site: Site, config: GateConfig) -> None:
     # gate must read h^(l-1) as gated (sec 3). Bound methods, because deepcopy re-binds them to the copied gate.
     consumer.register_forward_pre_hook(gate.scale_before, prepend=True)
     source.register_forward_pre_hook(gate.decide_before, prepend=source is consumer)
+    keep_order_(model, site.name, gate)
 
 
 def _remove_hooks(module: nn.Module, gate: Gate) -> None:

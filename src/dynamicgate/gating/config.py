@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
 
 from dynamicgate.gating.routing import DropPolicy
 
 OPEN, THETA, RANK = 0.8, 0.5, 8
+STAGES = (0.2, 0.3, 0.5)
+OF_STAGES = ("stages", "decide")  # options
 Policy = Literal["hard", "soft", "bernoulli", "concrete", "gumbel"]
+Decide = Literal["margin", "entropy", "head", "random"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +44,17 @@ class GateConfig:
     capacity: a router's capacity factor: each expert takes at most ceil(capacity * rows * top_k / blocks) rows of a
         forward pass, in training and in evaluation, and drops the others; None: no limit.
     drop_policy: which rows a full expert keeps: the first ones in row order ("position"), or "random" ones.
+    stages: with kind "stages", the sizes of the stages: fractions of the units of every hidden layer that add up to 1,
+        or numbers of units. Easy inputs stop after an early stage; see `dynamicgate.gating.stages`. None is
+        (0.2, 0.3, 0.5).
+    decide: what says that a row needs the next stage: a small "margin" between its two largest outputs, the "entropy"
+        of its outputs, a learned linear "head" that predicts how much the last stage would gain, or a "random" draw,
+        the control for the others.
 
     Options that mean nothing together are refused.
     """
 
-    kind: Literal["dynamic", "static", "router"] = "dynamic"
+    kind: Literal["dynamic", "static", "router", "stages"] = "dynamic"
     block: int = 1
     open: float = OPEN
     tau: float = 1.0
@@ -61,9 +70,12 @@ class GateConfig:
     always_open: int | float = 0
     capacity: float | None = None
     drop_policy: DropPolicy = "position"
+    stages: tuple[float, ...] | None = None
+    decide: Decide = "margin"
 
     def __post_init__(self) -> None:
-        _one_of("kind", self.kind, ("dynamic", "static", "router"))
+        _one_of("kind", self.kind, ("dynamic", "static", "router", "stages"))
+        _one_of("decide", self.decide, ("margin", "entropy", "head", "random"))
         _one_of("net", self.net, ("auto", "linear", "low-rank", "two-layer"))
         _one_of("reads", self.reads, ("previous", "same"))
         _one_of("train", self.train, ("hard", "soft", "bernoulli", "concrete", "gumbel"))
@@ -104,9 +116,39 @@ class GateConfig:
             raise ValueError(
                 f"soft_width is a distance between logits: expected a finite number >= 0, received {self.soft_width!r}"
             )
+        self._check_stages()
         self._refuse_idle_options()
         if self.soft_width:
             self._check_soft_width()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as JSON values, as files hold them. Those of stages are left out for other kinds: files without
+        stages stay as earlier versions wrote them."""
+        return {name: value for name, value in asdict(self).items() if self.kind == "stages" or name not in OF_STAGES}
+
+    def _check_stages(self) -> None:
+        """Stages have sizes and a decision, and nothing else; other gates have neither."""
+        if self.kind != "stages":
+            if self.stages is not None or self.decide != "margin":
+                raise ValueError(
+                    f"stages and decide are for kind='stages', received kind={self.kind!r}, stages={self.stages!r} and "
+                    f"decide={self.decide!r}"
+                )
+            return
+        others = [f for f in fields(self) if f.name not in ("kind", *OF_STAGES) and getattr(self, f.name) != f.default]
+        if others:
+            received = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in others)
+            raise ValueError(f"{received} means nothing with kind='stages', which has only stages= and decide=")
+        stages = STAGES if self.stages is None else tuple(self.stages)
+        object.__setattr__(self, "stages", stages)
+        units = all(isinstance(size, int) for size in stages)
+        if len(stages) < 2 or not all(size > 0 for size in stages):
+            raise ValueError(f"stages are the sizes of two stages or more, all above 0, received {stages!r}")
+        if not units and abs(sum(stages) - 1.0) > 1e-6:
+            raise ValueError(
+                "stages are fractions of the units of a layer that add up to 1, or whole numbers of units, received "
+                f"{stages!r}, which adds up to {sum(stages):g}"
+            )
 
     def _refuse_idle_options(self) -> None:
         """An option that would do nothing is a mistake."""

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from dynamicgate.gating.gate import Decision, Gate
+from dynamicgate.gating.stages import StageDecision, stages_of
 from dynamicgate.modules import unwrap
 
 
 class Usage(Mapping[str, Decision]):
-    """Decisions by site name. Several forward passes inside one `with` are concatenated."""
+    """Decisions by site name, and those on stages. Several forward passes inside one `with` are concatenated."""
 
     def __init__(self, gates: Mapping[str, Gate]) -> None:
         """An empty recording for these gates, by site name."""
         self._names = {gate: name for name, gate in gates.items()}
         self._calls: dict[str, list[Decision]] = {name: [] for name in gates}
+        self._stage_calls: list[StageDecision] = []
 
     def __call__(self, gate: Gate, decision: Decision) -> None:
         """Called by each gate as it decides."""
@@ -30,7 +32,17 @@ class Usage(Mapping[str, Decision]):
             raise ValueError(f"no forward pass reached the gate at {site!r} inside this `with dynamicgate.usage(...)`")
         if len(calls) == 1:
             return calls[0]
-        return Decision(*(torch.cat([c.flatten(0, -2) for c in column]) for column in zip(*calls, strict=True)))
+        return Decision(*map(_rows, zip(*calls, strict=True)))
+
+    @property
+    def stages(self) -> StageDecision | None:
+        """The outputs, scores and decisions of each stage; None for a model without stages."""
+        calls = self._stage_calls
+        if len(calls) <= 1:
+            return calls[0] if calls else None
+        outputs = (_rows(parts) for parts in zip(*(call.outputs for call in calls), strict=True))
+        score, opened = (_rows([getattr(call, name) for call in calls]) for name in ("score", "open"))
+        return StageDecision(tuple(outputs), score, opened)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._calls)
@@ -47,8 +59,13 @@ class Usage(Mapping[str, Decision]):
         return {site: self[site].open.mean() for site in self}
 
 
+def _rows(calls: Sequence[Tensor]) -> Tensor:
+    """The rows of one forward pass after those of the other."""
+    return torch.cat([call.flatten(0, -2) for call in calls])
+
+
 def named_gates(model: nn.Module) -> dict[str, Gate]:
-    """The gates of `model` by site name, in module order.
+    """The gates of `model` on units, by site name, in module order; `stages_of` gives the one on stages.
 
     A site is named after its consumer as `model` sees it, so the same gate has a shorter name in a part of the model.
     `gate.site_at(name)` gives all names of its site from the same point of view.
@@ -70,11 +87,22 @@ def usage(model: nn.Module) -> Iterator[Usage]:
     """
     gates = named_gates(model)
     used = Usage(gates)
+    stages = stages_of(model)
     before = {name: gate.watcher for name, gate in gates.items()}
+    stages_before = None if stages is None else stages.watcher
     try:
         for gate in gates.values():
             gate.watcher = used
+        if stages is not None:
+            stages.watcher = used._stage_calls.append
         yield used
     finally:
         for name, gate in gates.items():
             gate.watcher = before[name]
+        if stages is not None:
+            stages.watcher = stages_before
+
+
+def is_gated(model: nn.Module) -> bool:
+    """Whether the model has gates on units or on stages."""
+    return bool(named_gates(model)) or stages_of(model) is not None

@@ -97,6 +97,17 @@ def _sites_below(module: nn.Module, prefix: str) -> Iterator[Site]:
             yield site
 
 
+def gives_output(model: nn.Module, layer: str) -> bool:
+    """Whether what the layer computes is what the model returns; True where that cannot be traced."""
+    try:
+        graph = _LinearTracer().trace(model)
+    except Exception:  # as in _sites_below
+        return True
+    (returned,) = (node for node in graph.nodes if node.op == "output")
+    value = returned.args[0]
+    return isinstance(value, fx.Node) and value.op == "call_module" and str(value.target) == layer
+
+
 def _takes_turns(site: Site, order: list[str]) -> bool:
     """Whether layers that run several times run as whole turns, producers before consumer: a gate keeps one decision,
     so that of fc1(a), fc1(b), fc2(a), fc2(b) it could not tell which is whose."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.inference.cpu.chain import Chain
@@ -20,6 +21,12 @@ from dynamicgate.inference.shadow_copy import copy_sharing_memory, stop_sharing_
 from dynamicgate.io.model_file import read_tensors, restore, write_tensors
 
 KIND = "compiled model"
+GLOBAL_HOOKS = (  # of all modules
+    module._global_forward_hooks,
+    module._global_forward_pre_hooks,
+    module._global_backward_hooks,
+    module._global_backward_pre_hooks,
+)
 
 
 class CompiledModel(nn.Module):
@@ -40,6 +47,19 @@ class CompiledModel(nn.Module):
         # Chains write nothing in a call; a gate that stays in torch holds its decision until its consumer runs.
         self._turns = _OneAtATime() if named_gates(body) else None
         self._run = self.body.forward if isinstance(body, Chain) else self.body
+        self._hooks = (
+            self._forward_hooks,
+            self._forward_pre_hooks,
+            self._backward_hooks,
+            self._backward_pre_hooks,
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The outputs for `x`. Without the call of a module where no hook waits for it, which takes a fifth of the time
+        of a small network at batch 1."""
+        if self._turns is None and not any(self._hooks) and not any(GLOBAL_HOOKS):
+            return self._run(x)
+        return super().__call__(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs for `x`."""

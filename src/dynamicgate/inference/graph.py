@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from dynamicgate.activations import ACTIVATIONS, of_call, of_module
 from dynamicgate.gating.gate import Gate
+from dynamicgate.gating.stages import StageGate
 from dynamicgate.nn import Normalize, Switch
 from dynamicgate.nn.switch import ResidualFallback
 
@@ -55,14 +56,14 @@ def trace(model: nn.Module) -> fx.Graph:
     return graph
 
 
-def steps_of(model: nn.Module, graph: fx.Graph) -> Iterator[Step]:
-    """The nodes whose work is known, in order."""
+def steps_of(model: nn.Module, graph: fx.Graph, stages: StageGate | None = None) -> Iterator[Step]:
+    """The nodes whose work is known, in order. stages: a gate whose hooks on layers the caller takes care of."""
     modules = dict(model.named_modules())
     for node in graph.nodes:
         name = str(node.target)
         if node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
             module = modules[name]
-            kind, activation = _kind_of_module(module, node)
+            kind, activation = _kind_of_module(module, node, stages)
         elif node.op in ("call_function", "call_method") and node.all_input_nodes:
             module = None
             kind, activation = _kind_of_call(node)
@@ -72,12 +73,15 @@ def steps_of(model: nn.Module, graph: fx.Graph) -> Iterator[Step]:
             yield Step(node, kind, name, module, activation)
 
 
-def is_unmodified(module: nn.Module) -> bool:
-    """Whether the module computes what its class is known to compute: no subclass, and no hook except a gate's."""
+def is_unmodified(module: nn.Module, stages: StageGate | None = None) -> bool:
+    """Whether the module computes what its class is known to compute: no subclass, and no hook except a gate's, or one
+    of `stages`."""
     activations = (activation.module for activation in ACTIVATIONS.values())
     known = (nn.Linear, nn.Dropout, Normalize, nn.BatchNorm1d, nn.LayerNorm, *activations)
-    foreign = [h for h in module._forward_pre_hooks.values() if not isinstance(getattr(h, "__self__", None), Gate)]
-    return type(module) in known and not foreign and not module._forward_hooks
+    before = [getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values()]
+    after = [getattr(hook, "__self__", None) for hook in module._forward_hooks.values()]
+    foreign = [owner for owner in before if not isinstance(owner, Gate)] + after
+    return type(module) in known and all(stages is not None and owner is stages for owner in foreign)
 
 
 def replace_nodes(
@@ -101,7 +105,7 @@ def replace_nodes(
     return fx.GraphModule(model, graph, "Compiled")
 
 
-def _kind_of_module(module: nn.Module, node: fx.Node) -> tuple[Kind | None, str]:
+def _kind_of_module(module: nn.Module, node: fx.Node, stages: StageGate | None) -> tuple[Kind | None, str]:
     kind: Kind | None = None
     activation = of_module(module) or "identity"
     match module:
@@ -117,7 +121,7 @@ def _kind_of_module(module: nn.Module, node: fx.Node) -> tuple[Kind | None, str]
             kind = "layer norm" if len(module.normalized_shape) == 1 else None
         case _ if of_module(module):
             kind = "activation"
-    return (kind, activation) if is_unmodified(module) else (None, activation)
+    return (kind, activation) if is_unmodified(module, stages) else (None, activation)
 
 
 def _kind_of_call(node: fx.Node) -> tuple[Kind | None, str]:

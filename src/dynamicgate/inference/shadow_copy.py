@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dynamicgate.gating.stages import STAGES
+
 WEIGHTS_AT_A_TIME = 1 << 21  # that are converted to float64 at once: 16 MB
 
 
@@ -24,7 +26,8 @@ def copy_in_float64(model: nn.Module) -> nn.Module:
     wide_model = copy_sharing_memory(model)
     for module in wide_model.modules():
         held: Any = module
-        if type(module) is nn.Linear:
+        # A stage gate reads the weight of its layer, so that one is converted for good.
+        if type(module) is nn.Linear and not hasattr(module, STAGES):
             held.forward = _linear_in_float64(module)
             continue
         for tensors in (module._parameters, module._buffers):

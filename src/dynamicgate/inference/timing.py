@@ -25,8 +25,13 @@ class RoundRobin:
         self._order.append(self._order.pop(0))
 
 
-def batches_of(rows_RD: Tensor, batch: int, *, at_most: int = 32) -> list[Tensor]:
-    """Inputs of `batch` rows each, cycling through the given rows; fewer inputs for larger batches."""
+def batches_of(rows_RD: Tensor, batch: int, *, at_most: int = 32, whole: bool = False) -> list[Tensor]:
+    """Inputs of `batch` rows each, cycling through the given rows; fewer inputs for larger batches.
+
+    whole: as many inputs as it takes to use every row, whatever `at_most` says.
+    """
     count = min(at_most, 32 if batch <= 4 else 8 if batch <= 64 else 2)
+    if whole:
+        count = max(2, -(-len(rows_RD) // batch))
     index = torch.arange(count * batch, device=rows_RD.device) % len(rows_RD)
     return [rows_RD[part].contiguous() for part in index.split(batch)]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dynamicgate.gating.gate import Decision, Gate, count_of
+from dynamicgate.gating.stages import StageDecision, StageGate
 
 TOLERANCE = 1e-4  # of the largest output; float32 sums over 16,384 inputs stay below 1e-5
 MARGIN = 2e-5  # of the logits of a block: what rounding may move one by
@@ -32,6 +33,17 @@ def near_threshold(gate: Gate, decision: Decision, margin: float = MARGIN) -> Te
         close = best[..., k - 1] - best[..., k] < margin * best[..., k].abs().clamp(min=1.0)
         near_BG = near_BG | (close | (p[..., k - 1] == p[..., k])).unsqueeze(-1)
     return near_BG
+
+
+def near_cut(gate: StageGate, decision: StageDecision, margin: float = MARGIN) -> Tensor:
+    """Which decisions on stages are too close to call if rounding moves a score by up to `margin` of what it is
+    computed from: the outputs, or, if a head decides, the scores themselves. Only those that a row got to are."""
+    score_BK = decision.score.double()
+    outputs = [z.detach().double() for z in decision.outputs[:-1]]
+    sources = list(score_BK.unbind(-1)) if gate.config.decide == "head" else outputs
+    size_K = torch.stack([source.abs().max() if source.numel() else source.new_zeros(()) for source in sources])
+    near_BK = (score_BK - gate.cut).abs() < margin * size_K.clamp(min=1.0)
+    return near_BK & (decision.open[..., :-1] != 0)
 
 
 def refuse_above(tolerance: float, error: float, where: str) -> None:

@@ -17,11 +17,12 @@ from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site
+from dynamicgate.gating.stages import stack_names, stages_of
 from dynamicgate.io.architecture import build, describe
 from dynamicgate.masks import pattern_of, put_mask_
 from dynamicgate.modules import unwrap
 
-FORMAT = 1
+FORMAT = 2  # 2: stages. A file without them is written as format 1, which earlier versions read.
 HEADER = "dynamicgate"
 
 
@@ -37,8 +38,9 @@ def save(model: nn.Module, path: str | Path, *, notes: Mapping[str, Any] | None 
         "kind": "model",
         "architecture": describe(base),
         "gates": [
-            {"site": asdict(g.site_at(name)), "config": asdict(g.config)} for name, g in named_gates(base).items()
+            {"site": asdict(g.site_at(name)), "config": g.config.to_dict()} for name, g in named_gates(base).items()
         ],
+        **_describe_stages(base),
         "masks": {name: {"pattern": pattern_of(m)} for name, m in linears.items() if _mask_key(name) in state},
         "notes": dict(notes or {}),
     }
@@ -56,9 +58,12 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
     model = into if into is not None else build(header["architecture"], path)
     present = named_gates(model)
     for row in header["gates"]:
-        site = Site(**{**row["site"], "producers": tuple(row["site"]["producers"])})
+        site = _site(row["site"])
         if site.name not in present:
             gate_(model, GateConfig(**row["config"]), where=[site])
+    if "stages" in header and stages_of(model) is None:
+        sites = [_site(row) for row in header["stages"]["sites"]]
+        gate_(model, GateConfig(**header["stages"]["config"]), where=sites)
     for name, mask in header["masks"].items():
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)
@@ -69,6 +74,23 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
                 tensor.data = tensor.data.to(tensors[name].dtype)
     restore(model, tensors, path)
     return model.eval()
+
+
+def _site(row: Mapping[str, Any]) -> Site:
+    return Site(**{**row, "producers": tuple(row["producers"])})
+
+
+def _describe_stages(model: nn.Module) -> dict[str, Any]:
+    """The stages of a model as a part of the header; nothing for one without."""
+    stages = stages_of(model)
+    if stages is None:
+        return {}
+    names = stack_names(model, stages)
+    sites = [
+        Site(consumer, (producer,), producer, site.width)
+        for producer, consumer, site in zip(names, names[1:], stages.sites, strict=False)
+    ]
+    return {"stages": {"sites": [asdict(site) for site in sites], "config": stages.config.to_dict()}}
 
 
 def read_notes(path: str | Path) -> dict[str, Any]:
@@ -102,7 +124,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
         # safetensors refuses two names for one storage (tied weights); each gets its own copy in the file
         flat[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
         storages.add(flat[name].untyped_storage().data_ptr())
-    metadata = {HEADER: json.dumps({"format": FORMAT, **header})}
+    metadata = {HEADER: json.dumps({"format": FORMAT if "stages" in header else 1, **header})}
     write_atomically(path, lambda temporary: _save_file(flat, temporary, metadata))
 
 

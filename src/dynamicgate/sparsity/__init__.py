@@ -1,8 +1,10 @@
 """Sparse training: which connections exist, and how they change. RigL, SET, static masks, magnitude pruning."""
 
-from dynamicgate.sparsity.base import LayerOptions, SparseLayer, Sparsifier
+from dynamicgate.sparsity.base import LayerOptions, Sparsifier
 from dynamicgate.sparsity.density import Distribution, densities
+from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.magnitude import Magnitude
+from dynamicgate.sparsity.regions import SparseRegion
 from dynamicgate.sparsity.rigl import RigL
 from dynamicgate.sparsity.set import SET
 from dynamicgate.sparsity.static import Static
@@ -14,6 +16,7 @@ __all__ = [
     "Magnitude",
     "RigL",
     "SparseLayer",
+    "SparseRegion",
     "Sparsifier",
     "Static",
     "densities",

@@ -36,6 +36,8 @@ class OpenRates:
                 f"the sparsifier was made for gates at {', '.join(map(repr, self.gates)) or 'no site'}, these are at "
                 f"{', '.join(map(repr, used))}: put gates on the model before the sparsifier"
             )
+        if not self.gates:
+            return  # a gate on stages closes no units in training
         for site in self.gates:
             g_BG = used[site].open.detach().flatten(0, -2)
             self.open_counts[site] = self.open_counts[site].to(g_BG.device) + g_BG.sum(0)

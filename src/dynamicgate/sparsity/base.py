@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import torch
@@ -11,44 +10,23 @@ from torch import Tensor, nn
 
 from dynamicgate import distributed
 from dynamicgate.gating.recording import Usage
-from dynamicgate.masks import UNSTRUCTURED, put_mask_
+from dynamicgate.masks import UNSTRUCTURED, connections, put_mask_
 from dynamicgate.ops.mask import mask_
 from dynamicgate.sparsity import mask_agreement, optimizer_state
 from dynamicgate.sparsity.activity import Endpoints, OpenRates
-from dynamicgate.sparsity.density import Density, Distribution, choose_layers, densities
+from dynamicgate.sparsity.density import Density, Distribution, choose_layers, initial_densities, region_densities
+from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.patterns import Pattern
+from dynamicgate.sparsity.regions import (
+    check_stages_came_first,
+    check_tiles,
+    layer_regions,
+    shape_of,
+    sparse_regions,
+    whole,
+)
 
 DEFAULT_PERIOD, MIN_UPDATES = 100, 10
-
-
-@dataclass(eq=False)
-class SparseLayer:
-    """One Linear layer with a mask."""
-
-    name: str
-    linear: nn.Linear
-    pattern: Pattern
-    density: float
-    endpoints: Endpoints
-    explored: Tensor
-    churn: float = 0.0
-    newly_grown: Tensor | None = None
-    """Flat indices of the connections grown at the last update that have not taken an optimizer step since."""
-
-    @property
-    def weight(self) -> nn.Parameter:
-        """The weights; those of missing connections are zero."""
-        return self.linear.weight  # type: ignore[return-value]
-
-    @property
-    def mask(self) -> Tensor:
-        """Which connections exist."""
-        return self.linear.mask  # type: ignore[return-value]
-
-    @property
-    def count(self) -> int:
-        """How many connections exist."""
-        return int(self.mask.count_nonzero())
 
 
 class LayerOptions(TypedDict, total=False):
@@ -81,6 +59,7 @@ class Sparsifier:
         *,
         every: int | None,
         until: float,
+        initial_density: Density | None = None,
         seed: int = 0,
         distribution: Distribution = "uniform",
         pattern: str = UNSTRUCTURED,
@@ -95,8 +74,12 @@ class Sparsifier:
         self.every, self.until, self.seed, self.pattern = every, until, seed, pattern
         self.open_rates = OpenRates(model)
         self._chosen, self.left_out = choose_layers(model, density, include, exclude)
-        shapes = {name: linear.weight.shape for name, linear in self._chosen.items()}
-        self._densities = densities(shapes, density, distribution)
+        places = layer_regions(model)
+        shapes = {name: [shape_of(region) for region in places[name]] for name in self._chosen}
+        final = region_densities(shapes, density, distribution)
+        initial = initial_densities(final, initial_density)
+        self._regions = {name: sparse_regions(places[name], final[name], initial[name]) for name in self._chosen}
+        self._places = {model.get_submodule(name): regions for name, regions in places.items()}
         self.layers: list[SparseLayer] = []
         self.steps = self.updates = self.since_update = 0
         self._first_progress: tuple[int, float] | None = None
@@ -105,25 +88,45 @@ class Sparsifier:
         self._stats_cache: tuple[int, dict[str, dict[str, float]], str] | None = None
 
     def _add_layers(self, pattern: Pattern, masks: Iterator[Tensor]) -> None:
+        for name, linear in self._chosen.items():
+            check_tiles(name, linear, self._regions[name], pattern)
         for (name, linear), mask in zip(self._chosen.items(), masks, strict=True):
             put_mask_(linear, mask, pattern.name)
             endpoints = Endpoints(name, self.open_rates.gates)
             explored = linear.mask.clone()  # type: ignore[operator]
-            self.layers.append(SparseLayer(name, linear, pattern, self._densities[name], endpoints, explored))
+            self.layers.append(SparseLayer(name, linear, pattern, self._regions[name], endpoints, explored))
 
     @property
     def settings(self) -> dict[str, Any]:
         """What a run that continues this one must share."""
         layers = {layer.name: layer.density for layer in self.layers}
         kind = {"kind": type(self).__name__, "every": self.every, "until": self.until, "seed": self.seed}
-        return {**kind, "pattern": self.pattern, "layers": layers}
+        staged = {layer.name: [r.density for r in layer.regions] for layer in self.layers if len(layer.regions) > 1}
+        return {**kind, "pattern": self.pattern, "layers": layers} | ({"stages": staged} if staged else {})
 
     def pending(self, linear: nn.Linear) -> float:
         """How many connections of a layer are still to be pruned before training ends; 0 for other layers."""
-        for layer in self.layers:
-            if layer.linear is linear:
-                return max(0.0, layer.count - layer.density * layer.mask.numel())
-        return 0.0
+        return sum(self.pending_by_stage(linear))
+
+    def pending_by_stage(self, linear: nn.Linear) -> list[float]:
+        """`pending` for each stage of a layer; one number for a layer without stages."""
+        layer = self._layer_of(linear)
+        if layer is None:
+            return [0.0 for _ in self._places.get(linear) or whole(linear)]
+        return [max(0.0, layer.count_in(region) - region.wanted) for region in layer.regions]
+
+    def final_by_stage(self, linear: nn.Linear) -> list[float]:
+        """How many connections each stage of a layer has when training ends; one number for a layer without stages.
+        Layers that are not this sparsifier's keep those they have."""
+        layer = self._layer_of(linear)
+        if layer is not None:
+            return [region.wanted for region in layer.regions]
+        mask = connections(linear)
+        places = self._places.get(linear) or whole(linear)
+        return [float(shape_of(at).numel() if mask is None else mask[at.rows, at.columns].sum()) for at in places]
+
+    def _layer_of(self, linear: nn.Linear) -> SparseLayer | None:
+        return next((layer for layer in self.layers if layer.linear is linear), None)
 
     def check_length(self, total: int) -> None:
         """Choose `every` if it is None; raise an error if a run of `total` steps would end before the first update."""
@@ -216,6 +219,7 @@ class Sparsifier:
         for layer in self.layers:
             if not optimizer_state.trains(optimizer, layer.weight):
                 raise ValueError(f"the optimizer does not train {layer.name!r}, a layer of this sparsifier")
+            check_stages_came_first(layer.name, layer.linear, layer.regions)
             optimizer_state.clear_(optimizer, layer.weight, (~layer.mask).flatten().nonzero().flatten())
             layer.explored = layer.explored.to(layer.mask.device)  # the model may have moved since
         self._optimizer = optimizer
@@ -298,9 +302,7 @@ class Sparsifier:
 
     def __str__(self) -> str:
         lines = [f"{type(self).__name__}: {sum(layer.count for layer in self.layers):,} connections"]
-        for layer in self.layers:
-            density = layer.count / layer.mask.numel()
-            lines.append(f"  {layer.name}  {list(layer.mask.shape)}  {layer.pattern.name}  density {density:.4f}")
+        lines += [f"  {layer}" for layer in self.layers]
         lines += [f"  {name}  dense: {reason}" for name, reason in self.left_out.items()]
         return "\n".join(lines)
 

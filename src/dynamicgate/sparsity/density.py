@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
 
 from dynamicgate.gating.recording import named_gates
+from dynamicgate.gating.stages import stages_of
 
-Density = float | Mapping[str, float]
+ByStage = float | Sequence[float]
+Density = float | Mapping[str, ByStage]
 Distribution = Literal["uniform", "erk"]
+Key = TypeVar("Key")
 
 
 def choose_layers(
@@ -29,6 +32,8 @@ def choose_layers(
         if not any(fnmatch(name, pattern) for name in linears):
             raise ValueError(f"no Linear layer is called {pattern!r}; the layers are {', '.join(linears) or 'none'}")
     of_gates = {id(m) for gate in named_gates(model).values() for m in gate.modules()}
+    stages = stages_of(model)
+    of_gates |= set() if stages is None else {id(m) for m in stages.modules()}
     base = [name for name, m in linears.items() if id(m) not in of_gates]
     chosen: dict[str, nn.Linear] = {}
     left: dict[str, str] = {}
@@ -52,9 +57,16 @@ def choose_layers(
 
 
 def densities(shapes: Mapping[str, torch.Size], density: Density, distribution: Distribution) -> dict[str, float]:
-    """The density of each layer."""
-    values = list(density.values()) if isinstance(density, Mapping) else [density]
-    for value in values:
+    """The density of each layer, for layers without stages."""
+    found = region_densities({name: [shape] for name, shape in shapes.items()}, density, distribution)
+    return {name: value for name, (value,) in found.items()}
+
+
+def region_densities(
+    shapes: Mapping[str, Sequence[torch.Size]], density: Density, distribution: Distribution
+) -> dict[str, list[float]]:
+    """The density of each region of each layer, from the shapes of its regions: one for each of its stages."""
+    for value in _values(density):
         if not 0.0 < value <= 1.0:
             raise ValueError(f"a density is a fraction of the connections: expected 0 < density <= 1, received {value}")
     if isinstance(density, Mapping):
@@ -64,26 +76,49 @@ def densities(shapes: Mapping[str, torch.Size], density: Density, distribution: 
                     f"no density is given for {name!r}, only for {', '.join(density)}: add one, or exclude the layer"
                 )
         # the last matching pattern wins, as in a list of rules from general to specific
-        return {name: [v for pattern, v in density.items() if fnmatch(name, pattern)][-1] for name in shapes}
+        last = {name: [v for pattern, v in density.items() if fnmatch(name, pattern)][-1] for name in shapes}
+        return {name: _by_stage(name, last[name], len(parts)) for name, parts in shapes.items()}
     if distribution == "uniform":
-        return dict.fromkeys(shapes, density)
+        return {name: [density] * len(parts) for name, parts in shapes.items()}
     if distribution != "erk":
         raise ValueError(f"distribution must be uniform or erk, received {distribution!r}")
-    return _erk(shapes, density)
+    found = _erk({(name, k): shape for name, parts in shapes.items() for k, shape in enumerate(parts)}, density)
+    return {name: [found[name, k] for k in range(len(parts))] for name, parts in shapes.items()}
 
 
-def initial_densities(final: Mapping[str, float], initial_density: Density | None) -> dict[str, float]:
-    """The density each layer starts with: at least its `final` one, and that one for None."""
+def initial_densities(final: Mapping[str, Sequence[float]], initial_density: Density | None) -> dict[str, list[float]]:
+    """The density each region of each layer starts with: at least its `final` one, and that one for None."""
     if initial_density is None:
-        return dict(final)
-    rules = initial_density if isinstance(initial_density, Mapping) else {"*": initial_density}
-    for value in rules.values():
+        return {name: list(values) for name, values in final.items()}
+    for value in _values(initial_density):
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"initial_density is a fraction of the connections: expected 0 to 1, received {value}")
-    return {
-        name: max([value, *(v for pattern, v in rules.items() if fnmatch(name, pattern))])
-        for name, value in final.items()
-    }
+    rules = initial_density if isinstance(initial_density, Mapping) else {"*": initial_density}
+    found = {}
+    for name, values in final.items():
+        given = [_by_stage(name, v, len(values)) for pattern, v in rules.items() if fnmatch(name, pattern)]
+        found[name] = [max(of_stage) for of_stage in zip(values, *given, strict=True)]
+    return found
+
+
+def _values(density: Density) -> list[float]:
+    """All numbers in it."""
+    if isinstance(density, Sequence):
+        raise ValueError(
+            f"densities by stage are given by layer, as {{'layers.0': {tuple(density)}}}, received {density!r} alone"
+        )
+    given = density.values() if isinstance(density, Mapping) else [density]
+    return [number for value in given for number in (value if isinstance(value, Sequence) else [value])]
+
+
+def _by_stage(name: str, value: ByStage, stages: int) -> list[float]:
+    """The density of each stage of a layer."""
+    if not isinstance(value, Sequence):
+        return [value] * stages
+    if stages == 1 or len(value) != stages:
+        has = "no stages: expected one density" if stages == 1 else f"{stages} stages: expected one density or {stages}"
+        raise ValueError(f"{name!r} has {has}, received {', '.join(f'{v:g}' for v in value)}")
+    return list(value)
 
 
 def cubic_density(initial: float, final: float, start: float, end: float, progress: float) -> float:
@@ -95,10 +130,10 @@ def cubic_density(initial: float, final: float, start: float, end: float, progre
     return final + (initial - final) * left**3
 
 
-def _erk(shapes: Mapping[str, torch.Size], density: float) -> dict[str, float]:
+def _erk(shapes: Mapping[Key, torch.Size], density: float) -> dict[Key, float]:
     """Density of a layer in proportion to (inputs + outputs) / (inputs x outputs), `density` over all layers together.
     A layer that would need more than all of its connections is dense, and the others divide what is left."""
-    full: set[str] = set()
+    full: set[Key] = set()
     while True:
         sparse = {name: shape for name, shape in shapes.items() if name not in full}
         wanted = density * sum(s.numel() for s in shapes.values()) - sum(shapes[name].numel() for name in full)

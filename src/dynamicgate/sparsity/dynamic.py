@@ -7,9 +7,11 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from dynamicgate.sparsity.activity import connections_at
-from dynamicgate.sparsity.base import LayerOptions, SparseLayer
+from dynamicgate.sparsity.base import LayerOptions
 from dynamicgate.sparsity.density import Density
-from dynamicgate.sparsity.patterns import prune_and_regrow
+from dynamicgate.sparsity.layer import SparseLayer
+from dynamicgate.sparsity.patterns import Pattern, prune_and_regrow
+from dynamicgate.sparsity.regions import SparseRegion, fill
 from dynamicgate.sparsity.static import RandomStart
 from dynamicgate.sparsity.update_schedule import UpdateSchedule
 
@@ -39,18 +41,15 @@ class DynamicSparsifier(RandomStart):
             **layers,
         )
         self.schedule = schedule
-        self.starts_denser = self.initial_density != self._densities
+        regions = [region for layer in self.layers for region in layer.regions]
+        self.starts_denser = any(region.initial_density != region.density for region in regions)
         self.pruning_done = not self.starts_denser
         if self.starts_denser:
             schedule.check_pruning()
         # Checked with 0.3 even where a denser start would exchange 0.1: a layer that starts sparse needs that many.
         fraction = schedule.first_fraction(starts_denser=False)
         for layer in self.layers:
-            if layer.count < layer.mask.numel() and not _can_exchange(layer, fraction):
-                raise ValueError(
-                    f"{layer.name!r} has too few connections ({layer.count}) for a fraction of {fraction} to exchange "
-                    "any: raise the density or the fraction, or use Static"
-                )
+            _check_can_exchange(layer, fraction)
 
     @property
     def settings(self) -> dict[str, object]:
@@ -58,7 +57,7 @@ class DynamicSparsifier(RandomStart):
         start, end = self.schedule.pruning
         own = {
             "fraction": self.schedule.first_fraction(starts_denser=self.starts_denser),
-            "initial_density": self.initial_density,
+            "initial_density": {layer.name: _initial_density(layer) for layer in self.layers},
             "prune_from": start,
             "prune_until": end,
         }
@@ -78,15 +77,24 @@ class DynamicSparsifier(RandomStart):
             dead = connections_at(layer.endpoints, self.open_rates.dead, layer.mask.shape)
             if dead is not None:  # connections of dead units are pruned first and never grown (sec 2.1)
                 keep, grow = keep.masked_fill(dead, -1.0), grow.masked_fill(dead, -1.0)
-            density = None if self.pruning_done else self._density_at(layer, progress)
-            mask = prune_and_regrow(layer.pattern, layer.mask, keep, grow, fraction, density)
+            mask = self._exchanged(layer, keep, grow, fraction, progress)
             # A dead unit that opens again continues without the optimizer state from before it died.
             reset = connections_at(layer.endpoints, reopened, layer.mask.shape)
             self._replace(layer, mask, optimizer, reset=reset)
         self.pruning_done = self.pruning_done or progress >= self.schedule.pruning[1]
 
-    def _density_at(self, layer: SparseLayer, progress: float) -> float:
-        return self.schedule.density_at(progress, initial=self.initial_density[layer.name], final=layer.density)
+    def _exchanged(self, layer: SparseLayer, keep: Tensor, grow: Tensor, fraction: float, progress: float) -> Tensor:
+        """The new mask of a layer; connections are exchanged inside each region."""
+
+        def exchange(region: SparseRegion) -> Tensor:
+            density = None if self.pruning_done else self._density_at(region, progress)
+            mask, kept, grown = layer.mask[region.at], keep[region.at], grow[region.at]
+            return prune_and_regrow(layer.pattern, mask, kept, grown, fraction, density)
+
+        return fill(layer.regions, layer.mask.shape, exchange)
+
+    def _density_at(self, region: SparseRegion, progress: float) -> float:
+        return self.schedule.density_at(progress, initial=region.initial_density, final=region.density)
 
     def _take_open_rates(self) -> dict[str, Tensor]:
         if any(layer.endpoints.gated for layer in self.layers) and not float(self.open_rates.rows):
@@ -110,7 +118,22 @@ class DynamicSparsifier(RandomStart):
         self.pruning_done = bool(state["pruning_done"])
 
 
-def _can_exchange(layer: SparseLayer, fraction: float) -> bool:
-    tiles = layer.pattern.active_tiles(layer.mask)
-    groups = (layer.pattern.competing(tiles[part])[0] for part in layer.pattern.groups(layer.mask.shape))
+def _initial_density(layer: SparseLayer) -> float | list[float]:
+    found = [region.initial_density for region in layer.regions]
+    return found if len(found) > 1 else found[0]
+
+
+def _check_can_exchange(layer: SparseLayer, fraction: float) -> None:
+    for region in layer.regions:
+        mask, count = layer.mask[region.at], layer.count_in(region)
+        if count < mask.numel() and not _can_exchange(layer.pattern, mask, fraction):
+            raise ValueError(
+                f"{layer.called(region)} has too few connections ({count}) for a fraction of {fraction} to exchange "
+                "any: raise the density or the fraction, or use Static"
+            )
+
+
+def _can_exchange(pattern: Pattern, mask_OI: Tensor, fraction: float) -> bool:
+    tiles_PQ = pattern.active_tiles(mask_OI)
+    groups = (pattern.competing(tiles_PQ[part])[0] for part in pattern.groups(mask_OI.shape))
     return any(round(fraction * int(row.sum())) > 0 and not bool(row.all()) for row in groups)

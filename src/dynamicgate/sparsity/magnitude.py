@@ -9,10 +9,13 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from dynamicgate.gating.sites import Site, find_sites
+from dynamicgate.gating.stages import stages_of
 from dynamicgate.sparsity import optimizer_state
 from dynamicgate.sparsity.base import LayerOptions, Sparsifier
 from dynamicgate.sparsity.density import Density, cubic_density
+from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.patterns import Pattern, largest, parse_pattern
+from dynamicgate.sparsity.regions import SparseRegion, fill, sparse_regions, whole
 
 UNITS = "units"
 
@@ -38,14 +41,16 @@ class Magnitude(Sparsifier):
         """All connections of `model` exist at first."""
         if not 0.0 <= prune_from <= until < 1.0:
             raise ValueError(f"expected 0 <= prune_from <= until < 1, received prune_from={prune_from}, until={until}")
-        super().__init__(model, density, every=every, until=until, **layers)
+        super().__init__(model, density, every=every, until=until, initial_density=1.0, **layers)
         self.prune_from, self.pruning_done = prune_from, False
         self.sites: dict[str, Site] = {}
         if self.pattern == UNITS:
+            _refuse_stages(model)
             self.sites = _sites_behind(model, self._chosen)
             for site in self.sites.values():  # the layer that reads pruned units loses their columns
-                self._chosen.setdefault(site.consumer, model.get_submodule(site.consumer))  # type: ignore[arg-type]
-                self._densities.setdefault(site.consumer, 1.0)
+                reader: nn.Linear = model.get_submodule(site.consumer)  # type: ignore[assignment]
+                self._chosen.setdefault(site.consumer, reader)
+                self._regions.setdefault(site.consumer, sparse_regions(whole(reader), [1.0], [1.0]))
                 self.left_out.pop(site.consumer, None)
         pattern = Pattern(UNITS) if self.pattern == UNITS else parse_pattern(self.pattern)
         self._add_layers(pattern, self._full_masks())
@@ -79,9 +84,15 @@ class Magnitude(Sparsifier):
             self._prune_units(optimizer, progress)
         else:
             for layer in self.layers:
-                density = self.density_at(progress, layer.density)
-                self._replace(layer, keep_largest(layer.pattern, layer.mask, layer.weight, density), optimizer)
+                self._replace(layer, self._pruned(layer, progress), optimizer)
         self.pruning_done = progress >= self.until
+
+    def _pruned(self, layer: SparseLayer, progress: float) -> Tensor:
+        def prune(region: SparseRegion) -> Tensor:
+            density = self.density_at(progress, region.density)
+            return keep_largest(layer.pattern, layer.mask[region.at], layer.weight[region.at], density)
+
+        return fill(layer.regions, layer.mask.shape, prune)
 
     def _prune_units(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
         by_name = {layer.name: layer for layer in self.layers}
@@ -114,7 +125,10 @@ class Magnitude(Sparsifier):
                 layer.linear.bias.grad.mul_(layer.mask.any(1))
 
     def _full_masks(self) -> Iterator[Tensor]:
-        return (torch.ones_like(linear.weight, dtype=torch.bool) for linear in self._chosen.values())
+        for name, linear in self._chosen.items():
+            yield fill(
+                self._regions[name], linear.weight.shape, lambda region: torch.ones(region.shape, dtype=torch.bool)
+            )
 
     def state_dict(self) -> dict[str, object]:
         """See `Sparsifier.state_dict`."""
@@ -135,6 +149,14 @@ def keep_largest(pattern: Pattern, mask_OI: Tensor, weight_OI: Tensor, density: 
         scores = pattern.competing(size_PQ[part])
         kept_PQ[part] &= largest(scores, max(1, round(density * scores.shape[1]))).reshape(kept_PQ[part].shape)
     return pattern.expand(kept_PQ, mask_OI.shape)
+
+
+def _refuse_stages(model: nn.Module) -> None:
+    if stages_of(model) is not None:
+        raise ValueError(
+            f"pattern='{UNITS}' removes whole units, which would leave some stages of this model with few or none: use "
+            "another pattern, or take the stages off with ungate_(model, 'stages')"
+        )
 
 
 def _sites_behind(model: nn.Module, chosen: dict[str, nn.Linear]) -> dict[str, Site]:

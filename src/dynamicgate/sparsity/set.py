@@ -6,9 +6,10 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from dynamicgate.sparsity.base import LayerOptions, SparseLayer
+from dynamicgate.sparsity.base import LayerOptions
 from dynamicgate.sparsity.density import Density
 from dynamicgate.sparsity.dynamic import DynamicSparsifier
+from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.update_schedule import UpdateSchedule
 
 

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from dynamicgate.sparsity.base import LayerOptions, Sparsifier
-from dynamicgate.sparsity.density import Density, initial_densities
+from dynamicgate.sparsity.density import Density
 from dynamicgate.sparsity.patterns import Pattern, parse_pattern
+from dynamicgate.sparsity.regions import fill
 
 
 class RandomStart(Sparsifier):
@@ -30,26 +31,32 @@ class RandomStart(Sparsifier):
         **layers: Unpack[LayerOptions],
     ) -> None:
         """Make the layers of `model` sparse, in place."""
-        super().__init__(model, density, every=every, until=until, seed=seed, **layers)
-        self.initial_density = initial_densities(self._densities, initial_density)
+        super().__init__(model, density, every=every, until=until, initial_density=initial_density, seed=seed, **layers)
         pattern = parse_pattern(self.pattern)
         self._add_layers(pattern, self._random_masks(pattern))
         if rescale:
             with torch.no_grad():
                 for layer in self.layers:
-                    layer.weight.div_(math.sqrt(layer.count / layer.mask.numel()))
+                    for region in layer.regions:
+                        found = layer.count_in(region) / region.shape.numel()
+                        layer.weight[region.at].div_(math.sqrt(found))
 
     def _random_masks(self, pattern: Pattern) -> Iterator[Tensor]:
         # Drawn on the CPU whatever the device: the same seed is the same mask, on every machine and process.
         generator = torch.Generator().manual_seed(self.seed)
         for name, linear in self._chosen.items():
-            yield pattern.random(linear.weight.shape, self.initial_density[name], generator)
+            yield fill(
+                self._regions[name],
+                linear.weight.shape,
+                lambda region: pattern.random(region.shape, region.initial_density, generator),
+            )
 
 
 class Static(RandomStart):
     """A random mask that never changes: the control that dynamic sparse training must beat.
 
-    density: fraction of the connections that exist, for all layers or as {layer name or glob: fraction}.
+    density: fraction of the connections that exist, for all layers or as {layer name or glob: fraction}. In a model
+        with stages it holds inside each stage, and a layer may have one for each: {layer: (fraction, fraction, ...)}.
     distribution: how one density is spread over layers: "uniform", or "erk" (small layers are denser).
     pattern: "unstructured", "fan-in" (every output has the same number of inputs), or tiles of outputs x inputs like
         "16x1".

@@ -2,5 +2,6 @@
 
 from dynamicgate.training.fit_model import fit
 from dynamicgate.training.log import History, read_log
+from dynamicgate.training.stage_loss import StageLoss
 
-__all__ = ["History", "fit", "read_log"]
+__all__ = ["History", "StageLoss", "fit", "read_log"]

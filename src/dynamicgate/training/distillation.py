@@ -12,6 +12,13 @@ TEMPERATURE = 2.0
 DEFAULT_WEIGHT = 0.5
 
 
+def divergence(student_BC: Tensor, teacher_BC: Tensor) -> Tensor:
+    """The KL divergence of the student from the teacher on each row, of scores softened by the temperature and scaled
+    so that its gradient is as large as that of the labels (Hinton et al.)."""
+    student_BC, teacher_BC = (F.log_softmax(scores / TEMPERATURE, dim=-1) for scores in (student_BC, teacher_BC))
+    return TEMPERATURE**2 * F.kl_div(student_BC, teacher_BC, log_target=True, reduction="none").sum(-1)
+
+
 class Teacher:
     """A trained model to distill from, and the weight of its outputs in the loss."""
 
@@ -29,13 +36,6 @@ class Teacher:
     def scores(self, x: Tensor) -> Tensor:
         """The teacher's scores for these rows."""
         return self.model(x).float()
-
-    def divergence(self, scores_BC: Tensor, x: Tensor) -> Tensor:
-        """The KL divergence of the student from the teacher on each row, of outputs softened by the temperature and
-        scaled so that its gradient is as large as that of the labels (Hinton et al.)."""
-        teacher_BC = F.log_softmax(self.scores(x) / TEMPERATURE, dim=-1)
-        student_BC = F.log_softmax(scores_BC / TEMPERATURE, dim=-1)
-        return TEMPERATURE**2 * F.kl_div(student_BC, teacher_BC, log_target=True, reduction="none").sum(-1)
 
     def fingerprint(self) -> list[object]:
         """What a run that continues this one must share."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dynamicgate.budget import GateBudget
 from dynamicgate.data import Arrays
 from dynamicgate.gating.recording import named_gates
+from dynamicgate.gating.stages import stages_of
 from dynamicgate.sparsity import Sparsifier
 from dynamicgate.training.options import FitOptions
 
@@ -37,8 +38,14 @@ def fingerprint(
         "budget": None if budget is None else _budget_settings(budget),
         "sparsifier": sparsifier.settings if sparsifier is not None else None,
         "class_weights": None if class_weights is None else class_weights.tolist(),
-        "gates": {name: asdict(gate.config) for name, gate in named_gates(model).items()},
+        "gates": {name: gate.config.to_dict() for name, gate in named_gates(model).items()},
     }
+
+
+def stage_settings(model: nn.Module) -> dict[str, Any]:
+    """The stages of a model; nothing for one without."""
+    stages = stages_of(model)
+    return {} if stages is None else {"bounds": [list(b) for b in stages.bounds], "decide": stages.config.decide}
 
 
 def hash_data(data: Arrays) -> str:

@@ -19,6 +19,7 @@ from dynamicgate.training.log import History
 from dynamicgate.training.loop import Run
 from dynamicgate.training.options import FitOptions
 from dynamicgate.training.progress import Progress
+from dynamicgate.training.stage_loss import StageLoss
 
 
 def fit(
@@ -42,6 +43,7 @@ def fit(
     label_smoothing: float = 0.0,
     teacher: nn.Module | None = None,
     distill_weight: float | None = None,
+    stage_loss: StageLoss | None = None,
     patience: int | None = None,
     seed: int = 0,
     out: str | Path | None = None,
@@ -58,6 +60,7 @@ def fit(
     lr: peak learning rate; gate_lr_scale: that of the gate networks relative to it. warmup: fraction of training.
     clip: largest gradient norm. bf16: bfloat16 autocast. class_weights: one weight per class, or "balanced".
     teacher: a trained model to distill from; distill_weight: its fraction of the loss, None is 0.5.
+    stage_loss: how the stages of a model that has some are trained; None weights all stages and rows alike.
     patience: epochs without a better validation accuracy before stopping; the best weights are then restored. With a
         budget only epochs that meet it can be best.
     out: folder for log.jsonl, last.safetensors (continue by calling again with the same arguments) and
@@ -98,6 +101,7 @@ def fit(
             class_weights=weights_per_class(class_weights, train, classes),
             out=None if out is None else Path(out),
             teacher=None if teacher is None else Teacher(teacher, distill_weight, chosen),
+            stage_loss=stage_loss,
             checkpoint_seconds=checkpoint_seconds,
         )
         run.resume()

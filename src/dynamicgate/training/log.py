@@ -53,3 +53,10 @@ def site_stats(model: nn.Module, used: Usage) -> dict[str, dict[str, float]]:
         }
         for name, gate in named_gates(model).items()
     }
+
+
+def stage_stats(used: Usage | None) -> list[float] | None:
+    """The fraction of rows that would open each stage at the present cut; None for a model without stages."""
+    if used is None or used.stages is None:
+        return None
+    return used.stages.open.flatten(0, -2).mean(0).tolist()

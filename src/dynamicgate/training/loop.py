@@ -11,24 +11,26 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dynamicgate import distributed
 from dynamicgate.accounting.metrics import evaluate
 from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.budget import Budget, GateBudget
 from dynamicgate.data import Arrays, batches
-from dynamicgate.gating.recording import Usage, named_gates, usage
+from dynamicgate.gating.recording import Usage, is_gated, usage
+from dynamicgate.gating.stages import stages_of
 from dynamicgate.io.model_file import load, save
 from dynamicgate.sparsity import Sparsifier
 from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
 from dynamicgate.training.distillation import Teacher
-from dynamicgate.training.fingerprint import fingerprint, hash_data
+from dynamicgate.training.fingerprint import fingerprint, hash_data, stage_settings
 from dynamicgate.training.interrupt import Interrupts
-from dynamicgate.training.log import History, append_row, read_log, rewrite_log, site_stats
+from dynamicgate.training.log import History, append_row, read_log, rewrite_log, site_stats, stage_stats
 from dynamicgate.training.optimizer import adamw
 from dynamicgate.training.options import FitOptions
 from dynamicgate.training.progress import Progress
+from dynamicgate.training.stage_loss import StageLoss
+from dynamicgate.training.task_loss import TaskLoss
 
 LOG_LINES = 200
 CALIBRATION_ROWS = 2000
@@ -50,6 +52,7 @@ class Run:
         class_weights: Tensor | None = None,
         out: Path | None = None,
         teacher: Teacher | None = None,
+        stage_loss: StageLoss | None = None,
         checkpoint_seconds: float = 15.0,
     ) -> None:
         """A run at step 0; `resume` continues an earlier one."""
@@ -58,7 +61,14 @@ class Run:
         self.data, self.y = train.to(device), train.y.to(device)
         self.valid = valid
         self.class_weights = class_weights.to(device) if class_weights is not None else None
-        self.gated = bool(named_gates(model))
+        self.gated = is_gated(model)
+        self.staged = stages_of(model) is not None
+        if stage_loss is not None and not self.staged:
+            raise ValueError(
+                "stage_loss is for a model with stages: call gate_(model, GateConfig(kind='stages')) first"
+            )
+        self.stage_loss = stage_loss or StageLoss()
+        self.task_loss = TaskLoss(self.class_weights, options.label_smoothing, teacher)
         self.counter = count_macs(model, self._inputs(torch.arange(2)))
         if budget is not None:
             if not self.gated:
@@ -154,9 +164,13 @@ class Run:
         x, y = self._inputs(rows, training=True), self.y[rows.to(self.device)]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.bf16):
             if not self.gated:
-                return self._task_loss(self.parallel(x), y, x), torch.zeros((), device=self.device), None
+                return self.task_loss(self.parallel(x), y, x), torch.zeros((), device=self.device), None
             with usage(self.model) as used:
-                loss = self._task_loss(self.parallel(x), y, x)
+                scores = self.parallel(x)
+            if self.staged:
+                loss = self.task_loss.of_stages(self.stage_loss, used, y, x)
+            else:
+                loss = self.task_loss(scores, y, x)
         if self.budget is None:
             return loss, torch.zeros((), device=self.device), used
         return loss, self.budget.penalty(used) if now is None else self.budget.step(used, now), used
@@ -164,15 +178,6 @@ class Run:
     def _inputs(self, index: Tensor, *, training: bool = False) -> Tensor:
         on_device = isinstance(self.data.x, Tensor)
         return self.data.rows(index.to(self.device) if on_device else index, training=training).to(self.device)
-
-    def _task_loss(self, scores: Tensor, y: Tensor, x: Tensor) -> Tensor:
-        scores, weights = scores.float(), self.class_weights
-        labels = F.cross_entropy(scores, y, weights, reduction="sum", label_smoothing=self.options.label_smoothing)
-        if self.teacher is None:
-            return labels
-        divergence = self.teacher.divergence(scores, x)
-        distillation = (divergence if weights is None else divergence * weights[y]).sum()
-        return (1.0 - self.teacher.weight) * labels + self.teacher.weight * distillation
 
     def _weight_of(self, index: Tensor) -> float:
         if self.class_weights is None:
@@ -214,9 +219,10 @@ class Run:
         self.model.eval()
 
     def _calibrate(self, budget: Budget) -> None:
-        """Calibrate on validation rows; where there are few, which would be noisy, on training rows as well."""
+        """Calibrate on validation rows; where there are few, which would be noisy, on training rows as well. Not with
+        stages: a network is surer of rows it has learned, so that fewer of them open a stage."""
         parts = [self.valid] if self.valid is not None else []
-        if sum(map(len, parts)) < CALIBRATION_ROWS:
+        if not parts or (not self.staged and len(parts[0]) < CALIBRATION_ROWS):
             parts.append(self.data)
         batches = (x.to(self.device) for part in parts for x, _ in part.batches(2048))
         achieved, target = budget.calibrate_(self.model, islice(batches, 10)), budget.target
@@ -257,6 +263,7 @@ class Run:
             "lambda": self.budget.lambda_ if self.budget else None,
             "valid": None,
             "sites": site_stats(self.model, used) if used is not None else {},
+            "stages": stage_stats(used),
             "sparsity": self.sparsifier.stats() if self.sparsifier else None,
             "masks": self.sparsifier.fingerprint() if self.sparsifier else None,
             **row,
@@ -276,6 +283,8 @@ class Run:
             options=self.options,
             class_weights=self.class_weights,
         )
+        if self.staged:
+            found["stages"] = {**stage_settings(self.model), **self.stage_loss.settings}
         return found if self.teacher is None else {**found, "teacher": self.teacher.fingerprint()}
 
     def save_checkpoint(self) -> None:

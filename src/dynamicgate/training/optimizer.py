@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from dynamicgate.gating.recording import named_gates
+from dynamicgate.gating.stages import stages_of
 from dynamicgate.training.options import FitOptions
 
 
@@ -15,7 +16,9 @@ def adamw(model: nn.Module, options: FitOptions, device: torch.device) -> torch.
     decays: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     gates: list[nn.Parameter] = []
-    of_gates = {id(parameter) for gate in named_gates(model).values() for parameter in gate.parameters()}
+    stages = stages_of(model)
+    every_gate = [*named_gates(model).values(), *([] if stages is None else [stages])]
+    of_gates = {id(parameter) for gate in every_gate for parameter in gate.parameters()}
     for parameter in model.parameters():
         if parameter.requires_grad:
             (gates if id(parameter) in of_gates else decays if parameter.ndim >= 2 else rest).append(parameter)

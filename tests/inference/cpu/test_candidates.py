@@ -52,5 +52,5 @@ def test_zeros_are_skipped_only_if_the_raw_input_has_some(features: tuple[int, .
     normalize = dg.nn.Normalize(torch.rand(features) + 0.1, torch.rand(features) + 0.5)
     model = gated_mlp(dg.GateConfig(net="two-layer", block=16), normalize=normalize)
     lowered = lower_only_chain(model, torch.randn(64, 20).relu())
-    assert LayerLayout("panels", skip_zeros=True) in layouts_to_try(lowered, zeros=0.5)[0]
-    assert LayerLayout("panels", skip_zeros=True) not in layouts_to_try(lowered, zeros=0.0)[0]
+    assert LayerLayout("panels", skip_zeros=True) in layouts_to_try(lowered.layers, zeros=0.5)[0]
+    assert LayerLayout("panels", skip_zeros=True) not in layouts_to_try(lowered.layers, zeros=0.0)[0]

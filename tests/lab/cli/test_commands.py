@@ -128,5 +128,7 @@ def test_every_training_option_reaches_the_run(gate: dict[str, Any], tmp_path: P
     assert main(["train", "--model", "gate+rigl", *words, "--out", str(tmp_path)]) == 0
     settings = json.loads((tmp_path / "run.json").read_text())["settings"]
     other = {"scale": False, "soft_width": 0.0}  # a soft width and a scale do not go together
+    other |= {"stages": None, "focus": None, "decide": "margin", "stage_distill": 0.0, "first_stage_weight": 1.0}
+    # only models in stages take these
     assert settings == {"data": "digits", "model": "gate+rigl", "seed": 0, "data_options": [], **other, **given}
     assert not [name for name, value in given.items() if value == getattr(Settings(), name)], "none is the default"

@@ -11,6 +11,7 @@ import torch
 
 import dynamicgate as dg
 from dynamicgate.data import check_arrays
+from dynamicgate.gating.stages import stages_of
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import MODELS, Settings, run_one, settings_hash
@@ -35,7 +36,7 @@ def test_the_small_network_costs_what_the_budget_allows_to_within_a_unit(
 ) -> None:
     splits = splits_of(40, 6)
     model, *none = small(Settings(budget=budget, hidden=hidden), splits)
-    assert none == [None, None]
+    assert none == [None, None, None]
     full = (40, *hidden, 6)
     cost_of_a_unit = max(a + c for a, c in zip(model.sizes, model.sizes[2:], strict=False))
     assert abs(macs(model.sizes) - budget * macs(full)) <= cost_of_a_unit
@@ -50,6 +51,9 @@ def test_the_models_are_what_they_are_called(settings: Settings) -> None:
         name: prepare(replace(settings, dropout=0.25, gate_fraction=0.2, model=name).resolved(splits), splits)
         for name, prepare in MODELS.items()
     }
+    in_stages = {name: stages.count for name, prepared in made.items() if (stages := stages_of(prepared.model))}
+    assert in_stages == {"staged": 3, "staged-random": 3}, "a cascade is made of networks without stages"
+    assert {name for name, prepared in made.items() if prepared.stage_loss} == {"staged", "staged-random"}
     assert {name for name, prepared in made.items() if prepared.model.dropout.p == 0.0} == {"dense", "small"}
     kinds = {name: [g.config.kind for g in dg.named_gates(prepared.model).values()] for name, prepared in made.items()}
     assert {name: kind for name, kind in kinds.items() if kind} == {
@@ -57,10 +61,14 @@ def test_the_models_are_what_they_are_called(settings: Settings) -> None:
     }  # fmt: skip
     targets = {name: getattr(prepared.budget, "target", None) for name, prepared in made.items() if prepared.budget}
     of_itself = pytest.approx(0.5 / 1.5)  # it is half as wide again as the network that the budget refers to
-    assert targets == {"static": 0.5, "gate": 0.5, "gate+rigl": of_itself, "switch": None}
+    assert targets == {
+        "static": 0.5, "gate": 0.5, "gate+rigl": of_itself, "switch": None, "staged": of_itself,
+        "staged-random": of_itself,
+    }  # fmt: skip
     sparsifiers = {name: type(prepared.sparsifier).__name__ for name, prepared in made.items() if prepared.sparsifier}
     assert sparsifiers == {
         "pruned": "Magnitude", "static-sparse": "Static", "set": "SET", "rigl": "RigL", "gate+rigl": "RigL",
+        "staged": "RigL", "staged-random": "RigL", "cascade": "RigL",
     }  # fmt: skip
     assert made["small"].model.sizes[1] == 10
 
@@ -96,7 +104,7 @@ def test_without_a_density_sparse_models_use_up_the_budget(hidden: tuple[int, ..
 def test_there_are_no_gates_where_they_could_read_only_a_few_inputs(budget: float, gates: int, tmp_path: Path) -> None:
     splits = load_dataset("digits").flat()  # 9,472 MACs: a twentieth of 5 % allows 3 inputs for each of 8 gates
     settings = Settings("digits", model="gate+rigl", budget=budget, epochs=1)
-    model, budget_, sparsifier = MODELS["gate+rigl"](settings.resolved(splits), splits)
+    model, budget_, sparsifier, _ = MODELS["gate+rigl"](settings.resolved(splits), splits)
     assert len(dg.named_gates(model)) == gates
     assert (budget_ is None) == (gates == 0)
     assert isinstance(sparsifier, RigL)
@@ -134,7 +142,7 @@ def test_a_wider_sparse_model_costs_the_same(distribution: str) -> None:
         settings = Settings(
             model=name, budget=0.3, hidden=(64, 48), epochs=200, batch=4, widen=2.0, distribution=distribution
         ).resolved(splits)
-        model, budget, sparsifier = MODELS[name](settings, splits)
+        model, budget, sparsifier, _ = MODELS[name](settings, splits)
         assert model.sizes == ((40, 64, 48, 6) if name == "dense" else (40, 128, 96, 6))
         if sparsifier is not None and budget is None:
             kept = sum(round(layer.density * layer.mask.numel()) for layer in sparsifier.layers)

@@ -16,7 +16,7 @@ from dynamicgate.data import Arrays
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import Settings, run_one
-from dynamicgate.lab.methods.samples import SampleStats, histogram, picture, show
+from dynamicgate.lab.methods.samples import SampleStats, cost_levels, histogram, picture, show
 
 
 def splits_of(x: torch.Tensor, name: str = "mine", classes: int = 3, **options: object) -> Splits:
@@ -73,10 +73,25 @@ def test_means_by_class_and_by_answer_fit_the_mean_of_all(gated: tuple[torch.nn.
     assert right * found["macs_if_right"] + (1 - right) * found["macs_if_wrong"] == pytest.approx(mean, abs=0.01)
 
 
+def test_samples_of_the_same_cost_are_counted_together() -> None:
+    macs = torch.tensor([4.0, 2.0, 4.0, 2.0, 2.0, 9.0], dtype=torch.float64)
+    wrong = torch.tensor([True, False, False, False, True, True])
+    hardness = torch.tensor([0.5, 0.1, 0.3, 0.2, 0.6, 0.7], dtype=torch.float64)
+    assert cost_levels(macs, wrong, hardness) == [
+        {"macs": 2.0, "count": 3, "wrong": 1, "hardness": 0.3},
+        {"macs": 4.0, "count": 2, "wrong": 1, "hardness": 0.4},
+        {"macs": 9.0, "count": 1, "wrong": 1, "hardness": 0.7},
+    ]
+    assert cost_levels(macs[[0, 2]], wrong[[0, 2]], hardness[[0, 2]]) == [], "all cost the same"
+    many = torch.arange(9.0, dtype=torch.float64)
+    assert cost_levels(many, many > 3, many) == []
+
+
 def test_a_dense_model_has_no_cheapest_sample_and_no_correlation() -> None:
     found = gathered(dg.nn.GatedMLP((6, 8, 3)), splits_of(torch.randn(20, 6)))
     assert found["macs"]["counts"] == [20]
-    assert found["correlation"] is None
+    assert found["correlation"] is found["cost_error"] is None
+    assert found["levels"] == []
     assert "cheapest" not in found
     assert len(found["easiest"]) == 3
 

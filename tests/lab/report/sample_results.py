@@ -27,15 +27,23 @@ SPARSE = {
     "gate+rigl": (0.9760, 0.302, 0.0010, 10138),
     "switch": (0.9725, 0.31, 0.0010, 38500),
 }
-DYNAMIC_SPARSE = ("rigl", "set", "gate+rigl")
+STAGED = {
+    "staged": (0.9765, 0.30, 0.0010, 14410),
+    "cascade": (0.9735, 0.30, 0.0010, 28830),
+    "staged-random": (0.9640, 0.30, 0.0010, 14410),
+}
+DYNAMIC_SPARSE = ("rigl", "set", "gate+rigl", "staged", "staged-random")
+IN_STAGES = tuple(STAGED)
 ALL_MODELS = (*SHAPES, *SPARSE)
+STAGE_COSTS = (0.12, 0.42, 0.9)
+STAGE_STOPS = (216, 108, 36)  # of 360 samples
 DENSE_MACS = 9472
 
 
 def make_run(model: str, seed: int, data: str = "digits") -> dict[str, Any]:
     """A run as `dynamicgate compare` writes it."""
     chance = random.Random(f"{data}-{model}-{seed}")
-    accuracy, relative, below, params = {**SHAPES, **SPARSE}[model]
+    accuracy, relative, below, params = {**SHAPES, **SPARSE, **STAGED}[model]
     accuracy += chance.gauss(0, 0.004)
     gated = model in ("static", "gate", "gate+rigl", "switch")
     relative += chance.gauss(0, 0.003) if gated else 0.0
@@ -65,11 +73,23 @@ def make_run(model: str, seed: int, data: str = "digits") -> dict[str, Any]:
         ],
         "params": params,
         "seconds": 6.0 + chance.random(),
-        "budget": 0.3 if gated else None,
+        "budget": 0.3 if gated or model in STAGED else None,
         "folder": f"runs/{model}-s{seed}-1a2b3c4d",
         "samples": {"p5": relative * 0.8, "p50": relative, "p95": relative * 1.2},
         "gates": [make_gate(model, chance)] if gated else [],
+        **(make_stages(accuracy) if model in STAGED else {}),
     }
+
+
+def make_stages(accuracy: float) -> dict[str, Any]:
+    """What a run says about three stages, and its curve."""
+    each = [accuracy - 0.02, accuracy - 0.005, accuracy + 0.005]
+    curve = [
+        {"relative": 0.12 + 0.78 * at / 4, "accuracy": each[0] + 0.025 * at / 4, "cut": None if at == 4 else -at}
+        for at in range(5)
+    ]
+    stages = {"open": [1.0, 0.4, 0.1], "relative": list(STAGE_COSTS), "accuracy": each}
+    return {"stages": {**stages, "random": accuracy - 0.01, "cost_error": 0.25, "cut": [-1.0, -1.0]}, "curve": curve}
 
 
 def make_gate(model: str, chance: random.Random) -> dict[str, Any]:
@@ -194,8 +214,13 @@ def make_sample(run: dict[str, Any], row: int, cost: float, predicted: int = 3, 
 def make_sample_stats(run: dict[str, Any]) -> dict[str, Any]:
     """What measuring leaves beside a run: gates that depend on the input spend more on some samples."""
     dense, relative = (run["macs"].get(key) or 0.0 for key in ("dense", "relative"))
-    varies = any(gate["varying"] for gate in run.get("gates") or [])
+    staged = bool(run.get("stages"))
+    varies = staged or any(gate["varying"] for gate in run.get("gates") or [])
     low, high = (relative - 0.1, relative + 0.1) if varies else (relative, relative)
+    levels = [
+        {"macs": cost * dense, "count": count, "wrong": 2 * (at + 1), "hardness": 0.1 + 0.2 * at}
+        for at, (cost, count) in enumerate(zip(STAGE_COSTS, STAGE_STOPS, strict=True))
+    ]
     kinds = ("easiest", "hardest", "cheapest", "most_expensive") if varies else ("easiest", "hardest")
     return {
         "count": 360,
@@ -205,9 +230,11 @@ def make_sample_stats(run: dict[str, Any]) -> dict[str, Any]:
         "macs_if_right": relative * dense,
         "macs_if_wrong": (relative + 0.02 * varies) * dense,
         "correlation": 0.125 if varies else None,
+        **({"levels": levels, "cost_error": 0.25} if staged else {}),
         **{
             kind: [
-                make_sample(run, row, relative, predicted=3 if row else 8) for row in range(3 * place, 3 * place + 3)
+                make_sample(run, row, STAGE_COSTS[row % 3] if staged else relative, predicted=3 if row else 8)
+                for row in range(3 * place, 3 * place + 3)
             ]
             for place, kind in enumerate(kinds)
         },

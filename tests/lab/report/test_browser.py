@@ -9,13 +9,21 @@ import pytest
 
 from dynamicgate.lab.report import write_report
 from tests.lab.report.browser import Browser, chromium, find_chromium
-from tests.lab.report.sample_results import ALL_MODELS, make_results, with_savings, write_sample, write_timings
+from tests.lab.report.sample_results import (
+    ALL_MODELS,
+    IN_STAGES,
+    make_results,
+    with_savings,
+    write_sample,
+    write_timings,
+)
 
 pytestmark = pytest.mark.skipif(
     find_chromium() is None,
     reason="no Chromium: install the distribution's package (apt-get install chromium) to test the page in a browser",
 )
 
+PAGE_MODELS = (*ALL_MODELS, *IN_STAGES)
 ROWS = "[...document.querySelector('table').tBodies[0].rows]"
 HEADINGS = "[...document.querySelectorAll('table')[0].tHead.rows[0].cells]"
 PARAMETERS = f"{HEADINGS}.find((heading) => heading.innerText === 'parameters')"  # 9610 < 10138, but not as words
@@ -31,7 +39,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    results = make_results(ALL_MODELS, 2)
+    results = make_results(PAGE_MODELS, 2)
     results["runs"] = [with_savings(run, 0.2) for run in results["runs"]]
     return write_report(write_timings(write_sample(tmp_path_factory.mktemp("report"), results), results))
 
@@ -94,7 +102,7 @@ def test_the_keyboard_sorts_too_and_text_is_sorted_alphabetically(browser: Brows
     browser.run("document.querySelector('table th button').focus()")
     browser.press("Enter")
     names = browser.run(f"{ROWS}.map((row) => row.cells[0].dataset.value)")
-    assert names == sorted(ALL_MODELS)
+    assert names == sorted(PAGE_MODELS)
 
 
 def test_a_mark_under_the_pointer_has_a_tooltip(browser: Browser, page: Path) -> None:
@@ -102,7 +110,7 @@ def test_a_mark_under_the_pointer_has_a_tooltip(browser: Browser, page: Path) ->
     assert tip(browser) is None
     browser.hover(*centre_of(browser, "svg.plot .mark.mean"))
     name, values = str(tip(browser)).split("\n")
-    assert name.split()[0] in ALL_MODELS
+    assert name.split()[0] in PAGE_MODELS
     assert "of the dense MACs" in values
     assert browser.run("document.querySelectorAll('svg.plot title').length") == 0, (
         "or the browser would show its own tooltip too"

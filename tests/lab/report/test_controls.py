@@ -37,7 +37,7 @@ def test_a_model_that_is_not_in_the_table_is_a_subject_if_it_reports_gates() -> 
 def test_the_table_has_every_model_that_can_be_trained_and_knows_which_are_sparse() -> None:
     assert set(MODEL_TABLE) == set(MODELS)
     assert {name for name, model in MODEL_TABLE.items() if "sparse" in model.group} == set(SPARSE)
-    assert all(set(model.combines) <= set(MODEL_TABLE) for model in MODEL_TABLE.values())
+    assert all(set(model.rivals) <= set(MODEL_TABLE) for model in MODEL_TABLE.values())
 
 
 def test_without_gated_models_the_report_is_about_the_alternatives() -> None:

@@ -16,7 +16,7 @@ from dynamicgate.lab.report.compared_models import MODEL_TABLE
 from dynamicgate.lab.report.gate_curves import gate_figure
 from dynamicgate.lab.report.label_placement import label_box, place_labels
 from dynamicgate.lab.report.line_plot import BINS, binned_curve
-from dynamicgate.lab.report.model_markers import COLOURS, SHAPES, colour_class, model_styles
+from dynamicgate.lab.report.model_markers import COLOURS, colour_class, model_styles, shape_of
 from dynamicgate.lab.report.number_format import quantity, signed_points
 from dynamicgate.lab.report.reading import SPARSITY_KEY
 from dynamicgate.lab.report.sparsity_curves import sparsity_figure
@@ -27,7 +27,7 @@ from tests.lab.report.sample_results import ALL_MODELS, make_log, make_results, 
 def test_models_in_the_table_keep_their_colour_and_no_two_models_look_alike() -> None:
     assert model_styles(["dense", "gate"])["gate"] == model_styles(["gate", "x", "small"])["gate"]
     styles = model_styles(["gate", "dense", *(f"model {index}" for index in range(18))])
-    assert len({(style % COLOURS, style % SHAPES) for style in styles.values()}) == 20
+    assert len({(style % COLOURS, shape_of(style)) for style in styles.values()}) == 20
 
 
 def test_each_model_in_the_table_has_its_own_colour_and_the_style_sheet_defines_it() -> None:

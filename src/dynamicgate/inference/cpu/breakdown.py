@@ -90,6 +90,11 @@ def choices_of(stages: Sequence[Stage], candidate: Candidate) -> list[str]:
     return found
 
 
+def layout_words(layer: ops.chain.Layer, layout: LayerLayout) -> str:
+    """What a packed layer does, in words."""
+    return ", ".join(_words(layer, layout))
+
+
 def _words(layer: ops.chain.Layer, layer_layout: LayerLayout) -> list[str]:
     layout, skips = layer_layout
     words = {"vectors": "16x1 vectors", "columns": "16x1 vectors"}

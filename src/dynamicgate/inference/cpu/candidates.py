@@ -45,34 +45,36 @@ def packed(layouts: Sequence[LayerLayout]) -> Candidate:
     return Candidate(" + ".join(names), tuple(layouts))
 
 
-def layouts_to_try(lowered: Lowered, zeros: float) -> list[list[LayerLayout]]:
+def layouts_to_try(layers: Sequence[ops.chain.Layer], zeros: float) -> list[list[LayerLayout]]:
     """For each layer the layouts that may be fastest, the most likely first. zeros: fraction of exact zeros in the
     input."""
-    found: list[list[LayerLayout]] = []
-    before: ops.chain.Layer | None = None
-    for layer in lowered.layers:
-        dense, rows = LayerLayout("panels"), LayerLayout("rows")
-        of_layer = [dense] if not layer.block or layer.block >= 8 else [rows]  # panels pad a block to 16 units
-        if layer.block and layer.block < PANEL:
-            of_layer = list(dict.fromkeys([rows, *of_layer]))
-        density = int(layer.weight.count_nonzero()) / layer.weight.numel()
-        if density < 0.9:
-            vectors = float(columns_of_16(layer.weight).float().mean())
-            sparse = [LayerLayout("vectors")] if vectors < 0.9 else []
-            if sparse and before is not None and before.block:  # in case most inputs are open
-                sparse = [LayerLayout("columns"), *sparse]
-            sparse += [LayerLayout("csr")] if density < 0.5 else []
-            of_layer = [*sparse, *of_layer]
-        after_zeros = before is not None and ACTIVATIONS[before.activation].makes_zeros and not before.block
-        if (zeros >= ZEROS_WORTH_SKIPPING if before is None else after_zeros) and layer.weight.shape[1] <= 1 << 16:
-            of_layer += [LayerLayout(layout, True) for layout, _ in of_layer if layout in ("panels", "vectors")]
-        found.append(of_layer)
-        before = layer
-    return found
+    return [_layouts_of(layer, before, zeros) for layer, before in zip(layers, [None, *layers], strict=False)]
+
+
+def _layouts_of(layer: ops.chain.Layer, before: ops.chain.Layer | None, zeros: float) -> list[LayerLayout]:
+    dense, rows = LayerLayout("panels"), LayerLayout("rows")
+    of_layer = [dense] if not layer.block or layer.block >= 8 else [rows]  # panels pad a block to 16 units
+    if layer.block and layer.block < PANEL:
+        of_layer = list(dict.fromkeys([rows, *of_layer]))
+    density = int(layer.weight.count_nonzero()) / layer.weight.numel()
+    if density < 0.9:
+        vectors = float(columns_of_16(layer.weight).float().mean())
+        sparse = [LayerLayout("vectors")] if vectors < 0.9 else []
+        if sparse and before is not None and before.block:  # in case most inputs are open
+            sparse = [LayerLayout("columns"), *sparse]
+        sparse += [LayerLayout("csr")] if density < 0.5 else []
+        of_layer = [*sparse, *of_layer]
+    after_zeros = before is not None and ACTIVATIONS[before.activation].makes_zeros and not before.block
+    if (zeros >= ZEROS_WORTH_SKIPPING if before is None else after_zeros) and layer.weight.shape[1] <= 1 << 16:
+        of_layer += [LayerLayout(layout, True) for layout, _ in of_layer if layout in ("panels", "vectors")]
+    return of_layer
 
 
 class Candidates:
     """Builds the candidates of one chain, each when it is first asked for."""
+
+    whole_stream = False
+    """Whether timing must see every row of the example, because rows cost very different times."""
 
     def __init__(self, lowered: Lowered) -> None:
         """All of them compute what `lowered` says."""
@@ -80,6 +82,10 @@ class Candidates:
         self._built: dict[Candidate, nn.Module] = {}
         router = lowered.router
         self.router = None if router is None else RouterInTorch(GateInTorch(router.net), router.k, router.tau)
+
+    def layouts_to_try(self, zeros: float) -> list[list[LayerLayout]]:
+        """For each layer the layouts that may be fastest. zeros: fraction of exact zeros in the input."""
+        return layouts_to_try(self.lowered.layers, zeros)
 
     def build(self, candidate: Candidate) -> nn.Module:
         """The layers of the chain, run that way."""
@@ -94,6 +100,9 @@ class Candidates:
             return DenseLayers([dense_layer(layer, panels=candidate == OWN_DENSE) for layer in layers])
         laid_out = zip(layers, candidate.layouts, strict=False)
         program = ops.chain.pack([replace(layer, layout=layout, skip_zeros=skip) for layer, (layout, skip) in laid_out])
+        return self._packed(program)
+
+    def _packed(self, program: ops.chain.Packed) -> PackedLayers:
         for other in self._built.values():  # candidates that differ only in what they skip have the same weights
             if isinstance(other, PackedLayers) and torch.equal(other.weights, program.weights):
                 program = program._replace(weights=other.weights)

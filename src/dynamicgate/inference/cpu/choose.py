@@ -19,7 +19,6 @@ from dynamicgate.inference.cpu.candidates import (
     Candidate,
     Candidates,
     LayerLayout,
-    layouts_to_try,
     packed,
 )
 from dynamicgate.inference.cpu.lower import Lowered
@@ -62,15 +61,18 @@ def choose_candidates(
     ungated: the layers without gates. It computes something else, and is timed for comparison only.
     open_rates: of the gates, by site.
     """
-    layouts = layouts_to_try(candidates.lowered, zeros=float((rows_RD == 0).double().mean()))
+    layouts = candidates.layouts_to_try(zeros=float((rows_RD == 0).double().mean()))
+    whole = candidates.whole_stream
     each = seconds / len(batches) / (1 + sum(len(of_layer) > 1 for of_layer in layouts))
-    best = {batch: _best_layouts(candidates, layouts, batches_of(rows_RD, batch), each) for batch in batches}
+    best = {
+        batch: _best_layouts(candidates, layouts, batches_of(rows_RD, batch, whole=whole), each) for batch in batches
+    }
     own = [OWN_DENSE] if _dense_may_win(candidates.lowered, open_rates) else []
     finalists = list(dict.fromkeys([DENSE, *own, *best.values()]))
     times = []
     for batch in batches:
         calls = {UNGATED: ungated} | {c.name: candidates.call(candidates.build(c)) for c in finalists}
-        times.append(time_calls(calls, batches_of(rows_RD, batch), each))
+        times.append(time_calls(calls, batches_of(rows_RD, batch, whole=whole), each))
     sizes = {c.name: held_bytes(candidates.build(c)) for c in finalists}
     names, choice = select(times, sizes, None if memory is None else memory * candidates.lowered.dense_bytes)
     by_name = {c.name: c for c in finalists}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, fx, nn
 from dynamicgate.gating.config import GateConfig
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.sites import Site
+from dynamicgate.gating.stages import StageGate, stack_names, stages_of
 from dynamicgate.inference.graph import Step, is_unmodified, steps_of
 
 ZEROS_WORTH_SKIPPING = 0.25  # below this fraction of exact zeros, taking them out costs what it saves
@@ -27,6 +28,8 @@ class LinearChain:
     """Steps that become one chain, in order."""
 
     steps: tuple[Step, ...]
+    stages: StageGate | None = None
+    """The gate on its stages; its layers are exactly those of the gate's stack."""
 
     @property
     def linears(self) -> list[Step]:
@@ -53,12 +56,16 @@ def find_chains(
     """
     with torch.no_grad():
         _Annotator(fx.GraphModule(model, graph)).run(example)
-    steps = {step.node: step for step in steps_of(model, graph)}
-    reasons = dict(_unsupported_linears(model, graph))
+    stages = stages_of(model)
+    steps = {step.node: step for step in steps_of(model, graph, stages)}
+    reasons = dict(_unsupported_linears(model, graph, stages))
+    stack = [] if stages is None else stack_names(model, stages)
+    if stages is not None and (why := _why_no_stages(stages, gates)) is not None:
+        reasons.update(dict.fromkeys(stack, why))
     sites = {name: gate.site_at(name) for name, gate in gates.items()}
     starts = {
         sites[name].producers[0] for name, g in gates.items() if g.config.kind == "router" and sites[name].producers
-    }
+    } | set(stack[:1])
     while True:
         chains = list(_chains(graph, steps, set(reasons), starts))
         found = ((site, _why_split(site, gates[name].config, chains, set(reasons))) for name, site in sites.items())
@@ -66,8 +73,11 @@ def find_chains(
         for site, reason in split:
             for name in (*site.producers, site.source, site.consumer):
                 reasons.setdefault(name, reason)
-        if not split:
-            return chains, reasons
+        of_stages = _why_stack_split(stack, chains, set(reasons))
+        if of_stages is not None:
+            reasons.update({name: reasons.get(name, of_stages) for name in stack})
+        elif not split:
+            return [replace(c, stages=stages) if c.linears[-1].name in stack else c for c in chains], reasons
 
 
 class _Annotator(fx.Interpreter):
@@ -137,7 +147,7 @@ def _after(first: Step, steps: Mapping[fx.Node, Step], barred: set[str], used: s
     return found + pending[:foldable]
 
 
-def _unsupported_linears(model: nn.Module, graph: fx.Graph) -> Iterator[tuple[str, str]]:
+def _unsupported_linears(model: nn.Module, graph: fx.Graph, stages: StageGate | None) -> Iterator[tuple[str, str]]:
     modules = dict(model.named_modules())
     calls = Counter(str(node.target) for node in graph.nodes if node.op == "call_module")
     for name, count in calls.items():
@@ -146,7 +156,7 @@ def _unsupported_linears(model: nn.Module, graph: fx.Graph) -> Iterator[tuple[st
             continue
         if count > 1 or sum(m is module for m in modules.values()) > 1:
             yield name, "it runs more than once in a forward pass"
-        elif not is_unmodified(module):
+        elif not is_unmodified(module, stages):
             yield name, "it is a subclass of Linear or has a hook of its own"
         elif (module.weight.dtype, module.weight.device.type) != (torch.float32, "cpu"):
             yield name, f"the kernels are float32 on the cpu, it is {module.weight.dtype} on {module.weight.device}"
@@ -176,6 +186,29 @@ def _why_split(site: Site, config: GateConfig, chains: list[LinearChain], in_tor
     if _shifted_before(chain, site.consumer):
         return f"the units of {site.name!r} are shifted between activation and gate"
     return None
+
+
+def _why_no_stages(stages: StageGate, gates: Mapping[str, Gate]) -> str | None:
+    """Why the stages of a model cannot become a chain, whatever its layers are."""
+    if gates:
+        return f"it has stages and gates on units ({', '.join(map(repr, gates))}), and no chain has both"
+    if stages.config.decide == "random":
+        return "its stages are decided at random, and no chain draws random numbers"
+    return None
+
+
+def _why_stack_split(stack: list[str], chains: list[LinearChain], in_torch: set[str]) -> str | None:
+    """Why the layers of the stages cannot be one chain; None if they can, or if all of them stay in torch."""
+    if in_torch.issuperset(stack):
+        return None
+    if in_torch.intersection(stack):
+        return "its stages tie it to a layer that stays in torch"
+    found = next((c for c in chains if stack[0] in [step.name for step in c.linears]), None)
+    if found is None or [s.name for s in found.linears] != stack or found.steps[-1].name != stack[-1]:
+        return "between the layers of its stages is an operation that no chain supports"
+    return (
+        "the units of its last stage are shifted after their activation" if _shifted_before(found, stack[-1]) else None
+    )
 
 
 def _shifted_before(chain: LinearChain, consumer: str) -> bool:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from dynamicgate import ops
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.gating.gate import scale_units
+from dynamicgate.inference.cpu.dense_stages import DenseStages
 from dynamicgate.inference.gates import GateInTorch, without_prefix
 
 
@@ -131,5 +132,7 @@ def layers_from_description(described: Mapping[str, Any], tensors: Mapping[str, 
     """The inverse of `describe`, with the buffers."""
     if described["kind"] == "packed":
         return PackedLayers(ops.chain.Packed(tensors["weights"], tensors["program"], described["outputs"]))
+    if described["kind"] == "dense stages":
+        return DenseStages.from_description(described, tensors)
     parts = enumerate(described["layers"])
     return DenseLayers([DenseLayer.from_description(x, without_prefix(tensors, f"layers.{i}")) for i, x in parts])

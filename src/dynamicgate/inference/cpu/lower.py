@@ -16,7 +16,9 @@ from dynamicgate.gating.gate import Gate
 from dynamicgate.inference.cpu.dead_units import droppable, without_dead_units
 from dynamicgate.inference.cpu.find import LinearChain
 from dynamicgate.inference.cpu.folding import Affine, Stage, with_layer
+from dynamicgate.inference.cpu.stages import StageOrder, stage_order
 from dynamicgate.inference.gates import gate_net
+from dynamicgate.masks import connections
 from dynamicgate.nn import Normalize
 
 
@@ -41,6 +43,8 @@ class Lowered:
     """A BatchNorm was folded: features must be the second of two dimensions."""
     dropped: tuple[str, ...] = ()
     """The sites that lost blocks which some input might open."""
+    order: StageOrder | None = None
+    """Where the units of each layer are divided in stages, and when a row stops. No unit was removed then."""
 
     @property
     def layers(self) -> list[ops.chain.Layer]:
@@ -91,7 +95,7 @@ def lower_chain(chain: LinearChain, gates: Mapping[str, Gate], drop: Mapping[str
             linear = step.module
             assert isinstance(linear, nn.Linear)
             affine = affine.then(_static_factor(gates.get(step.name)), None)
-            layer = ops.chain.Layer(*affine.fold(linear.weight, linear.bias))
+            layer = ops.chain.Layer(*affine.fold(_weight_of(linear, chain), linear.bias))
             site = by_producer.get(step.name)
             if site is not None:
                 gate = gates[site]
@@ -102,8 +106,17 @@ def lower_chain(chain: LinearChain, gates: Mapping[str, Gate], drop: Mapping[str
             shape = (linear.out_features, linear.in_features)
             stages.append(Stage(step.name, layer, shape, site))
             affine, activated = Affine(), False
+    if chain.stages is not None:
+        return Lowered(stages, None, norm_eps, rows_only, order=stage_order(chain.stages))
     dropped = tuple(s.site for s in stages if s.site and s.site in drop and droppable(s))
     return Lowered(without_dead_units(stages, drop), router, norm_eps, rows_only, dropped)
+
+
+def _weight_of(linear: nn.Linear, chain: LinearChain) -> Tensor:
+    """Its weight. In stages without what the mask leaves out, which the last optimizer step may have brought back: the
+    layer itself removes it only when it runs."""
+    mask = connections(linear) if chain.stages is not None else None
+    return linear.weight if mask is None else linear.weight * mask
 
 
 def _scale_and_shift(module: nn.Module) -> tuple[Tensor, Tensor]:

@@ -12,10 +12,11 @@ from dynamicgate import ops
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.inference.cpu.breakdown import regimes_of, ungated
-from dynamicgate.inference.cpu.candidates import Candidates
 from dynamicgate.inference.cpu.choose import choose_candidates
 from dynamicgate.inference.cpu.find import LinearChain, find_chains
 from dynamicgate.inference.cpu.lower import lower_chain
+from dynamicgate.inference.cpu.stage_breakdown import opened_stages, stage_note, staged_regimes
+from dynamicgate.inference.cpu.stage_candidates import StagedCandidates, candidates_of
 from dynamicgate.inference.cpu.verify import verify_model
 from dynamicgate.inference.graph import replace_nodes, trace
 from dynamicgate.inference.plan import Plan
@@ -47,7 +48,7 @@ def compile_on_cpu(
         chains, regimes = [], []
         for chain, low, rows_RD in zip(found, lowered, entering, strict=True):
             each = seconds / len(found)
-            candidates = Candidates(low)
+            candidates = candidates_of(low)
             chosen = choose_candidates(
                 candidates,
                 ungated(chain),
@@ -57,7 +58,12 @@ def compile_on_cpu(
                 seconds=0.7 * each,
                 memory=memory,
             )
-            regimes.append(regimes_of(chain, candidates, chosen, rows_RD, batches, macs, 0.3 * each))
+            if isinstance(candidates, StagedCandidates):
+                opened = opened_stages(reference, example)
+                regimes.append(staged_regimes(chain, candidates, chosen, batches, opened))
+                notes.append(stage_note(chain, opened))
+            else:
+                regimes.append(regimes_of(chain, candidates, chosen, rows_RD, batches, macs, 0.3 * each))
             chains.append(candidates.chain(chosen.implementations, chosen.choice, batches))
         nodes = [chain.nodes for chain in found]
         body = replace_nodes(reference, graph, nodes, chains).eval() if graph else reference

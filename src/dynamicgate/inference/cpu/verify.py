@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import named_gates, usage
+from dynamicgate.gating.stages import stages_of
 from dynamicgate.inference.plan import Verification
 from dynamicgate.inference.shadow_copy import copy_in_float64
-from dynamicgate.inference.verify import TOLERANCE, near_threshold, refuse_above
+from dynamicgate.inference.verify import TOLERANCE, near_cut, near_threshold, refuse_above
 
 MAX_REFERENCE_MACS = 4e9  # a few seconds in float64
 
@@ -33,8 +34,11 @@ def verify_model(
     wide = copy_in_float64(model)
     gates = named_gates(wide)
     rows = _rows_to_compare(x, model)
-    # With a capacity the output of a row depends on its batch, so the reference is computed for each batch.
-    independent = all(gate.config.capacity is None for gate in gates.values())
+    stages = stages_of(wide)
+    by_chance = stages is not None and stages.config.decide == "random"
+    # With a capacity, or a random number for each row, the output of a row depends on its batch: then the reference is
+    # computed for each batch.
+    independent = all(gate.config.capacity is None for gate in gates.values()) and not by_chance
     expected, near = _reference(wide, gates, rows, dropped or {}) if independent else (rows, rows)
     error, left_out, compared = 0.0, 0, 0
     for batch in batches:
@@ -77,6 +81,9 @@ def _reference(
             of_site_B = near_BG.reshape(len(rows), -1).any(1)
             # With a capacity, a row that switches expert can push out any other row: one such row excludes the batch.
             near_B |= of_site_B if gate.config.capacity is None else of_site_B.any()
+        stages = stages_of(wide)
+        if stages is not None and used.stages is not None:
+            near_B |= near_cut(stages, used.stages).reshape(len(rows), -1).any(1)
     return y, near_B
 
 

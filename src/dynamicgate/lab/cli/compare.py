@@ -20,14 +20,15 @@ class Compare:
     For example:
       dynamicgate compare --data digits --budget 0.3 --seeds 5 --out runs/digits
       dynamicgate compare --data mnist --data-dir DATA --models small,gate --budget 0.25 --seeds 3 --out runs/mnist
+      dynamicgate compare --models rigl staged cascade staged-random --budget 0.05 --out runs/stages
 
     Run the same command again to continue after an interruption: finished runs are not repeated.
     """
 
     out: Annotated[Path, arg(metavar="FOLDER")]
     """Folder for results.json, report.html and one subfolder for each run."""
-    models: Annotated[str, arg(metavar="NAMES")] = "dense,small,dropout,static,gate"
-    """Models to train, separated by commas; `dynamicgate train --help` lists them."""
+    models: Annotated[tuple[str, ...], arg(metavar="NAMES")] = ("dense,small,dropout,static,gate",)
+    """Models to train, separated by commas or spaces; `dynamicgate train --help` lists them."""
     seeds: int = 5
     """Number of seeds; every model is trained with the same ones."""
     jobs: int = 1
@@ -36,10 +37,10 @@ class Compare:
 
     def run(self) -> int:
         """Train all models, print the table, write the page."""
-        names = [name.strip() for name in self.models.split(",") if name.strip()]
+        names = [name.strip() for word in self.models for name in word.split(",") if name.strip()]
         if self.seeds < 1:
             raise ValueError(f"at least one seed is needed, received {self.seeds}")
-        settings, folder = self.training.settings(), self.training.data_dir
+        settings, folder = self.training.settings(names), self.training.data_dir
         results = compare(
             settings, names, range(self.seeds), self.out, data_dir=folder, command=this_command(), jobs=self.jobs
         )

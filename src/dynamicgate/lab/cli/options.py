@@ -13,7 +13,11 @@ from typing import Annotated, Any, TypeAlias
 from tyro.conf import UseAppendAction, arg
 
 from dynamicgate.lab.methods import Hyperparameters, Settings
+from dynamicgate.lab.methods.hyperparameters import STAGED
 
+TRAINED_TOGETHER = ("focus", "stage_distill", "first_stage_weight", "decide")
+STAGE_OPTIONS = {"stages": STAGED, **dict.fromkeys(TRAINED_TOGETHER, STAGED[:2])}
+"""Options that only models in stages heed: a cascade trains its networks one by one, and asks their margins."""
 Options: TypeAlias = tuple[tuple[str, str], ...]
 
 DataDir: TypeAlias = Annotated[
@@ -56,14 +60,25 @@ class Training(Hyperparameters):
     hidden: Annotated[str | None, arg(metavar="WIDTHS", help_behavior_hint="")] = None
     """Widths of the hidden layers, such as 256 or 1024,512; by default 128 for digits, otherwise 256."""
 
-    def settings(self, **chosen: Any) -> Settings:
-        """These options as the `Settings` of a run; `chosen` sets further fields."""
+    def settings(self, models: Sequence[str], **chosen: Any) -> Settings:
+        """These options as the `Settings` of runs of these models; `chosen` sets further fields."""
+        self._check_stages(models)
         not_settings = {"data_dir", "data_option", "target", "hidden"}  # where the files are does not affect the result
         values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in not_settings}
         values["data_options"] = loader_options(self.data_option, self.target, "--data-option")
         if self.hidden is not None:
             values["hidden"] = integers(self.hidden, "hidden")
         return Settings(**{**values, **chosen})
+
+    def _check_stages(self, models: Sequence[str]) -> None:
+        """Refuse options of stages where no model would heed them."""
+        for option, heeded_by in STAGE_OPTIONS.items():
+            value = getattr(self, option)
+            if value == getattr(Hyperparameters, option) or not models or set(heeded_by) & set(models):
+                continue
+            raise ValueError(
+                f"--{option} {value} means nothing to {', '.join(models)}: it is an option of {', '.join(heeded_by)}"
+            )
 
 
 def loader_options(texts: Sequence[str], target: str | None, flag: str) -> Options:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, arg
 
@@ -16,7 +16,7 @@ from dynamicgate.lab.methods import run_one, settings_hash
 
 MODEL_HELP = (
     "dense, small (a dense network with the MACs of the budget), dropout, static, random, gate, pruned, static-sparse, "
-    "set, rigl, gate+rigl or switch."
+    "set, rigl, gate+rigl, switch, staged (easy inputs stop early), cascade or staged-random."
 )
 
 
@@ -45,7 +45,7 @@ class Train:
         device = distributed.choose_device(self.device)
         distributed.start(device)
         try:
-            settings = self.training.settings(model=self.model, seed=self.seed)
+            settings = self.training.settings([self.model], model=self.model, seed=self.seed)
             options = dict(settings.data_options)
             splits = load_dataset(
                 settings.data, data_dir=self.training.data_dir, seed=self.seed, options=options
@@ -60,16 +60,35 @@ class Train:
                     f"executed MACs {macs['executed']:,.0f} of {macs['dense']:,.0f} in the dense network asked for "
                     f"= {macs['relative']:.4f}"
                 )
-                print(f"saved {self.out / 'model.safetensors'}")
+                print("".join(f"{line}\n" for line in stage_lines(found)), end="")
+                saved = sorted(self.out.glob("net-*/model.safetensors")) or [self.out / "model.safetensors"]
+                print(f"saved {', '.join(map(str, saved))}")
         finally:
             distributed.stop()
         return 0
 
 
+def stage_lines(run: dict[str, Any]) -> list[str]:
+    """For a model in stages what each stage did, one line each."""
+    stages = run.get("stages")
+    if not stages:
+        return []
+    each = zip(stages["open"], stages["relative"], stages["accuracy"], strict=True)
+    return [
+        *(
+            f"stage {k}: opened by {opened:.1%} of the samples; {cost:.4f} of the dense MACs and accuracy "
+            f"{accuracy:.4f} if all stopped after it"
+            for k, (opened, cost, accuracy) in enumerate(each, start=1)
+        ),
+        f"with the same stops dealt at random the accuracy would be {stages['random']:.4f}",
+    ]
+
+
 def _claim_folder(out: Path, fingerprint: str) -> None:
     """Mark the folder with the settings of this run; refuse it if it already has a run with other settings."""
     marker = out / "settings.hash"
-    has_run = any((out / name).exists() for name in ("last.safetensors", "run.json"))  # a refused attempt leaves none
+    # a refused attempt leaves neither; those of a cascade are in folders below
+    has_run = any(found for name in ("last.safetensors", "run.json") for found in out.rglob(name))
     if has_run and marker.exists() and marker.read_text(encoding="utf-8") != fingerprint:
         raise ValueError(f"{out} has a run with other settings: choose another --out, or delete that folder")
     if distributed.rank() == 0:

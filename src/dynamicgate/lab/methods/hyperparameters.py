@@ -12,9 +12,11 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 
-from dynamicgate import presets
 from dynamicgate.gating.gate import Policy
 from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.presets import PLANS, stage_costs
+from dynamicgate.presets import sparsify as presets
+from dynamicgate.presets.stages import INITIAL_DENSITY, PlanName
 from dynamicgate.sparsity import Distribution
 
 T = TypeVar("T")
@@ -31,7 +33,8 @@ class Defaults(NamedTuple):
 
 DEFAULTS = {"digits": Defaults((128,), epochs=60, batch=32, lr=4e-3), "mnist": Defaults((256,), epochs=20)}
 GATE_FRACTION = 0.28  # of the budget: a higher rank reads the input better, but leaves fewer MACs for the units
-SPARSE = ("pruned", "static-sparse", "set", "rigl", "gate+rigl")
+STAGED = ("staged", "staged-random", "cascade")
+SPARSE = ("pruned", "static-sparse", "set", "rigl", "gate+rigl", *STAGED)
 GATED_SPARSE = "gate+rigl"
 SPARSE_LR_SCALE = 5 / 3  # sparse layers tolerate larger steps
 PERIOD = 100  # optimizer steps between two mask updates
@@ -121,6 +124,20 @@ class Hyperparameters:
     budget."""
     every: int | None = None
     """Optimizer steps between two mask updates; by default 100, or fewer in a short run."""
+    stages: PlanName | None = None
+    """How staged, staged-random and cascade divide the budget: two stages, which cost 0.75 and 1 times the budget, for
+    inputs that are all rather hard; or three, which cost 0.4, 1 and 2.5 times the budget, where most inputs are easy
+    (the default)."""
+    focus: float | None = None
+    """How much later stages of a staged model attend to the inputs that open them, from 0, all inputs alike, to 1, no
+    others; by default 0 with two stages and 1 with three."""
+    stage_distill: float = 0.0
+    """Fraction of the loss of earlier stages of a staged model that is the distance to the outputs of the last one."""
+    first_stage_weight: float = 1.0
+    """Weight of the loss of the first stage of a staged model; that of every other one is 1."""
+    decide: Literal["margin", "entropy", "head"] = "margin"
+    """What says that an input needs the next stage of a staged model: the margin between its two best classes, the
+    entropy of the outputs, or a learned head."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +160,7 @@ class Settings(Hyperparameters):
         fused = self.model == GATED_SPARSE
         found = replace(
             self,
-            widen=_or(self.widen, presets.spending(self.budget).widen if fused else 1.0),
+            widen=_or(self.widen, self._usual_widen()),
             hidden=_or(self.hidden, usual.hidden),
             epochs=_or(self.epochs, usual.epochs),
             batch=_or(self.batch, min(usual.batch, len(splits.train))),
@@ -158,9 +175,18 @@ class Settings(Hyperparameters):
             policy=("hard" if fused else "gumbel") if found.policy == "auto" else found.policy,
             rank=_or(found.rank, _affordable_rank(found, splits)),
         )
+        if found.model in STAGED:
+            return _with_stages(found, splits)
         if found.model in SPARSE:
             return _with_densities(found, splits)
         return replace(found, output="dense", distribution="uniform", widen=1.0)
+
+    def _usual_widen(self) -> float:
+        if self.model == GATED_SPARSE:
+            return presets.spending(self.budget).widen
+        if self.model in STAGED:  # as wide as a network that costs as much as all stages together
+            return presets.spending(sum(stage_costs(PLANS[_or(self.stages, "three")], self.budget))).widen
+        return 1.0
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -246,6 +272,24 @@ def _with_densities(s: Settings, splits: Splits) -> Settings:
         every=_or(s.every, max(1, min(PERIOD, int(0.75 * steps / MIN_UPDATES)))),
         output="sparse" if sparse_output else "dense",
         distribution=distribution if s.distribution == "auto" else s.distribution,
+    )
+
+
+def _with_stages(s: Settings, splits: Splits) -> Settings:
+    """The division of the budget, and a period that fits the run. The networks of a cascade are trained one by one and
+    decide by their margin, whatever is asked of the stages beside it."""
+    plan: PlanName = _or(s.stages, "three")
+    if s.model == "cascade":
+        s = replace(s, focus=None, decide="margin")
+    steps = given(s.epochs) * math.ceil(len(splits.train) / given(s.batch))
+    return replace(
+        s,
+        stages=plan,
+        focus=_or(s.focus, PLANS[plan].focus),
+        initial_density=_or(s.initial_density, INITIAL_DENSITY),
+        every=_or(s.every, max(1, min(PERIOD, int(0.75 * steps / MIN_UPDATES)))),
+        distribution=presets.DISTRIBUTION,
+        output="sparse" if s.output == "auto" else s.output,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -15,8 +16,10 @@ from dynamicgate.gating.recording import named_gates
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.hyperparameters import Settings, dense_macs, given, own_budget
 from dynamicgate.nn import GatedMLP, Normalize
-from dynamicgate.presets import Densities, fused_sparsifier
+from dynamicgate.presets import PLANS, add_stages_, stage_costs
+from dynamicgate.presets.sparsify import Densities, fused_sparsifier
 from dynamicgate.sparsity import SET, Distribution, LayerOptions, Magnitude, RigL, Sparsifier, Static
+from dynamicgate.training.stage_loss import StageLoss
 
 EXPERTS = 8
 FIXED_LOGIT = 4.0  # of a gate that is not learned
@@ -29,6 +32,7 @@ class Prepared(NamedTuple):
     model: nn.Module
     budget: GateBudget | None = None
     sparsifier: Sparsifier | None = None
+    stage_loss: StageLoss | None = None
 
 
 def dense(s: Settings, splits: Splits) -> Prepared:
@@ -97,11 +101,38 @@ def gate_rigl(s: Settings, splits: Splits) -> Prepared:
     gates where the budget is too small for any that could tell inputs apart."""
     if not s.gate_density:
         return rigl(s, splits)
-    model, budget, _ = gate(s, splits)
+    model, budget, *_ = gate(s, splits)
     layers = [f"layers.{index}" for index in range(len(s.widths) + (s.output == "sparse"))]
     found = Densities(given(s.density), s.gate_density)
     options = {**_dynamic(s), "pattern": s.pattern, "distribution": _distribution(s)}
     return Prepared(model, budget, fused_sparsifier(model, layers, found, **options))
+
+
+def staged(s: Settings, splits: Splits) -> Prepared:
+    """Stages: easy inputs stop early, hard ones open more; the recipe of rigl from dense inside each stage."""
+    model, full = _mlp(s, splits), dense_macs((splits.train.features, *given(s.hidden), splits.classes))
+    plan = PLANS[given(s.stages)]
+    macs = [cost * full for cost in stage_costs(plan, s.budget)]
+    options = {"prune_until": s.prune_until, "every": given(s.every), "seed": s.seed, "pattern": s.pattern}
+    sparsifier = add_stages_(model, macs, decide=s.decide, initial_density=given(s.initial_density), **options)
+    weights = (s.first_stage_weight, *(1.0 for _ in macs[1:]))
+    loss = StageLoss(weights=weights, focus=given(s.focus), distill=s.stage_distill)
+    return Prepared(model, Budget(target=own_budget(s, splits)), sparsifier, loss)
+
+
+def cascade_part(s: Settings, splits: Splits) -> Prepared:
+    """The control for nested stages is trained by `lab.methods.cascade`: independent networks, one a stage. This is the
+    first of them."""
+    cost = stage_costs(PLANS[given(s.stages)], s.budget)[0]
+    return rigl(part_of_cascade(s, cost).resolved(splits), splits)
+
+
+def part_of_cascade(s: Settings, cost: float) -> Settings:
+    """The settings of one network of a cascade."""
+    return replace(
+        s, model="rigl", budget=cost, widen=None, density=None, output="auto", stages=None, focus=None, decide="margin",
+        stage_distill=0.0, first_stage_weight=1.0,
+    )  # fmt: skip
 
 
 def switch(s: Settings, splits: Splits) -> Prepared:
@@ -131,6 +162,9 @@ MODELS: dict[str, Callable[[Settings, Splits], Prepared]] = {
     "rigl": rigl,
     "gate+rigl": gate_rigl,
     "switch": switch,
+    "staged": staged,
+    "staged-random": staged,
+    "cascade": cascade_part,
 }
 
 

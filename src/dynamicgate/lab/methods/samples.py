@@ -27,6 +27,7 @@ BINS = 40
 SHOWN = 3
 SIDE = 32  # pixels
 FEATURES = 6
+MOST_LEVELS = 8  # distinct costs that are told apart: those of stages
 PICTURES = {  # datasets whose rows are stored as vectors: channels, height and width, by name and features
     ("digits", 64): (1, 8, 8),
     ("mnist", 784): (1, 28, 28),
@@ -79,7 +80,6 @@ class SampleStats:
             }
 
         right_N = predicted_N == y_N
-        hardness_cost = correlation(hardness_N, macs_N)
         return {
             "count": len(macs_N),
             "classes": list(splits.class_names),
@@ -87,7 +87,9 @@ class SampleStats:
             "macs_by_class": [mean_of(macs_N[y_N == label]) for label in range(splits.classes)],
             "macs_if_right": mean_of(macs_N[right_N]),
             "macs_if_wrong": mean_of(macs_N[~right_N]),
-            "correlation": None if hardness_cost is None else round(hardness_cost, 4),
+            "correlation": rounded(correlation(hardness_N, macs_N)),
+            "cost_error": rounded(correlation((~right_N).double(), macs_N)),
+            "levels": cost_levels(macs_N, ~right_N, hardness_N),
             **{name: [shown(row) for row in order[:SHOWN].tolist()] for name, order in orders.items()},
         }
 
@@ -100,6 +102,31 @@ def histogram(values_N: Tensor) -> list[int]:
         return [len(values_N)]
     low, high = float(values_N.min()), float(values_N.max())
     return [int(count) for count in torch.histc(values_N, bins, low, high).tolist()]
+
+
+def cost_levels(macs_N: Tensor, wrong_N: Tensor, hardness_N: Tensor) -> list[dict[str, Any]]:
+    """For each distinct cost, the least first: how many samples have it, how many of them are misclassified, and their
+    mean hardness. Empty where all cost the same, or where there are so many costs that each has only a few samples."""
+    costs = macs_N.unique()
+    if not 1 < len(costs) <= MOST_LEVELS:
+        return []
+    found = []
+    for cost in costs:
+        here_N = macs_N == cost
+        found.append(
+            {
+                "macs": float(cost),
+                "count": int(here_N.sum()),
+                "wrong": int(wrong_N[here_N].sum()),
+                "hardness": float(f"{float(hardness_N[here_N].mean()):.4g}"),
+            }
+        )
+    return found
+
+
+def rounded(value: float | None) -> float | None:
+    """A correlation to four decimals; None of none."""
+    return None if value is None else round(value, 4)
 
 
 def mean_of(values_N: Tensor) -> float | None:

@@ -18,10 +18,11 @@ from dynamicgate.files import write_text
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import save
 from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods.cascade import open_at_random_, train_cascade
 from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, Settings, dense_macs, given
 from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.samples import SampleStats
-from dynamicgate.presets import MIN_GATE_INPUTS
+from dynamicgate.presets.sparsify import MIN_GATE_INPUTS
 from dynamicgate.training import fit
 
 SAMPLES_FILE = "samples.json"
@@ -47,12 +48,15 @@ def run_one(
         return _check_same(json.loads(finished.read_text(encoding="utf-8")), settings, folder)
     if prepare is None and settings.model not in MODELS:
         raise ValueError(f"unknown model {settings.model!r}; the models are {', '.join(MODELS)}")
+    label = label or f"{settings.model} seed {settings.seed}"
+    if prepare is None and settings.model == "cascade":  # each of its networks has the teacher it may need
+        return train_cascade(settings, splits, folder, run_one=run_one, device=device, label=label, show=show)
     distillation, seconds = dict[str, Any](), 0.0
     if settings.distill_weight:
         teacher, seconds = _train_teacher(settings, splits, folder / "teacher", device)
         distillation = {"teacher": teacher, "distill_weight": settings.distill_weight}
     torch.manual_seed(settings.seed)
-    model, budget, sparsifier = (prepare or MODELS[settings.model])(settings, splits)
+    model, budget, sparsifier, stage_loss = (prepare or MODELS[settings.model])(settings, splits)
     history = fit(
         model,
         splits.train,
@@ -69,13 +73,16 @@ def run_one(
         bf16=settings.bf16,
         class_weights="balanced" if settings.balanced else None,
         **distillation,
+        stage_loss=stage_loss,
         patience=settings.patience,
         seed=settings.seed,
         device=device,
         out=folder,
-        label=label or f"{settings.model} seed {settings.seed}",
+        label=label,
         show=show,
     )
+    if settings.model == "staged-random":
+        open_at_random_(model, splits.valid)
     stats = SampleStats()
     found = measure(model, splits.test, watch=stats.add).to_dict()
     rescale_to_full_width_(found, dense_macs((splits.train.features, *given(settings.hidden), splits.classes)))
@@ -89,6 +96,7 @@ def run_one(
         "sparsity": sparsifier.stats() if sparsifier else None,
         "samples": found["samples"],
         "gates": found["gates"],
+        **({"stages": found["stages"], "curve": found["curve"]} if found["stages"] else {}),
         "notes": [*_gate_notes(settings), *found["notes"]],
         "valid": history.final,
         "steps": history.steps,
@@ -99,6 +107,7 @@ def run_one(
         save(model, folder / "model.safetensors", notes={"data": splits.name, "settings": settings.to_json()})
         write_text(folder / SAMPLES_FILE, json.dumps(stats.to_dict(splits)))
         write_text(finished, json.dumps(run))
+    distributed.any_of(False, device=distributed.choose_device(device))  # all wait until the model can be read
     return run
 
 
@@ -131,6 +140,9 @@ def rescale_to_full_width_(found: dict[str, Any], full: int) -> None:
     own = found["macs"]["dense"]
     for key in ("relative", "relative_zero_skip", "gate_saved"):
         found["macs"][key] *= own / full
+    if found["stages"]:
+        found["stages"]["relative"] = [value * own / full for value in found["stages"]["relative"]]
+        found["curve"] = [{**point, "relative": point["relative"] * own / full} for point in found["curve"]]
     found["macs"]["structure_saved"] = 1.0 - (1.0 - found["macs"]["structure_saved"]) * own / full
     found["samples"] = {key: value * own / full for key, value in found["samples"].items()}
     found["macs"]["dense"] = full

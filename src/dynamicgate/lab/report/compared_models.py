@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Group = Literal["dense", "gated", "sparse", "gated and sparse", "experts"]
+Group = Literal["dense", "gated", "sparse", "gated and sparse", "sparse, in stages", "experts"]
 Role = Literal["main", "alternative", "control"]
 
 
@@ -18,7 +18,7 @@ class ComparedModel:
     group: which kind of network it is: which units or weights it leaves out, if any.
     role: "main" is the subject of a report, "alternative" its subject if no main model was run, "control" is only
         compared with.
-    combines: the models that this one combines; it is compared with each of them, whatever their role.
+    rivals: the models that this one combines or is made from; it is compared with each of them, whatever their role.
     """
 
     name: str
@@ -26,7 +26,7 @@ class ComparedModel:
     colour: int
     group: Group
     role: Role = "control"
-    combines: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()
 
 
 _ROWS = (
@@ -58,7 +58,7 @@ _ROWS = (
         7,
         "gated and sparse",
         role="main",
-        combines=("gate", "rigl"),
+        rivals=("gate", "rigl"),
     ),
     ComparedModel(
         "switch",
@@ -66,6 +66,26 @@ _ROWS = (
         10,
         "experts",
         role="alternative",
+    ),
+    ComparedModel(
+        "staged",
+        "hidden units in stages on RigL's sparse weights: easy inputs stop after the first, hard ones open more",
+        12,
+        "sparse, in stages",
+        role="main",
+        rivals=("rigl", "gate+rigl", "cascade", "staged-random"),
+    ),
+    ComparedModel(
+        "cascade",
+        "independent networks, one a stage: is it worth using again what earlier stages computed?",
+        13,
+        "sparse, in stages",
+    ),
+    ComparedModel(
+        "staged-random",
+        "the same stages, opened at random as often: does it matter which inputs get more?",
+        14,
+        "sparse, in stages",
     ),
 )
 

@@ -8,6 +8,7 @@ from typing import Any
 from dynamicgate.lab.report.number_format import fixed
 from dynamicgate.lab.report.reading import EXAMPLE_KINDS, Run, SampleStats, get_objects
 from dynamicgate.lab.report.run_metrics import number, ratio
+from dynamicgate.lab.report.stage_runs import stage_costs, stage_of_cost
 
 EXPLAINED = {
     "easiest": "highest confidence",
@@ -34,6 +35,7 @@ def example_groups(run: Run, stats: SampleStats) -> list[dict[str, Any]]:
 def describe_example(sample: dict[str, Any], run: Run, names: Sequence[str]) -> dict[str, Any]:
     """One input: how it looks, its class, the predicted class, with which confidence, and what it cost."""
     cost = ratio(number(sample.get("macs")), number(run["macs"].get("dense")))
+    stage = stage_of_cost(run, cost)
     hardness = number(sample.get("hardness"))
     label, predicted = (class_name(sample.get(key), names) for key in ("label", "predicted"))
     return {
@@ -45,6 +47,7 @@ def describe_example(sample: dict[str, Any], run: Run, names: Sequence[str]) -> 
         "correct": label == predicted,
         "confidence": "" if hardness is None else f"{(1 - hardness) * 100:.1f} %",
         "cost": fixed(cost, 3),
+        "stage": "" if stage is None else f"stage {stage} of {len(stage_costs(run))}",
     }
 
 

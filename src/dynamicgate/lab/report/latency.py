@@ -11,7 +11,7 @@ from dynamicgate.lab.report.number_format import ABSENT, counted, plus_minus, sh
 from dynamicgate.lab.report.reading import COMPILED, Results, Run, Timing, get_object, get_objects
 from dynamicgate.lab.report.run_metrics import number, ratio, relative_of
 from dynamicgate.lab.report.summary import Spread, dataset_names, group_runs, spread
-from dynamicgate.lab.report.svg import Scale, axes, drawing, line, polyline, tooltip, words
+from dynamicgate.lab.report.svg import Scale, axes, drawing, line, log_ticks, polyline, tooltip, words
 from dynamicgate.lab.report.tables import Cell, Table, model_cells, model_columns
 
 WIDTH = 760.0
@@ -137,13 +137,6 @@ def latency_figure(results: Results, timed: list[TimedRun], dataset: str) -> str
     ]
     body.append(point_labels(points, places, styles, (x.start, y.end - 10, x.end + 10, y.start)))
     return drawing(WIDTH, y.start + 52, f"Latency against executed MACs on {dataset}, by model and batch size", *body)
-
-
-def log_ticks(low: float, high: float) -> list[float]:
-    """The logarithms of 1, 2 and 5 times powers of ten between the two."""
-    powers = range(math.floor(low), math.ceil(high) + 1)
-    ticks = [power + math.log10(factor) for power in powers for factor in (1, 2, 5)]
-    return [tick for tick in ticks if low - 1e-9 <= tick <= high + 1e-9]
 
 
 def batch_radii(points: list[Point]) -> dict[int, float]:

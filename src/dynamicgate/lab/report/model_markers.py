@@ -6,7 +6,7 @@ from itertools import chain, count
 from dynamicgate.lab.report.compared_models import MODEL_TABLE
 from dynamicgate.lab.report.svg import tag
 
-COLOURS = 12
+COLOURS = 15
 SHAPES = 5
 
 
@@ -23,10 +23,16 @@ def colour_class(style: int) -> str:
     return f"c{style % COLOURS}"
 
 
+def shape_of(style: int) -> int:
+    """The number of the shape of a style."""
+    return (style + style // COLOURS) % SHAPES
+
+
 def marker(style: int, x: float, y: float, radius: float, *children: str, class_: str = "") -> str:
-    """The marker of a style: circle, square, diamond or triangle, of about equal area."""
+    """The marker of a style: circle, square, diamond or triangle, of about equal area. A colour that is used again
+    comes with another shape."""
     classes = f"mark {colour_class(style)} {class_}".strip()
-    shape = style % SHAPES
+    shape = shape_of(style)
     if shape == 0:
         return tag("circle", *children, cx=x, cy=y, r=radius, class_=classes)
     corners = {

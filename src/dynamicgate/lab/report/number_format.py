@@ -36,6 +36,11 @@ def signed_points(difference: float) -> str:
     return f"{difference * 100:+.2f}".replace("-", "−")
 
 
+def signed(value: float) -> str:
+    """A correlation, with its sign."""
+    return f"{value:+.2f}".replace("-", "−")
+
+
 def quantity(value: Spread) -> str:
     """A count of operations or parameters; the mean and its deviation share one unit."""
     if value["mean"] is None:

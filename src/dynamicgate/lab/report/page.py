@@ -32,10 +32,12 @@ from dynamicgate.lab.report.reading import (
     read_timings,
 )
 from dynamicgate.lab.report.sparsity_curves import sparsity_figure
+from dynamicgate.lab.report.stage_panels import stage_section
 from dynamicgate.lab.report.summary import dataset_names, group_runs, has_several_datasets, summarise
 from dynamicgate.lab.report.tables import (
     budget_table,
     input_dependence_table,
+    percentile_columns,
     proxy_table,
     savings_columns,
     summary_table,
@@ -85,6 +87,7 @@ def page_content(
 ) -> dict[str, Any]:
     """Everything the templates show."""
     examples = example_panels(results, all_stats)
+    summary = summarise(results)
     samples = [sample for panel in examples for group in panel["groups"] for sample in group["samples"]]
     return {
         **header_content(results),
@@ -94,12 +97,14 @@ def page_content(
         "models": described_models(results),
         "has_controls": any(is_control(results, dataset, model) for dataset, model in group_runs(results)),
         "summary": summary_table(results),
-        "has_savings": bool(savings_columns(summarise(results))),
+        "has_savings": bool(savings_columns(summary)),
+        "has_percentiles": bool(percentile_columns(summary)),
         "accuracy_figures": [
             {"name": dataset, "svg": svg}
             for dataset in dataset_names(results)
             if (svg := accuracy_figure(results, dataset))
         ],
+        "stages": stage_section(results, all_stats),
         "latency": latency_section(results, timings),
         "gate_panels": log_panels(results, logs, gate_figure, constants_note),
         "sparsity_panels": log_panels(results, logs, sparsity_figure),

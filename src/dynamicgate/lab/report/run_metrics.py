@@ -49,6 +49,10 @@ def _proxy(key: str) -> Callable[[Run], float | None]:
     return lambda run: number(get_object(run, "proxies").get(key))
 
 
+def _sample(key: str) -> Callable[[Run], float | None]:
+    return lambda run: number(get_object(run, "samples").get(key))
+
+
 METRICS: dict[str, Callable[[Run], float | None]] = {
     "accuracy": accuracy_of,
     "macro_f1": lambda run: number(run["quality"].get("macro_f1")),
@@ -64,6 +68,7 @@ METRICS: dict[str, Callable[[Run], float | None]] = {
     "relmac_fuse": _proxy("relmac_fuse_g"),
     "claimed": lambda run: number(run["claimed"]) if "claimed" in run else relative_of(run),
     "varying": varying_of,
+    **{key: _sample(key) for key in ("p5", "p50", "p95")},
     "params": lambda run: number(run["params"]),
     "seconds": lambda run: number(run["seconds"]),
     "seconds_relative": lambda run: number(run.get("seconds_relative")),
@@ -71,5 +76,5 @@ METRICS: dict[str, Callable[[Run], float | None]] = {
 """Name -> how to read it from a run; None where the run does not have it.
 
 MACs and parameters are counts; `relative`, `relative_zero_skip`, `gate_cost` and what is saved are fractions of the
-dense network's MACs, `gate_fraction` of the executed ones; `seconds_relative` is the time of a training step relative
-to that of the dense network."""
+dense network's MACs, and so are the percentiles `p5`, `p50` and `p95` of single samples; `gate_fraction` is one of the
+executed MACs; `seconds_relative` is the time of a training step relative to that of the dense network."""

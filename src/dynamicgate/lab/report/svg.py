@@ -71,6 +71,23 @@ class Scale:
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
+@dataclass(frozen=True)
+class LogScale(Scale):
+    """Positive values laid out by their logarithms; what is below ``low`` is at the start."""
+
+    def __call__(self, value: float) -> float:
+        """The position of a value."""
+        part = math.log(max(value, self.low) / self.low) / math.log(self.high / self.low)
+        return self.start + part * (self.end - self.start)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """The logarithms of 1, 2 and 5 times powers of ten between the two."""
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    ticks = [power + math.log10(factor) for power in powers for factor in (1, 2, 5)]
+    return [tick for tick in ticks if low - 1e-9 <= tick <= high + 1e-9]
+
+
 def round_ticks(low: float, high: float, about: int) -> list[float]:
     """About so many round numbers between low and high."""
     rough = (high - low) / about

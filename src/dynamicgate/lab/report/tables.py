@@ -69,6 +69,7 @@ def summary_table(results: Results) -> Table:
         ("executed MACs", "executed", quantity),
         ("relative", "relative", lambda value: plus_minus(value, 3)),
         *((heading, key, rounded_percent) for key, heading in savings_columns(summary).items()),
+        *((key, key, lambda value: fixed(value["mean"], 3)) for key in percentile_columns(summary)),
         ("zero-skipping", "relative_zero_skip", lambda value: plus_minus(value, 3)),
         ("gate MACs, %", "gate_fraction", rounded_percent),
         ("parameters", "params", lambda value: plus_minus(value, 0)),
@@ -89,6 +90,13 @@ def savings_columns(summary: list[Row]) -> dict[str, str]:
     """The headings over what sparsity and what gates save; none where nothing is saved, or no run says so."""
     saved = [row[key]["mean"] for row in summary for key in SAVINGS]
     return SAVINGS if any(mean is not None and abs(mean) > 1e-9 for mean in saved) else {}
+
+
+def percentile_columns(summary: list[Row]) -> tuple[str, ...]:
+    """The percentiles of the cost of single samples; none where every model spends the same on all samples."""
+    ends = [(row["p5"]["mean"], row["p95"]["mean"]) for row in summary]
+    varies = any(low is not None and high is not None and high - low > 1e-9 for low, high in ends)
+    return ("p5", "p50", "p95") if varies else ()
 
 
 def budget_table(results: Results) -> Table:

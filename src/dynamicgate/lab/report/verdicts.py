@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from dynamicgate.lab.report.compared_models import find_model
 from dynamicgate.lab.report.controls import subjects
-from dynamicgate.lab.report.number_format import counted, percent, plus_minus, signed_points
+from dynamicgate.lab.report.number_format import counted, percent, plus_minus, signed, signed_points
 from dynamicgate.lab.report.reading import Results, Run, gates_in
 from dynamicgate.lab.report.run_metrics import number
+from dynamicgate.lab.report.stage_runs import cost_error, dealt_at_random, gain
 from dynamicgate.lab.report.summary import Row, group_runs, spread, summarise
 
 EQUAL_COST = 0.05
@@ -72,15 +73,16 @@ def headlines(results: Results) -> list[Headline]:
             budget_verdict(subject),
             *(accuracy_verdict(subject, opponent) for opponent in opponents),
             input_verdict(groups[dataset, model]),
+            stage_verdict(groups[dataset, model]),
         ]
         found.append(Headline(dataset, model, cost_and_accuracy(subject), [item for item in verdicts if item]))
     return found
 
 
 def is_opponent(model: str, other: str, other_is_subject: bool) -> bool:
-    """A model is compared with every control, and a combination such as gate+rigl also with the models it combines."""
+    """A model is compared with every control, and one such as gate+rigl also with the models it is made from."""
     known = find_model(model)
-    return other != model and (not other_is_subject or (known is not None and other in known.combines))
+    return other != model and (not other_is_subject or (known is not None and other in known.rivals))
 
 
 def cost_and_accuracy(row: Row) -> str:
@@ -159,3 +161,20 @@ def input_verdict(runs: list[Run]) -> Verdict | None:
         "Depends on the input",
         f"{varying['mean'] * 100:.0f} % of its gated units are open for some inputs and closed for others",
     )
+
+
+def stage_verdict(runs: list[Run]) -> Verdict | None:
+    """Whether the inputs that open more stages are those that need them: against the same stops dealt at random."""
+    dealt = spread(dealt_at_random(run) for run in runs)
+    gained = spread(gain(run) for run in runs)
+    if gained["mean"] is None:
+        return None
+    close = gained["n"] > 1 and abs(gained["mean"]) <= 2 * gained["std"] / math.sqrt(gained["n"])
+    outcome = (
+        "Opens stages for the inputs that need them" if gained["mean"] > 0 else "Opens stages for the wrong inputs"
+    )
+    detail = f"{signed_points(gained['mean'])} points against {percent(dealt)} % if the same stops were dealt at random"
+    correlation = spread(cost_error(run) for run in runs)["mean"]
+    if correlation is not None:
+        detail += f"; correlation of cost and error {signed(correlation)}"
+    return Verdict("Too close to call against stops dealt at random" if close else outcome, detail)

@@ -120,8 +120,8 @@ def check_all(settings: Settings, models: Sequence[str], splits: Splits) -> None
     """Build every model once: a mistake that only the last one shows should be known before the first is trained."""
     for name in models:
         chosen = replace(settings, model=name).resolved(splits)
-        model, budget, sparsifier = MODELS[name](chosen, splits)
+        model, budget, sparsifier, _ = MODELS[name](chosen, splits)
         if isinstance(budget, Budget):
-            budget.bind(MacCounter.for_mlp(model))
+            budget.bind(MacCounter.for_mlp(model), sparsifier)
         if sparsifier is not None:
             sparsifier.check_length(given(chosen.epochs) * math.ceil(len(splits.train) / given(chosen.batch)))

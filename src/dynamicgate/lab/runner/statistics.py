@@ -45,6 +45,16 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Paired:
     return Paired(mean, 2.0 * (1.0 - t_cdf(abs(mean) / (std / math.sqrt(n)), n - 1)), n)
 
 
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p-values corrected for their number by Holm's step-down rule, in the order given."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, i in enumerate(order):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        corrected[i] = largest
+    return corrected
+
+
 def t_cdf(t: float, degrees: int) -> float:
     """Student's distribution function, by its finite series for whole degrees of freedom (Abramowitz and Stegun 26.7.3
     and 26.7.4)."""

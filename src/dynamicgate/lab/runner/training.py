@@ -46,7 +46,7 @@ def step_settings(job: Job, splits: Splits, prepare: Prepare | None = None) -> S
     """A function that takes the next step of the training that `train_settings` does."""
     s = settings_of(job, splits)
     torch.manual_seed(s.seed)
-    model, budget, sparsifier = (prepare or MODELS[s.model])(s, splits)
+    model, budget, sparsifier, stage_loss = (prepare or MODELS[s.model])(s, splits)
     device = distributed.choose_device(job.device)
     options = FitOptions(
         epochs=MANY_EPOCHS,
@@ -66,6 +66,7 @@ def step_settings(job: Job, splits: Splits, prepare: Prepare | None = None) -> S
         sparsifier=sparsifier,
         options=options,
         device=device,
+        stage_loss=stage_loss,
         class_weights=weights_per_class("balanced" if s.balanced else None, splits.train, splits.classes),
     )
     model.train()

@@ -3,6 +3,19 @@
 from dynamicgate.ops.chain.layers import Layer
 from dynamicgate.ops.chain.packing import Packed, pack
 from dynamicgate.ops.chain.reference import reference_chain
-from dynamicgate.ops.chain.registration import run
+from dynamicgate.ops.chain.registration import run, run_directly
+from dynamicgate.ops.chain.stage_packing import pack_staged
+from dynamicgate.ops.chain.stages import Head, Staged, reference_staged
 
-__all__ = ["Layer", "Packed", "pack", "reference_chain", "run"]
+__all__ = [
+    "Head",
+    "Layer",
+    "Packed",
+    "Staged",
+    "pack",
+    "pack_staged",
+    "reference_chain",
+    "reference_staged",
+    "run",
+    "run_directly",
+]

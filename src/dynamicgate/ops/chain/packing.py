@@ -68,35 +68,39 @@ def output_span(units: int, block: int, layout: str) -> Span:
     """Panels must not cross the boundary of a block, so blocks are padded to whole panels. Rows need no padding."""
     if not block:
         return whole(units)
-    padded = layout in ("panels", "vectors", "columns")
-    return Span(units, block, _padded(block) if padded else block, gated=True)
+    by_panel = layout in ("panels", "vectors", "columns")
+    return Span(units, block, padded(block) if by_panel else block, gated=True)
 
 
-class _Writer:
+class Writer:
     """Collects what will be written, each piece starting on a new cache line, and the index words.
 
     The floats are written at the end, into one tensor: a list of finished pieces would be a second copy of the weights.
     """
 
     def __init__(self, words_before_index: int) -> None:
+        """Nothing yet; the index lists will follow this many words."""
         self.pieces: list[tuple[int, int, Callable[[Tensor], object]]] = []
         self.lines = 0
         self.index: list[Tensor] = []
         self.words = words_before_index
 
     def add(self, count: int, fill: Callable[[Tensor], object]) -> int:
+        """Room for `count` floats, which `fill` will write; returns where it starts, in units of 16."""
         at, self.lines = self.lines, self.lines - (-count // PANEL)
         self.pieces.append((at * PANEL, count, fill))
         return at
 
     def floats(self) -> Tensor:
+        """All floats, each piece padded with zeros."""
         out = torch.empty(self.lines * PANEL, dtype=torch.float32)
         for at, count, fill in self.pieces:
             fill(out[at : at + count])
-            out[at + count : at + _padded(count)] = 0.0
+            out[at + count : at + padded(count)] = 0.0
         return out
 
     def add_index(self, starts: Tensor, index: Tensor) -> int:
+        """Adds the start of each list and the lists themselves; returns the word where they start."""
         shorts = np.ascontiguousarray(F.pad(index, (0, index.numel() % 2)).numpy().astype(np.uint16))
         words = torch.cat((starts.to(torch.int32), torch.from_numpy(shorts.view(np.int32).copy())))
         at, self.words = self.words, self.words + words.numel()
@@ -108,12 +112,12 @@ def pack(layers: Sequence[Layer]) -> Packed:
     """Lay out a chain for the kernels."""
     layers = list(layers)
     check_layers(layers)
-    writer = _Writer(HEADER_WORDS + LAYER_WORDS * len(layers))
+    writer = Writer(HEADER_WORDS + LAYER_WORDS * len(layers))
     words: list[int] = []
     before = whole(layers[0].weight.shape[1])
     for layer in layers:
         after = output_span(layer.weight.shape[0], layer.block, layer.layout)
-        words += _linear(
+        words += write_linear(
             writer, layer.weight, layer.bias, layer.activation, layer.layout, before, after, layer.skip_zeros
         )
         words += _gate(writer, layer, before, after)
@@ -125,7 +129,7 @@ def pack(layers: Sequence[Layer]) -> Packed:
     return Packed(writer.floats(), program, outputs)
 
 
-def _gate(writer: _Writer, layer: Layer, before: Span, after: Span) -> list[int]:
+def _gate(writer: Writer, layer: Layer, before: Span, after: Span) -> list[int]:
     gate = layer.gate
     if gate is None:
         return [0] * (2 * LINEAR_WORDS) + [0, layer.blocks, after.block, after.stride, 0, 0, 0, 0]
@@ -135,7 +139,7 @@ def _gate(writer: _Writer, layer: Layer, before: Span, after: Span) -> list[int]
         outputs = weight.shape[0]
         layout = gate_layout(weight, source) if i == 0 else "rows" if outputs <= DOT_OUTPUTS else "panels"
         activation = gate.hidden if i + 1 < len(gate.weights) else "identity"
-        words += _linear(writer, weight, bias, activation, layout, source, whole(outputs), False)
+        words += write_linear(writer, weight, bias, activation, layout, source, whole(outputs), False)
         source = whole(outputs)
     words += [0] * (LINEAR_WORDS * (2 - len(gate.weights)))
     cut = torch.as_tensor(gate.cut, dtype=torch.float32).expand(gate.blocks)
@@ -153,7 +157,7 @@ def gate_layout(weight_GD: Tensor, before: Span) -> str:
     """The fastest layout for the first map of a gate network, by the cost of a weight in each layout."""
     outputs, inputs = weight_GD.shape
     columns = columns_of_16(weight_GD).sum()
-    cost = {"panels": float(_padded(outputs) * inputs)}
+    cost = {"panels": float(padded(outputs) * inputs)}
     if outputs <= DOT_OUTPUTS and not before.gated:  # a gated input is read block by block, which rows cannot
         cost["rows"] = float(outputs * inputs)
     if before.width <= INDEX_LIMIT:
@@ -162,11 +166,12 @@ def gate_layout(weight_GD: Tensor, before: Span) -> str:
     return min(cost, key=lambda layout: cost[layout])
 
 
-def _linear(
-    writer: _Writer, weight_ND: Tensor, bias_N: Tensor | None, activation: str, layout: str, before: Span, after: Span,
+def write_linear(
+    writer: Writer, weight_ND: Tensor, bias_N: Tensor | None, activation: str, layout: str, before: Span, after: Span,
     skip_zeros: bool,
 ) -> list[int]:  # fmt: skip
-    width = _padded(after.width)
+    """Write one linear map and return its words."""
+    width = padded(after.width)
     weight_ND = weight_ND.detach()
     index = 0
     inputs = weight_ND.shape[1]
@@ -202,8 +207,8 @@ def _linear(
 
 def columns_of_16(weight_ND: Tensor) -> Tensor:
     """Which columns of each panel are not all zero: [panels, inputs]."""
-    padded = F.pad(weight_ND != 0, (0, 0, 0, -weight_ND.shape[0] % PANEL))
-    return padded.unflatten(0, (-1, PANEL)).any(1)
+    whole_panels = F.pad(weight_ND != 0, (0, 0, 0, -weight_ND.shape[0] % PANEL))
+    return whole_panels.unflatten(0, (-1, PANEL)).any(1)
 
 
 def _copy_of(values: Tensor) -> Callable[[Tensor], object]:
@@ -256,5 +261,6 @@ def csr(weight_WK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return weight_WK[row, column], starts, column
 
 
-def _padded(size: int) -> int:
+def padded(size: int) -> int:
+    """`size` as whole panels."""
     return -(-size // PANEL) * PANEL

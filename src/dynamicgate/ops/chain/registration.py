@@ -10,6 +10,8 @@ from torch.compiler import is_compiling
 
 from dynamicgate.ops.chain.packing import Packed
 from dynamicgate.ops.chain.reference import reference_chain
+from dynamicgate.ops.chain.stage_packing import is_staged, unpack_staged
+from dynamicgate.ops.chain.stages import reference_staged
 from dynamicgate.ops.chain.unpacking import unpack
 from dynamicgate.ops.native import dispatcher_bypass, missing
 
@@ -23,7 +25,8 @@ _library.define(
 def _in_torch(x: Tensor, weights: Tensor, program: Tensor, factor: Tensor | None, outputs: int) -> Tensor:
     if x.dtype != torch.float32:
         raise ValueError(f"x must be float32, received {x.dtype}")
-    layers = unpack(weights, program)
+    staged = unpack_staged(weights, program) if is_staged(program) else None
+    layers = unpack(weights, program) if staged is None else list(staged.stages[0])
     given = sum(layer.blocks for layer in layers if layer.gate is None)
     if x.ndim != 2 or x.shape[1] != layers[0].weight.shape[1]:
         raise ValueError(
@@ -31,7 +34,8 @@ def _in_torch(x: Tensor, weights: Tensor, program: Tensor, factor: Tensor | None
         )
     if (factor is not None) != bool(given) or (factor is not None and factor.shape != (x.shape[0], given)):
         raise ValueError("a chain with a block and no gate, and no other, needs factor [rows, blocks]")
-    return reference_chain(x, layers, factor).contiguous()
+    y = reference_chain(x, layers, factor) if staged is None else reference_staged(x, staged)
+    return y.contiguous()
 
 
 def _shape(x: Tensor, weights: Tensor, program: Tensor, factor: Tensor | None, outputs: int) -> Tensor:
@@ -52,30 +56,35 @@ except ImportError:  # a torch that cannot say whether anything observes the cal
     _bypass = None
 
 
-def _is_observed(x: Tensor) -> bool:
-    """Whether anything, from autograd to a profiler, must see the op."""
-    return bool(
-        (is_grad_enabled() and x.requires_grad)
+def run_directly(x: Tensor, packed: Packed) -> Tensor | None:
+    """`run` for plain rows without torch's dispatcher, or None where the op must answer: x is not a float32 matrix of
+    the right width with contiguous rows, or something observes the call, from autograd to a profiler."""
+    if (
+        is_compiling()
+        or _bypass is None
+        or type(x) is not Tensor
+        or (is_grad_enabled() and x.requires_grad)
         or _len_torch_dispatch_stack()
         or _is_torch_function_mode_enabled()
         or _profiler_enabled()
         or _get_tracing_state() is not None
-    )
+    ):
+        return None
+    return _bypass(x, packed[0], packed[1])
 
 
 def run(
     x: Tensor, packed: Packed, factor_BG: Tensor | None = None, *, backend: Literal["torch"] | None = None
 ) -> Tensor:
-    """Run a packed chain on float32 rows, in one op.
+    """Run a packed chain, plain or in stages, on float32 rows, in one op.
 
     factor_BG: for the layer that has a block and no gate: 0 closes a block, anything else opens it and multiplies.
     backend: "torch" does what a machine without a compiler does, even where the kernels were built.
     """
     if factor_BG is None and backend is None:  # the common case first: at batch 1 every check counts
-        if not is_compiling() and _bypass is not None and type(x) is Tensor and not _is_observed(x):
-            y = _bypass(x, packed[0], packed[1])
-            if y is not None:
-                return y
+        y = run_directly(x, packed)
+        if y is not None:
+            return y
         if x.dim() == 2:
             return _run_chain(x, packed[0], packed[1], None, packed[2])
     rows = x.reshape(-1, x.shape[-1])

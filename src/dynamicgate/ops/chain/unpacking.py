@@ -24,7 +24,9 @@ from dynamicgate.ops.chain.packing import (
 from dynamicgate.ops.gate_net import GateNet
 
 
-class _Linear(NamedTuple):
+class PackedLinear(NamedTuple):
+    """The words of one linear map, as `struct Linear` of csrc/program.h names them."""
+
     layout: int
     inputs: int
     units: int
@@ -45,17 +47,17 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
     layers = []
     for i in range(words[1]):
         at = HEADER_WORDS + i * LAYER_WORDS
-        parts = [_Linear(*words[at + j * LINEAR_WORDS : at + (j + 1) * LINEAR_WORDS]) for j in range(3)]
+        parts = [PackedLinear(*words[at + j * LINEAR_WORDS : at + (j + 1) * LINEAR_WORDS]) for j in range(3)]
         stages, blocks, block, _, cut, top_k, *scale = words[at + 3 * LINEAR_WORDS : at + LAYER_WORDS]
         main, *gates = parts
         layout = LAYOUTS[main.layout]
         after = output_span(main.units, block if blocks else 0, layout)
-        weight, bias = _read(weights, program, main, before, after)
+        weight, bias = read_linear(weights, program, main, before, after)
         gate = None
         if stages:
             read, source = [], before
             for stage in gates[:stages]:
-                read.append(_read(weights, program, stage, source, whole(stage.units)))
+                read.append(read_linear(weights, program, stage, source, whole(stage.units)))
                 source = whole(stage.units)
             tau, soft_width = map(_inverse, scale)
             gate = GateNet(
@@ -88,7 +90,10 @@ def _inverse(word: int) -> float | None:
     return 1.0 / number if number else None
 
 
-def _read(weights: Tensor, program: Tensor, linear: _Linear, before: Span, after: Span) -> tuple[Tensor, Tensor]:
+def read_linear(
+    weights: Tensor, program: Tensor, linear: PackedLinear, before: Span, after: Span
+) -> tuple[Tensor, Tensor]:
+    """Weight and bias of one linear map, as those of `nn.Linear`."""
     floats = weights[linear.weight * PANEL :]
     bias = weights[linear.bias * PANEL :][: linear.width][after.positions]
     layout = LAYOUTS[linear.layout]
@@ -100,7 +105,7 @@ def _read(weights: Tensor, program: Tensor, linear: _Linear, before: Span, after
         return floats[: linear.width * linear.inputs].view(linear.width, -1)[after.positions][:, before.positions], bias
     if layout == "columns":  # vectors over the whole input, padding included
         as_vectors = linear._replace(layout=LAYOUTS.index("vectors"))
-        return _read(weights, program, as_vectors, whole(linear.inputs), after)[0][:, before.positions], bias
+        return read_linear(weights, program, as_vectors, whole(linear.inputs), after)[0][:, before.positions], bias
     panels = linear.width // PANEL
     by_input = layout == "vectors" and linear.skip_zeros
     groups = linear.width if layout == "csr" else linear.inputs if by_input else before.blocks * panels

@@ -6,7 +6,7 @@ The settings were tuned on validation rows of six datasets and are the same for 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from torch import nn
 
@@ -16,11 +16,14 @@ from dynamicgate.budget import Budget
 from dynamicgate.data.contract import Inputs
 from dynamicgate.gating.attach import Where, gate_, ungate_
 from dynamicgate.gating.gate import GateConfig
-from dynamicgate.gating.recording import named_gates
+from dynamicgate.gating.recording import is_gated, named_gates
 from dynamicgate.gating.sites import UNIT_WISE_MODULES
 from dynamicgate.gating.where import hidden
 from dynamicgate.nn import GatedMLP, Normalize
+from dynamicgate.presets.pilot import Choice, choose_stages
+from dynamicgate.presets.stages import PLANS, PlanName, add_stages_, stage_costs
 from dynamicgate.sparsity import Distribution, RigL, densities
+from dynamicgate.training.stage_loss import StageLoss
 
 BLOCK = 16  # units that open and close together
 INITIAL_DENSITY = 1.0  # start dense: which connections to keep is then learned, not only guessed from a gradient
@@ -101,26 +104,30 @@ class SparsityPlan(Mapping[str, Any]):
     """What `sparsify_` put on a model, as the arguments that `fit` needs: ``dg.fit(model, data, **plan)``.
 
     budget: controls the gates; None where the budget does not pay for gates. sparsifier: prunes and regrows
-        connections. notes: what the benchmarked recipe also does, but which cannot be done to an existing model.
+        connections. stage_loss: trains the stages; None where there are none. notes: why there are stages or none, and
+        what the benchmarked recipe also does, but which cannot be done to an existing model.
     """
 
-    def __init__(self, budget: Budget | None, sparsifier: RigL, notes: Sequence[str]) -> None:
+    def __init__(
+        self, budget: Budget | None, sparsifier: RigL, notes: Sequence[str], stage_loss: StageLoss | None = None
+    ) -> None:
         """Made by `sparsify_`."""
-        self.budget, self.sparsifier, self.notes = budget, sparsifier, list(notes)
+        self.budget, self.sparsifier, self.stage_loss, self.notes = budget, sparsifier, stage_loss, list(notes)
 
     def __getitem__(self, name: str) -> Any:
-        if name not in ("budget", "sparsifier"):
+        if name not in ("budget", "sparsifier", "stage_loss"):
             raise KeyError(name)
         return getattr(self, name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("budget", "sparsifier"))
+        return iter(("budget", "sparsifier", "stage_loss"))
 
     def __len__(self) -> int:
-        return 2
+        return 3
 
     def __str__(self) -> str:
-        gates = "no gates" if self.budget is None else f"gates held to {self.budget.target:g} of the dense MACs"
+        what = "gates" if self.stage_loss is None else "stages"
+        gates = "no gates" if self.budget is None else f"{what} held to {self.budget.target:g} of the dense MACs"
         return "\n".join([gates, str(self.sparsifier), *(f"note: {note}" for note in self.notes)])
 
 
@@ -128,30 +135,86 @@ def sparsify_(
     model: nn.Module,
     macs: float,
     *,
+    data: Any = None,
+    valid: Any = None,
+    stages: PlanName | Literal["auto"] | None = "auto",
     example: Inputs | None = None,
     where: Where = hidden,
     pattern: str = "unstructured",
     every: int | None = None,
     seed: int = 0,
+    show: bool = True,
 ) -> SparsityPlan:
-    """Apply the benchmarked recipe to a model, in place: gates on its hidden units and sparse layers. Returns the
-    budget and the sparsifier that control them.
+    """Apply the benchmarked recipe to a model, in place: stages or gates on its hidden units, and sparse layers.
+    Returns what `fit` needs to train it.
 
-    macs: executed MACs relative to the dense model, gate networks and output layer included.
+    macs: executed MACs relative to the dense model, gate networks and output layer included; with stages the mean over
+        inputs.
+    data: training rows, on which "auto" finds out whether stages pay: short trainings with and without them, judged on
+        `valid`, or on rows held out of `data`. Without data there are no stages.
+    stages: "auto"; or "two" or "three" stages, or None for none.
     example: a few inputs. Needed unless the model is a stack of Linear layers and unit-wise operations.
-    where: the units to gate, as in `gate_`. pattern, seed: as in `RigL`; "16x1" is for speed on CPUs.
+    where: the units to gate, as in `gate_`, where there are no stages. pattern, seed: as in `RigL`; "16x1" is for speed
+        on CPUs.
     every: optimizer steps between updates of the connections. None: 100, or fewer in a short run.
+    show: show the progress of the short trainings.
 
-    >>> plan = dg.sparsify_(model, macs=0.1)
+    >>> plan = dg.sparsify_(model, macs=0.1, data=(x, y))
     >>> dg.fit(model, (x, y), **plan)
 
-    The recipe is the `gate+rigl` of docs/why-it-works.md, except that the width of the model stays as it is:
-    `plan.notes` says how wide the benchmark makes hidden layers at this budget, and how it trains.
+    The recipe is described in docs/stages.md and docs/why-it-works.md, except that the width of the model stays as it
+    is: `plan.notes` says how wide the benchmark makes hidden layers at this budget, and how it trains.
     """
     if not 0.0 < macs <= 1.0:
         raise ValueError(f"macs is a fraction of the dense MACs: expected 0 < macs <= 1, received {macs}")
-    if named_gates(model):
+    if is_gated(model):
         raise ValueError("this model has gates already: remove them with ungate_, sparsify_ adds its own")
+    if stages not in ("auto", None, *PLANS):
+        raise ValueError(f"stages must be auto, {', '.join(PLANS)} or None, received {stages!r}")
+    if data is None and valid is not None:
+        raise ValueError("valid= is for deciding on stages, which needs data= to train on")
+
+    def without(one: nn.Module) -> SparsityPlan:
+        return _with_gates(one, macs, example=example, where=where, pattern=pattern, every=every, seed=seed)
+
+    def staged(one: nn.Module, plan: PlanName) -> SparsityPlan:
+        return _with_stages(one, macs, plan, example=example, pattern=pattern, every=every, seed=seed)
+
+    if stages == "auto":
+        if data is None:
+            choice = Choice(None, "no stages: pass data= to find out whether they pay")
+        else:
+            choice = choose_stages(model, data, valid, without=without, staged=staged, seed=seed, show=show)
+    else:
+        choice = Choice(stages, f"{stages or 'no'} stages, as asked for")
+    plan = without(model) if choice.plan is None else staged(model, choice.plan)
+    plan.notes.insert(0, choice.reason)
+    return plan
+
+
+def _with_stages(
+    model: nn.Module, macs: float, plan: PlanName, *, example: Inputs | None, **options: Any
+) -> SparsityPlan:
+    """Stages, each pruned from dense to what the budget gives it."""
+    counter = _count(model, example)
+    costs = [cost * counter.dense for cost in stage_costs(PLANS[plan], macs)]
+    costs[0] -= counter.other
+    if costs[0] <= 0.0:
+        raise ValueError(f"a budget of {macs:g} does not pay for what is not a stack of Linear layers: raise it")
+    sparsifier = add_stages_(model, costs, **options)
+    budget = Budget(target=macs, sparsifier=sparsifier)
+    return SparsityPlan(budget, sparsifier, _notes(macs, gated=True), PLANS[plan].loss)
+
+
+def _with_gates(
+    model: nn.Module,
+    macs: float,
+    *,
+    example: Inputs | None,
+    where: Where,
+    **options: Any,
+) -> SparsityPlan:
+    """Gates on units where the budget pays for them, and layers pruned from dense."""
     counter = _count(model, example)
     names, output = [layer.name for layer in counter.layers], counter.layers[-1].dense * counter.layers[-1].rows
     affordable = macs * counter.dense - counter.other
@@ -164,7 +227,6 @@ def sparsify_(
         found = affordable_densities(affordable, linear, 0 if thin else output, cost, blocks, spending(macs))
         if not found.gates:
             ungate_(model)
-        options: dict[str, Any] = {"pattern": pattern, "every": every, "seed": seed}
         sparsifier = fused_sparsifier(
             model, layers, found, initial_density=INITIAL_DENSITY, distribution=DISTRIBUTION, **options
         )

@@ -1,0 +1,100 @@
+"""The units on one side of a layer, in groups that open together: blocks of a gate, stages, or all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.gating.gate import Gate
+from dynamicgate.gating.stages import STAGES, StageGate, stack_names
+from dynamicgate.gating.units_in_stages import stage_of_blocks
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Side:
+    """Units and what may close them. A block inside stages is open where both its gate and its stage are."""
+
+    units: int
+    site: str | None = None
+    gate: Gate | None = None
+    stage_of_units: Tensor | None = None
+    stage_of_blocks: Tensor | None = None
+
+    @property
+    def closes(self) -> bool:
+        """Whether anything can close these units."""
+        return self.gate is not None or self.stage_of_units is not None
+
+    @cached_property
+    def group_of_units(self) -> Tensor:
+        """The group of each unit."""
+        if self.gate is not None:
+            return torch.arange(self.units) // self.gate.config.block
+        if self.stage_of_units is not None:
+            return self.stage_of_units
+        return torch.zeros(self.units, dtype=torch.long)
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Units in each group."""
+        return torch.bincount(self.group_of_units).float()
+
+    def open(self, decisions: Mapping[str, Tensor]) -> Tensor | None:
+        """Which groups are open for each row, [rows, groups]; None where nothing can close."""
+        if self.gate is None or self.site is None:
+            return None if self.stage_of_units is None else decisions[STAGES]
+        g_BG = decisions[self.site]
+        if self.stage_of_blocks is None:
+            return g_BG
+        return g_BG * decisions[STAGES][..., self.stage_of_blocks.to(g_BG.device)]
+
+    def open_units(self, decisions: Mapping[str, Tensor]) -> Tensor:
+        """How many units are open for each row; a scalar where nothing can close."""
+        g_BG = self.open(decisions)
+        if g_BG is None:
+            return torch.tensor(float(self.units))
+        if self.gate is not None and self.units % self.gate.config.block == 0:
+            return g_BG.sum(-1) * self.gate.config.block
+        return g_BG @ self.sizes.to(g_BG)
+
+    def per_unit(self, decisions: Mapping[str, Tensor]) -> Tensor | None:
+        """Whether each unit is open, [rows, units]; None where nothing can close."""
+        g_BG = self.open(decisions)
+        return None if g_BG is None else g_BG[..., self.group_of_units.to(g_BG.device)]
+
+    def sum_groups(self, counts: Tensor, dim: int) -> Tensor:
+        """Counts of units along `dim` summed over each group; over all units where nothing can close."""
+        if not self.closes:
+            return counts.sum(dim, keepdim=True)
+        shape = list(counts.shape)
+        shape[dim] = len(self.sizes)
+        return counts.new_zeros(shape).index_add_(dim, self.group_of_units.to(counts.device), counts)
+
+
+class StageSides:
+    """The stages of the units that each layer of a stack reads and writes."""
+
+    def __init__(self, model: nn.Module, stages: StageGate | None) -> None:
+        """For a model and its stage gate, if it has one."""
+        self.gate = stages
+        self.names = [] if stages is None else stack_names(model, stages)
+
+    def around(self, layer: str, *, read: bool) -> int | None:
+        """The position of the site that a layer reads or writes; None outside the stack."""
+        if self.gate is None or layer not in self.names:
+            return None
+        position = self.names.index(layer) - int(read)
+        return position if 0 <= position < len(self.gate.sites) else None
+
+    def side(self, layer: str, units: int, site: str | None, gate: Gate | None, *, read: bool) -> Side:
+        """The units that a layer reads or writes, with the gate on them."""
+        position = self.around(layer, read=read)
+        if position is None or self.gate is None:
+            return Side(units=units, site=site, gate=gate)
+        of_blocks = None if gate is None else stage_of_blocks(self.gate, position, gate)
+        of_units = self.gate.stage_of_units(position)
+        return Side(units=units, site=site, gate=gate, stage_of_units=of_units, stage_of_blocks=of_blocks)
