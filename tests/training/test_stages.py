@@ -165,7 +165,8 @@ def test_an_interrupted_run_continues_to_the_same_bits(step: int, sparse: bool, 
         sparsifier = dg.RigL(model, {"layers.0": 0.5, "layers.1": (0.4, 0.6, 0.5)}, every=3) if sparse else None
         history = fit(
             model, blobs(), valid=blobs(60, seed=1), budget=Budget(target=0.4), sparsifier=sparsifier, patience=9,
-            stage_loss=StageLoss(weights=(1, 1, 2), focus=0.5), epochs=4, batch=30, seed=2, out=out, checkpoint_seconds=0.0, show=False,
+            stage_loss=StageLoss(weights=(1, 1, 2), focus=0.5), epochs=4, batch=30, seed=2, out=out,
+            checkpoint_seconds=0.0, show=False,
         )  # fmt: skip
         return model.state_dict(), history
 
