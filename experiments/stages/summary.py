@@ -103,10 +103,12 @@ def primary(found: dict[Key, Comparison]) -> list[Primary]:
             continue
         mean = [fmean(of_seed) for of_seed in zip(*(c.gains for c in of_name.values()), strict=True)]
         rows.append((name, paired(mean, [0.0] * len(mean)), [b for b, c in of_name.items() if c.used]))
-    corrected = holm([1.0 if test.p is None else test.p for _, test, _ in rows])
+    p_values = [1.0 if test.p is None else test.p for _, test, _ in rows]
+    missing = [1.0] * (len(DATASETS) - len(rows))  # datasets that are still to be run count as well
+    corrected = holm([*p_values, *missing])
     return [
-        Primary(name, test.difference, 1.0 if test.p is None else test.p, p, used)
-        for (name, test, used), p in zip(rows, corrected, strict=True)
+        Primary(name, test.difference, p, p_holm, used)
+        for (name, test, used), p, p_holm in zip(rows, p_values, corrected, strict=False)
     ]
 
 
