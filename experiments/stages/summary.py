@@ -13,6 +13,7 @@ from dynamicgate.lab.runner.results import read_results
 from dynamicgate.lab.runner.statistics import Paired, holm, paired
 from experiments.frontier.datasets import DATASETS
 from experiments.stages.tables import BUDGETS, CASCADE, SINGLE, STAGED, budgets_of, model_name
+from experiments.stages.train import CURVE_MODEL
 
 Key = tuple[str, float]
 """Dataset and budget."""
@@ -112,8 +113,9 @@ def primary(found: dict[Key, Comparison]) -> list[Primary]:
     ]
 
 
-def put_at(experiment: Experiment, name: str = "cifar10", model: str = "staged 0.05") -> list[dict[str, Any]]:
+def put_at(experiment: Experiment) -> list[dict[str, Any]]:
     """One model put at several budgets, and the models trained for them: mean accuracy over seeds, in points."""
+    name, model = CURVE_MODEL
     runs, _ = read_results(experiment.results, experiment.jobs([experiment.table(name)]))
     rows = []
     one = runs.get((name, model), [])

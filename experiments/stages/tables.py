@@ -23,12 +23,10 @@ from dynamicgate.lab.runner import Table
 from dynamicgate.presets.sparsify import DISTRIBUTION, spending
 from experiments.frontier.datasets import CHOSEN as FRONTIER_CHOSEN
 from experiments.frontier.datasets import DATASETS, OURS, SEVERAL_SEEDS, WITHOUT_TEST, Dataset
-from experiments.stages.train import train
+from experiments.stages.train import CURVE_BUDGETS, CURVE_MODEL, train
 
 BUDGETS = (0.02, 0.05, 0.1)
 MORE_BUDGETS = {"mnist": (0.015, 0.03)}
-CURVE_BUDGETS = (0.04, 0.05, 0.06, 0.07, 0.08)  # one model of CIFAR-10 is put at each of them, and one trained for each
-CURVE_MODEL = 0.05
 TUNED_AT, ABLATED_AT = 0.05, 0.02
 TRIALS = {f"{plan} {focus:g}": {"stages": plan, "focus": focus} for plan in ("two", "three") for focus in (0.0, 1.0)}
 EVERY = {  # optimizer steps between two mask updates: about forty of them in a run
@@ -81,7 +79,7 @@ def _compared(name: str, recipe: dict[str, Any], best: dict[str, Any], pattern: 
         models[model_name(SINGLE, budget, pattern)] = _single(recipe, budget)
         models[model_name(STAGED, budget, pattern)] = _staged(recipe, budget, best)
         models[model_name(CASCADE, budget, pattern)] = {**_staged(recipe, budget, best), "model": CASCADE}
-    if name == "cifar10" and not pattern:
+    if name == CURVE_MODEL[0] and not pattern:
         models |= {f"{STAGED} {budget:g}": _staged(recipe, budget, best) for budget in CURVE_BUDGETS}
     return models
 

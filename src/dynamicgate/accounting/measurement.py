@@ -7,7 +7,6 @@ saved is split: first the connections that do not exist, then, of those that do,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from dynamicgate.accounting.counter import LayerMacs, MacCounter, deployed
 from dynamicgate.accounting.metrics import confusion_counts, quality_of
 from dynamicgate.accounting.proxies import Openness, product_of_means, proxies, where_products_mislead
+from dynamicgate.accounting.stage_costs import finite_cut
 from dynamicgate.accounting.stage_tally import StageTally
 from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.data.contract import Inputs, call, iterate, move, take_samples
@@ -53,7 +53,7 @@ class Measurement:
         """Plain numbers, lists and strings. A cut below all scores is None: JSON has no -inf."""
         found = asdict(self)
         for point in ([] if self.stages is None else [found["stages"]]) + found["curve"]:
-            point["cut"] = _finite(point["cut"])
+            point["cut"] = finite_cut(point["cut"])
         return found
 
     @property
@@ -268,12 +268,6 @@ class _Tally:
             "present": layer.present * layer.rows,
             "product": product_of_means(layer, self.openness),
         }
-
-
-def _finite(cut: Any) -> Any:
-    if isinstance(cut, list):
-        return [_finite(each) for each in cut]
-    return cut if math.isfinite(cut) else None
 
 
 def _stage_lines(stages: dict[str, Any] | None) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -90,3 +91,10 @@ def accuracy_cost_curve(
             }
         )
     return found
+
+
+def finite_cut(cut: Any) -> Any:
+    """A cut, or a list of them, with None for one below or above all scores: JSON has no infinity."""
+    if isinstance(cut, list):
+        return [finite_cut(each) for each in cut]
+    return cut if math.isfinite(cut) else None

@@ -7,7 +7,6 @@ network computed is used again.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 from dynamicgate import distributed
 from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.accounting.metrics import confusion_counts, correlation, quality_of
-from dynamicgate.accounting.stage_costs import accuracy_cost_curve, cut_for, opening_scores
+from dynamicgate.accounting.stage_costs import accuracy_cost_curve, cut_for, finite_cut, opening_scores
 from dynamicgate.data import Arrays
 from dynamicgate.files import write_text
 from dynamicgate.gating.recording import usage
@@ -110,7 +109,7 @@ def describe_run(
     exits = torch.bincount(at_B, minlength=len(macs_K)).double() / count
     accuracy_K = right_BK.double().mean(0)
     wrong_B = (stopped_BC.argmax(1) != y_B).double()
-    macs_BK = macs_K.expand(count, -1)
+    curve = accuracy_cost_curve(unsure(scores_KNC), macs_K.expand(count, -1), right_BK, full)
     return {
         "model": s.model,
         "seed": s.seed,
@@ -138,21 +137,11 @@ def describe_run(
             "random": float((exits * accuracy_K).sum()),
             "cost_error": correlation(cost_B, wrong_B),
         },
-        "curve": finite_cuts(accuracy_cost_curve(unsure(scores_KNC), macs_BK, right_BK, full)),
+        "curve": [{**point, "cut": finite_cut(point["cut"])} for point in curve],
         "notes": [],
         "collapses": [],
         "settings": s.to_json(),
     }
-
-
-def finite_cuts(curve: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The curve with null for a cut below or above all scores: JSON has no infinity."""
-    return [{**point, "cut": finite(point["cut"])} for point in curve]
-
-
-def finite(value: float) -> float | None:
-    """The number; None where it is infinite."""
-    return value if math.isfinite(value) else None
 
 
 @torch.no_grad()
