@@ -1,6 +1,7 @@
 """Stages against the same recipe without them: accuracy at equal cost, the curve of one model, and the clock.
 
 python -m experiments.stages mnist-tuning        # first: two or three stages, by validation rows
+python -m experiments.stages mnist-rates         # and the learning rate at the smallest budget
 python -m experiments.stages mnist               # stages, no stages and a cascade at every budget, five seeds
 python -m experiments.stages mnist-16x1          # the same with masks of tiles of 16 outputs
 python -m experiments.stages mnist-ablation      # what decides, attention, distillation, weights; validation rows
@@ -16,14 +17,14 @@ import sys
 from statistics import fmean
 
 from dynamicgate.files import write_text
-from dynamicgate.lab.runner import Experiment
+from dynamicgate.lab.runner import Experiment, Table
 from dynamicgate.lab.runner.docs_pages import write_pages
 from dynamicgate.lab.runner.results import read_results
 from experiments.command import asked_experiment, exit_code, parser_of, run_asked
 from experiments.stages.experiment import STAGES, choose_tables
 from experiments.stages.latency import time_dataset
 from experiments.stages.page import pages
-from experiments.stages.tables import CHOSEN, TIMED, TRIALS, chosen_stages
+from experiments.stages.tables import CHOSEN, SINGLE, STAGED, TIMED, TRIALS, chosen_stages
 
 MODULE = "experiments.stages"
 
@@ -34,8 +35,8 @@ def main() -> None:
     parser.add_argument(
         "names",
         nargs="+",
-        help="datasets or NAME-tuning, NAME-16x1, NAME-ablation, NAME-timed; all, tuning, 16x1, ablation, timed (of "
-        "all), or page; or latency, and after it datasets (all)",
+        help="datasets or NAME-tuning, NAME-rates, NAME-16x1, NAME-ablation, NAME-timed; all, tuning, rates, 16x1, "
+        "ablation, timed (of all), or page; or latency, and after it datasets (all)",
     )
     args = parser.parse_args()
     experiment = asked_experiment(STAGES, args)
@@ -53,20 +54,29 @@ def main() -> None:
 
 
 def choose_best(experiment: Experiment) -> None:
-    """Write for every dataset that was tuned the stages with the best validation accuracy."""
+    """Write for every dataset that was tuned the stages, and the learning rates, with the best validation accuracy."""
     chosen = chosen_stages()
     for table in choose_tables("tuning"):
-        runs, _ = read_results(experiment.results, experiment.jobs([table]))
-        reached = {
-            model: fmean(run["quality"]["accuracy"] for run in tried)
-            for (_, model), tried in runs.items()
-            if tried and all("unreachable" not in run for run in tried)
-        }
-        if reached:
-            best = max(reached, key=lambda trial: reached[trial])
-            chosen[table.name.removesuffix("-tuning")] = TRIALS[best]
+        if reached := reached_by(experiment, table):
+            chosen[table.name.removesuffix("-tuning")] = TRIALS[max(reached, key=lambda trial: reached[trial])]
+    for table in choose_tables("rates"):
+        reached = reached_by(experiment, table)
+        for kind in (SINGLE, STAGED):
+            if rates := {model: rate for model, rate in reached.items() if model.startswith(kind)}:
+                best = max(rates, key=lambda model: rates[model])
+                chosen.setdefault(table.name, {})[kind] = table.models[best]["lr"]
     if chosen:
         write_text(CHOSEN, json.dumps(chosen, indent=1, sort_keys=True) + "\n")
+
+
+def reached_by(experiment: Experiment, table: Table) -> dict[str, float]:
+    """The mean accuracy on validation rows of the models of a table that were run."""
+    runs, _ = read_results(experiment.results, experiment.jobs([table]))
+    return {
+        model: fmean(run["quality"]["accuracy"] for run in tried)
+        for (_, model), tried in runs.items()
+        if tried and all("unreachable" not in run for run in tried)
+    }
 
 
 if __name__ == "__main__":

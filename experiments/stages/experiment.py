@@ -6,7 +6,7 @@ from dynamicgate.lab.runner import Experiment, Table
 from experiments import ROOT
 from experiments.stages.tables import TILES, tables
 
-KINDS = ("tuning", "ablation", "timed", TILES)
+KINDS = ("tuning", "rates", "ablation", "timed", TILES)
 STAGES = Experiment("stages", tuple(tables()), ROOT)
 
 

@@ -6,10 +6,12 @@ without attention to the rows that open them), at one budget, by validation rows
 seeds; test rows are measured once, by the run that trained the model. Stages are used at a budget of a dataset where,
 over the seeds, validation accuracy with them exceeds that without by more than the standard error of the difference;
 elsewhere the recipe goes without. Everything is done twice, with masks of single connections and with masks of tiles of
-16 outputs (`NAME-16x1`), which CPUs run several times as fast. The primary comparison is the accuracy on test rows with
-stages where they are used minus that without, averaged over the budgets of a dataset: paired over seeds, Holm's
-correction over the datasets of each kind of mask. Seen of test rows before that was written: those of MNIST (both
-widths) and CIFAR-10 with single connections, and with tiles one seed of MNIST with 1,024 units and of CIFAR-10.
+16 outputs (`NAME-16x1`), which CPUs run several times as fast. At budgets below those of the frontier, with and without
+stages, the learning rate is one of four, by validation rows of other seeds (`NAME-rates`). The primary comparison is
+the accuracy on test rows with stages where they are used minus that without, averaged over the budgets of a dataset:
+paired over seeds, Holm's correction over the datasets of each kind of mask. Seen of test rows before that was written:
+those of MNIST (both widths) and CIFAR-10 with single connections, and with tiles one seed of MNIST with 1,024 units and
+of CIFAR-10. Seen before learning rates were chosen: those of MNIST at 0.015.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from experiments.stages.train import CURVE_BUDGETS, CURVE_MODEL, train
 
 BUDGETS = (0.02, 0.05, 0.1)
 MORE_BUDGETS = {"mnist": (0.015, 0.03)}
+RATES_AT = {"mnist": 0.015}  # below the budgets that the frontier chose its learning rates for
+RATE_SCALES = (1.0, 1.5, 2.0, 3.0)
 TUNED_AT, ABLATED_AT = 0.05, 0.02
 TRIALS = {f"{plan} {focus:g}": {"stages": plan, "focus": focus} for plan in ("two", "three") for focus in (0.0, 1.0)}
 EVERY = {  # optimizer steps between two mask updates: about forty of them in a run
@@ -36,6 +40,7 @@ TIMED = ("mnist", "mnist-wide", "cifar10")  # these are also trained with masks 
 SINGLE_TIMED_BUDGETS = (0.01, 0.015, 0.03, 0.07, 0.2)  # besides the usual ones
 STAGED_TIMED_BUDGETS = (0.01, 0.015, 0.03)
 ABLATED_ON = ("mnist", "cifar10")
+RATE_SEEDS = (*SEVERAL_SEEDS, 103)
 CHOSEN = Path(__file__).with_name("chosen.json")
 SINGLE, STAGED, CASCADE, TILES = "single", "staged", "cascade", "16x1"
 
@@ -57,6 +62,8 @@ def tables() -> Iterator[Table]:
         yield _table(f"{name}-{TILES}", dataset, _compared(name, tiles, best, TILES), changes=dataset.changes)
         trials = {trial: _staged(recipe, TUNED_AT, asked) for trial, asked in TRIALS.items()}
         yield _table(f"{name}-tuning", dataset, trials, changes=blind, seeds=dataset.tuning_seeds)
+        if name in RATES_AT:
+            yield _table(f"{name}-rates", dataset, _rates(name, recipe, best), changes=blind, seeds=RATE_SEEDS)
         if name in ABLATED_ON:
             yield _table(f"{name}-ablation", dataset, _ablation(recipe, best), changes=blind, seeds=SEVERAL_SEEDS)
         if name in TIMED:
@@ -75,12 +82,26 @@ def budgets_of(name: str, pattern: str = "") -> tuple[float, ...]:
 
 def _compared(name: str, recipe: dict[str, Any], best: dict[str, Any], pattern: str = "") -> dict[str, Any]:
     models: dict[str, Any] = {}
+    rates = chosen_stages().get(f"{name}-rates", {})
     for budget in budgets_of(name, pattern):
-        models[model_name(SINGLE, budget, pattern)] = _single(recipe, budget)
-        models[model_name(STAGED, budget, pattern)] = _staged(recipe, budget, best)
-        models[model_name(CASCADE, budget, pattern)] = {**_staged(recipe, budget, best), "model": CASCADE}
+        with_rate = (
+            {kind: {**recipe, "lr": rate} for kind, rate in rates.items()} if budget == RATES_AT.get(name) else {}
+        )
+        alone, together = with_rate.get(SINGLE, recipe), with_rate.get(STAGED, recipe)
+        models[model_name(SINGLE, budget, pattern)] = _single(alone, budget)
+        models[model_name(STAGED, budget, pattern)] = _staged(together, budget, best)
+        models[model_name(CASCADE, budget, pattern)] = {**_staged(alone, budget, best), "model": CASCADE}
     if name == CURVE_MODEL[0] and not pattern:
         models |= {f"{STAGED} {budget:g}": _staged(recipe, budget, best) for budget in CURVE_BUDGETS}
+    return models
+
+
+def _rates(name: str, recipe: dict[str, Any], best: dict[str, Any]) -> dict[str, Any]:
+    """Stages and no stages with each learning rate."""
+    models: dict[str, Any] = {}
+    for rate in (scale * recipe["lr"] for scale in RATE_SCALES):
+        models[f"{SINGLE} {rate:g}"] = _single({**recipe, "lr": rate}, RATES_AT[name])
+        models[f"{STAGED} {rate:g}"] = _staged({**recipe, "lr": rate}, RATES_AT[name], best)
     return models
 
 
