@@ -1,0 +1,11 @@
+"""Gates in Hugging Face models: saving, training with `Trainer`, conversion. Needs the extra `hf`."""
+
+from __future__ import annotations
+
+try:
+    import transformers as _transformers
+except ImportError as error:
+    raise ImportError("dynamicgate.hf needs Transformers: pip install 'dynamicgate[hf]'") from error
+
+del _transformers
+__all__: list[str] = []
