@@ -1,0 +1,157 @@
+"""`convert_`: a trained dense model becomes a gated one that training only has to repair."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.accounting.tracing import count_macs
+from dynamicgate.budget import Budget
+from dynamicgate.budget.calibration import executed_relative
+from dynamicgate.data.contract import Inputs, move, take_samples
+from dynamicgate.gating.attach import Where, gate_, ungate_
+from dynamicgate.gating.attach import _select as select_sites
+from dynamicgate.gating.gate import GateConfig, count_of
+from dynamicgate.gating.recording import is_gated, named_gates
+from dynamicgate.gating.unit_order import check_movable
+from dynamicgate.hf.activity import read_batches
+from dynamicgate.hf.initial_gates import TOKENS, init_gates_, observe_logits
+from dynamicgate.hf.ordering import order_sites_
+
+SHARED_OF_OPEN, SHARED_AT_MOST = 0.5, 0.25  # of the open blocks, of all blocks: see docs/hugging-face.md
+CHECK_TOKENS = 2048
+MARGIN = 1.0  # temperatures above the threshold, for other inputs
+
+
+class ConversionPlan(Mapping[str, Any]):
+    """What `convert_` did to a model, as the arguments that training needs: ``GateCallback(**plan)``, or `plan.budget`
+    in a loop of your own.
+
+    budget: holds the gates to the target. open_rate: the fraction of the blocks of each layer that the target pays for.
+    explained: how well each gate foresees what its blocks add, by site. notes: what was done.
+    """
+
+    def __init__(self, budget: Budget, open_rate: float, explained: Mapping[str, float], notes: Sequence[str]) -> None:
+        """Made by `convert_`."""
+        self.budget, self.open_rate = budget, open_rate
+        self.explained, self.notes = dict(explained), list(notes)
+
+    def __getitem__(self, name: str) -> Any:
+        if name != "budget":
+            raise KeyError(name)
+        return self.budget
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("budget",))
+
+    def __len__(self) -> int:
+        return 1
+
+    def __str__(self) -> str:
+        held = f"gates held to {self.budget.target:g} of the dense MACs"
+        return "\n".join([held, *(f"note: {note}" for note in self.notes)])
+
+
+def convert_(
+    model: nn.Module,
+    budget: float | Budget,
+    batches: Any,
+    *,
+    block: int = 32,
+    always_open: int | float | None = None,
+    net: Literal["auto", "linear", "low-rank", "two-layer"] = "linear",
+    rank: int | None = None,
+    where: Where = "mlp",
+    start: Literal["budget", "open"] = "budget",
+    tokens: int = TOKENS,
+    show: bool = True,
+) -> ConversionPlan:
+    """Turn a trained model into a gated one, in place: put gates on, order the units, and fit the gates to what the
+    blocks add to the output. Returns what training needs.
+
+    budget: executed MACs relative to the dense model, everything counted, or a `Budget`.
+    batches: typical inputs, as `measure` takes them; shuffle them, because only the first `tokens` tokens are read.
+    block: units that open and close together.
+    always_open: blocks at the front that stay open for every token (a count, or a fraction below 1); they get the most
+        active units. None: half of what the budget pays for, and at most a quarter of all.
+    net, rank: as in `GateConfig`. A linear gate network costs about 1 / (3 block) of a gated feed-forward layer.
+    where: as in `gate_`.
+    start: with "budget" the model executes the budget from now on. With "open" all gates are open on these batches, so
+        that the model computes what it did, and the budget closes the least needed blocks first, over the first half of
+        training.
+
+    >>> plan = dg.hf.convert_(model, 0.6, batches)
+    >>> trainer = Trainer(model, args, callbacks=[dg.hf.GateCallback(**plan, teacher=dense)], ...)
+    """
+    if start not in ("budget", "open"):
+        raise ValueError(f"start must be budget or open, received {start!r}")
+    if is_gated(model):
+        raise ValueError("this model has gates already: take them off with ungate_, convert_ adds its own")
+    held = budget if isinstance(budget, Budget) else Budget(target=budget)
+    inputs = read_batches(batches, tokens)
+    sites = select_sites(model, where)
+    for site in sites:
+        check_movable(model, site)
+    gate_(model, GateConfig(block=block, net=net, rank=rank), sites)
+    try:
+        counter = count_macs(model, move(take_samples(inputs[0], slice(1)), next(model.parameters()).device))
+        held.bind(counter)
+        rate = open_rate_at(counter, held.target)
+        if always_open is None:
+            always_open = min(SHARED_OF_OPEN * rate, SHARED_AT_MOST)
+        for gate in named_gates(model).values():  # not known before: what gates cost decides what can be open
+            gate.config = replace(gate.config, always_open=always_open)
+        order_sites_(model, sites, inputs, block, always_open, show=show)
+        explained = init_gates_(model, inputs, open_rate=rate, tokens=tokens, show=show)
+    except ValueError:  # leave the model as it was
+        ungate_(model)
+        raise
+    shared = {count_of(always_open, gate.blocks) for gate in named_gates(model).values()}
+    notes = [
+        f"{len(sites)} sites in blocks of {block} units, ordered; always open at each: "
+        f"{' or '.join(map(str, sorted(shared)))} blocks",
+        f"gates fitted to open {rate:.1%} of the blocks of each site; they explain "
+        f"{sum(explained.values()) / len(explained):.0%} of the variance of what blocks add",
+        _start(model, counter, inputs, start),
+    ]
+    return ConversionPlan(held, rate, explained, notes)
+
+
+def open_rate_at(counter: MacCounter, target: float) -> float:
+    """The open rate of all gates at which the model executes `target` of the dense MACs; 1 where that pays for all."""
+    if counter.all_open <= target:
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if counter.relative_at(middle) <= target else (low, middle)
+    return low
+
+
+def _start(model: nn.Module, counter: MacCounter, inputs: Sequence[Inputs], start: str) -> str:
+    """Open all gates if asked for; says what the model executes before training."""
+    device = next(model.parameters()).device
+    few = [move(x, device) for x in read_batches(list(inputs), CHECK_TOKENS)]
+    opened = f"after opening all gates by a shift of {open_all_(model, few):.2f} logits, " if start == "open" else ""
+    return f"{opened}the model executes {executed_relative(model, counter, few):.3f} of the dense MACs before training"
+
+
+@torch.no_grad()
+def open_all_(model: nn.Module, inputs: Sequence[Inputs]) -> float:
+    """Raise the logits of all gates by one amount, so that every block is open on `inputs`; returns the amount.
+
+    One amount for all: lowering it again, as a budget does, brings every gate back to where it was.
+    """
+    gates = named_gates(model)
+    shift = 0.0
+    for gate, logits in ((gates[name], found) for name, found in observe_logits(model, gates, inputs).items()):
+        lacking = float(gate.logit_threshold) - float(logits.min()) + MARGIN * float(gate.tau)
+        shift = max(shift, lacking)
+    for gate in gates.values():
+        gate.bias.add_(shift)
+    return shift

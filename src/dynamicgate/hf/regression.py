@@ -1,0 +1,79 @@
+"""Linear regression that sees its rows once, batch by batch, and its best approximation of a lower rank.
+
+Shapes in names: B rows, D features, G outputs, R rank.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+RIDGE = 1e-3  # of the mean variance of a feature
+
+
+class Linear(NamedTuple):
+    """y = x @ weight.T + bias."""
+
+    weight: Tensor
+    bias: Tensor
+    explained: float
+    """The fraction of the variance of y around its means, over the rows that were added."""
+
+
+class RunningRidge:
+    """Sums that are enough to solve a ridge regression: memory for D x D numbers, however many rows are added."""
+
+    def __init__(self, features: int, outputs: int) -> None:
+        """For rows of `features` values and `outputs` values to predict."""
+        self.rows = 0
+        size = features + outputs
+        self._sums = torch.zeros(size, dtype=torch.float64)
+        self._products = torch.zeros(features, size, dtype=torch.float64)
+        self._squares = torch.zeros(outputs, dtype=torch.float64)
+
+    def add(self, x_BD: Tensor, y_BG: Tensor) -> None:
+        """Take in more rows."""
+        both = torch.cat([x_BD, y_BG], dim=1)
+        self.rows += len(both)
+        self._sums += both.sum(0).cpu()  # summed in float64, over batches: thousands of large terms
+        self._products += (x_BD.T @ both).cpu()
+        self._squares += y_BG.square().sum(0).cpu()
+
+    @property
+    def mean(self) -> Tensor:
+        """Of the features."""
+        return self._sums[: len(self._products)] / self.rows
+
+    @property
+    def covariance(self) -> Tensor:
+        """Of the features, with the ridge on its diagonal."""
+        features, mean_D = len(self._products), self.mean
+        found = self._products[:, :features] / self.rows - mean_D[:, None] * mean_D[None, :]
+        ridge = max(RIDGE * float(found.diagonal().mean()), torch.finfo(torch.float64).tiny)
+        return (found + found.T) / 2.0 + ridge * torch.eye(features, dtype=torch.float64)
+
+    def solve(self) -> Linear:
+        """The regression on all rows so far; without features, the means."""
+        features, mean_D = len(self._products), self.mean
+        mean_G = self._sums[features:] / self.rows
+        if not features:
+            return Linear(mean_G[:, None][:, :0], mean_G, 0.0)
+        cross_DG = self._products[:, features:] / self.rows - mean_D[:, None] * mean_G[None, :]
+        weight_GD = torch.cholesky_solve(cross_DG, torch.linalg.cholesky(self.covariance)).T
+        variance = float((self._squares / self.rows - mean_G.square()).sum())
+        explained = float((weight_GD * cross_DG.T).sum()) / variance if variance > 0.0 else 0.0
+        return Linear(weight_GD, mean_G - weight_GD @ mean_D, explained)
+
+
+def reduced_rank(weight_GD: Tensor, covariance_DD: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """The two factors, R x D and G x R, of the map of this rank whose outputs differ least from those of `weight_GD` on
+    features with this covariance. Both are scaled alike: the standard deviation of an inner value is the norm of the
+    column that reads it."""
+    root_DD = torch.linalg.cholesky(covariance_DD)
+    left_GK, size_K, right_KD = torch.linalg.svd(weight_GD @ root_DD, full_matrices=False)
+    rank = min(rank, len(size_K))
+    root_R = size_K[:rank].sqrt()
+    inner_RD = torch.linalg.solve_triangular(root_DD.T, right_KD[:rank].T, upper=True).T
+    return root_R[:, None] * inner_RD, left_GK[:, :rank] * root_R
