@@ -72,11 +72,11 @@ def test_the_plan_is_what_fit_needs() -> None:
 def test_a_llama_is_converted_and_trained_in_a_loop() -> None:
     model, batches = small_llama(), token_batches(8)
     plan = convert_(model, 0.8, batches, block=8, where=llama_sites(model), show=False)
-    assert all(gate.config.always_open == 0.25 for gate in dg.named_gates(model).values())
+    assert all(gate.config.always_open == 0.125 for gate in dg.named_gates(model).values())
     with dg.usage(model) as used, torch.no_grad():
         for batch in batches:
             model(**batch)
-    assert all(bool((used[site].open.mean(0) == 1.0).sum() >= 2) for site in used)  # a quarter of 8 blocks
+    assert all(bool((used[site].open.mean(0) == 1.0).sum() >= 1) for site in used)  # an eighth of 8 blocks
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     model.train()
     losses = []

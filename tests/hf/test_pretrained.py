@@ -37,7 +37,7 @@ def test_smollm2_keeps_its_loss_on_wikitext_with_open_gates_and_in_another_order
         producers = (f"{mlp}.gate_proj", f"{mlp}.up_proj")
         sites.append(dg.Site(f"{mlp}.down_proj", producers, producers[0], 1536))
     run = example("hf_smollm2", monkeypatch).main
-    found = run(str(folder), str(texts / "test.txt"), str(texts / "valid.txt"), 2, sites)
+    found = run(str(folder), str(texts / "test.txt"), str(texts / "valid.txt"), 3, sites)
     same = {name: loss for name, loss in found.items() if "converted" not in name}
     assert len(same) == 7
     assert 3.0 < found["dense"] < 4.0

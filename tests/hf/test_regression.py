@@ -12,18 +12,28 @@ def data() -> tuple[torch.Tensor, torch.Tensor]:
     return x, x @ torch.randn(7, 5, dtype=torch.float64) + 0.5 * torch.randn(500, 5, dtype=torch.float64) - 2.0
 
 
-def test_batches_give_the_least_squares_of_all_rows() -> None:
+def test_batches_give_the_ridge_regression_on_all_rows() -> None:
     x, y = data()
     ridge = RunningRidge(7, 5)
     for start in range(0, 500, 90):
         ridge.add(x[start : start + 90], y[start : start + 90])
     found = ridge.solve()
-    exact = torch.linalg.lstsq(torch.cat([x, torch.ones(500, 1, dtype=torch.float64)], dim=1), y).solution
+    centred_x, centred_y = x - x.mean(0), y - y.mean(0)
+    strength = centred_x.square().mean() * 7  # the mean variance of a feature, times features / rows, times rows
+    exact = torch.linalg.solve(centred_x.T @ centred_x + strength * torch.eye(7).double(), centred_x.T @ centred_y).T
+    assert torch.allclose(found.weight, exact)
     residual = (x @ found.weight.T + found.bias - y).square().sum()
-    least = (torch.cat([x, torch.ones(500, 1, dtype=torch.float64)], dim=1) @ exact - y).square().sum()
-    assert least <= residual < 1.05 * least
-    spread = (y - y.mean(0)).square().sum()
-    assert abs(found.explained - float(1.0 - residual / spread)) < 0.01
+    assert abs(found.explained - float(1.0 - residual / centred_y.square().sum())) < 1e-9
+
+
+def test_more_rows_come_nearer_to_the_truth() -> None:
+    truth = torch.randn(7, 1)
+    errors = []
+    for rows in (50, 5000):
+        x, ridge = torch.randn(rows, 7), RunningRidge(7, 1)
+        ridge.add(x, x @ truth + torch.randn(rows, 1))
+        errors.append(float((ridge.solve().weight - truth.T).norm()))
+    assert errors[1] < 0.3 * errors[0]
 
 
 def test_without_features_the_means_are_left() -> None:

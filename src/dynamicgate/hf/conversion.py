@@ -23,8 +23,8 @@ from dynamicgate.hf.activity import read_batches
 from dynamicgate.hf.initial_gates import TOKENS, init_gates_, observe_logits
 from dynamicgate.hf.ordering import order_sites_
 
-SHARED_OF_OPEN, SHARED_AT_MOST = 0.5, 0.25  # of the open blocks, of all blocks: see docs/hugging-face.md
-CHECK_TOKENS = 2048
+SHARED_OF_OPEN, SHARED_AT_MOST = 0.25, 0.125  # of the open blocks, of all blocks
+CHECK_TOKENS = 1024
 MARGIN = 1.0  # temperatures above the threshold, for other inputs
 
 
@@ -78,7 +78,7 @@ def convert_(
     batches: typical inputs, as `measure` takes them; shuffle them, because only the first `tokens` tokens are read.
     block: units that open and close together.
     always_open: blocks at the front that stay open for every token (a count, or a fraction below 1); they get the most
-        active units. None: half of what the budget pays for, and at most a quarter of all.
+        active units. None: a quarter of what the budget pays for, and at most an eighth of all.
     net, rank: as in `GateConfig`. A linear gate network costs about 1 / (3 block) of a gated feed-forward layer.
     where: as in `gate_`.
     start: with "budget" the model executes the budget from now on. With "open" all gates are open on these batches, so

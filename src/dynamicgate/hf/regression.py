@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-RIDGE = 1e-3  # of the mean variance of a feature
+RIDGE = 1.0  # of the mean variance of a feature, times features / rows: the fewer rows, the more
 
 
 class Linear(NamedTuple):
@@ -49,22 +49,28 @@ class RunningRidge:
     @property
     def covariance(self) -> Tensor:
         """Of the features, with the ridge on its diagonal."""
-        features, mean_D = len(self._products), self.mean
-        found = self._products[:, :features] / self.rows - mean_D[:, None] * mean_D[None, :]
-        ridge = max(RIDGE * float(found.diagonal().mean()), torch.finfo(torch.float64).tiny)
-        return (found + found.T) / 2.0 + ridge * torch.eye(features, dtype=torch.float64)
+        return self._covariance + self._ridge * torch.eye(len(self._products), dtype=torch.float64)
+
+    @property
+    def _covariance(self) -> Tensor:
+        found = self._products[:, : len(self._products)] / self.rows - self.mean[:, None] * self.mean[None, :]
+        return (found + found.T) / 2.0
+
+    @property
+    def _ridge(self) -> float:
+        return max(RIDGE * len(self._products) / self.rows * float(self._covariance.diagonal().mean()), 1e-12)
 
     def solve(self) -> Linear:
         """The regression on all rows so far; without features, the means."""
-        features, mean_D = len(self._products), self.mean
+        features = len(self._products)
         mean_G = self._sums[features:] / self.rows
         if not features:
             return Linear(mean_G[:, None][:, :0], mean_G, 0.0)
-        cross_DG = self._products[:, features:] / self.rows - mean_D[:, None] * mean_G[None, :]
+        cross_DG = self._products[:, features:] / self.rows - self.mean[:, None] * mean_G[None, :]
         weight_GD = torch.cholesky_solve(cross_DG, torch.linalg.cholesky(self.covariance)).T
         variance = float((self._squares / self.rows - mean_G.square()).sum())
-        explained = float((weight_GD * cross_DG.T).sum()) / variance if variance > 0.0 else 0.0
-        return Linear(weight_GD, mean_G - weight_GD @ mean_D, explained)
+        explained = float((weight_GD * cross_DG.T).sum() + self._ridge * weight_GD.square().sum())
+        return Linear(weight_GD, mean_G - weight_GD @ self.mean, explained / variance if variance > 0.0 else 0.0)
 
 
 def reduced_rank(weight_GD: Tensor, covariance_DD: Tensor, rank: int) -> tuple[Tensor, Tensor]:
