@@ -20,7 +20,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from dynamicgate.activations import ACTIVATIONS
+from dynamicgate.activations import ACTIVATIONS, is_of_transformers
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,8 @@ def _is_linear(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
 def _passes_units(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if node.op == "call_module":
         module = modules[str(node.target)]
-        return isinstance(module, UNIT_WISE_MODULES) or getattr(module, "unit_wise", False)
+        unit_wise = isinstance(module, UNIT_WISE_MODULES) or is_of_transformers(module)
+        return unit_wise or getattr(module, "unit_wise", False)
     if node.op == "call_function":
         return node.target in UNIT_WISE_FUNCTIONS
     return node.op == "call_method" and node.target in UNIT_WISE_METHODS
