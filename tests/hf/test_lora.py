@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import IA3Config, LoHaConfig, LoraConfig, get_peft_model
 from torch import nn
 
 import dynamicgate as dg
@@ -113,6 +113,28 @@ def test_with_all_gates_open_the_adapter_is_part_of_the_dense_model(name: str, w
     counter = dg.count_macs(adapted, x)
     assert counter.dense == dense > dg.count_macs(tiny(name), x).dense
     assert counter.all_open == pytest.approx(1.0 + counter.gate / dense, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        LoraConfig(target_modules="all-linear", exclude_modules=r".*\.gate\..*", init_lora_weights=False),
+        LoraConfig(target_modules=["down_proj", "up_proj"], use_dora=True, init_lora_weights=False),
+        IA3Config(target_modules=["down_proj"], feedforward_modules=["down_proj"], init_ia3_weights=False),
+        LoHaConfig(target_modules=["down_proj"], init_weights=False),
+    ],
+    ids=["all layers", "DoRA", "IA3", "LoHa"],
+)
+def test_other_adapters_see_gated_units_too(config: Any) -> None:
+    held: Any = spread_(gated(tiny("llama"), "mlp"))
+    model, x = get_peft_model(held, copy.deepcopy(config)).eval(), inputs("llama")
+    before = run(model, x)
+    assert dg.count_macs(model, x).all_open == pytest.approx(1.0 + dg.count_macs(model, x).gate / dense_of(model, x))
+    torch.testing.assert_close(run(model.merge_and_unload(), x), before, rtol=1e-4, atol=1e-5)
+
+
+def dense_of(model: nn.Module, x: dict[str, torch.Tensor]) -> float:
+    return dg.count_macs(dg.ungate_(copy.deepcopy(model)), x).dense
 
 
 def test_a_closed_block_saves_its_part_of_the_adapter() -> None:
