@@ -174,6 +174,19 @@ def test_a_gated_t5_and_other_widths() -> None:
     assert [part.rpartition(".")[2] for part in sites[0].producers] == ["wi_0", "wi_1"]
 
 
+def test_a_model_without_memory_is_gated_and_described(capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    with torch.device("meta"):
+        smollm2 = tiny("llama", **sizes, num_key_value_heads=3)
+    dg.gate_(smollm2, GateConfig(block=32), where="mlp")
+    dg.gate_(smollm2, where="heads")
+    assert capsys.readouterr().out == (
+        "30 x LlamaMLP, 576 -> 1536 (silu, gated), 48 blocks each\n"
+        "30 x LlamaAttention, 9 heads of 64 in 3 KV groups, 3 blocks each\n"
+    )
+    assert {p.device.type for p in smollm2.parameters()} == {"meta"}
+
+
 def test_words_are_beside_globs_and_predicates() -> None:
     model = tiny("llama")
     assert len(dg.named_gates(dg.gate_(model, CONFIG))) == 2  # tracing sees through the activations of Transformers
@@ -181,5 +194,12 @@ def test_words_are_beside_globs_and_predicates() -> None:
     dg.gate_(model, where="heads")
     dg.ungate_(model, where="mlp")
     assert [gate.site.is_heads for gate in dg.named_gates(model).values()] == [True, True]
-    with pytest.raises(ValueError, match=r"`where` \(mlp|'mlp'\) matches none of the sites"):
+    with pytest.raises(ValueError, match=r"`where` \(mlp\) matches none of the sites"):
         dg.ungate_(model, where="mlp")
+    dg.ungate_(model)
+    dg.gate_(model, where=["mlp", "heads"])
+    assert len(dg.named_gates(model)) == 4
+    dg.ungate_(model, where=["heads", "*.1.mlp.down_proj"])
+    assert list(dg.named_gates(model)) == ["model.layers.0.mlp.down_proj"]
+    dg.gate_(model, CONFIG, where=["heads", "*.1.mlp.down_proj"])
+    assert len(dg.named_gates(model)) == 4

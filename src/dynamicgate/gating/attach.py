@@ -35,8 +35,9 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
     kind.
     """
     config = config or GateConfig()
-    matches = find_matches(model, where) if is_word(where) else []
-    chosen = [match.site for match in matches] or _select(model, where)
+    where = where if callable(where) or isinstance(where, str) else list(where)
+    matches = [match for word in _words(where) for match in find_matches(model, word)]
+    chosen = [match.site for match in matches] + _select(model, where)
     taken = named_gates(model)
     if config.kind == "stages":
         _add_stages(model, chosen, config)
@@ -66,7 +67,7 @@ def ungate_(model: nn.Module, where: Where | None = None) -> nn.Module:
             return model
     gates = named_gates(model)
     sites = [gate.site_at(name) for name, gate in gates.items()]
-    chosen = sites if where is None else _gated(model, sites, where)
+    chosen = sites if where is None else _matching(sites, _without_words(model, sites, where))
     for site in chosen:
         gate = gates[site.name]
         for name in (site.source, site.consumer):
@@ -141,23 +142,34 @@ def _remove_hooks(module: nn.Module, gate: Gate) -> None:
             del module._forward_pre_hooks[key]
 
 
-def _gated(model: nn.Module, sites: list[Site], where: Where) -> list[Site]:
-    """Those of the gated sites that `where` selects."""
-    if is_word(where):
-        names = {match.site.name for match in find_matches(model, where)}
-        chosen = [site for site in sites if site.name in names]
-        if chosen:
-            return chosen
-    return _matching(sites, where)
+def _words(where: Where) -> list[str]:
+    """Those of its items that name patterns."""
+    if callable(where):
+        return []
+    return [item for item in ([where] if isinstance(where, str) else where) if is_word(item)]
+
+
+def _without_words(model: nn.Module, sites: list[Site], where: Where) -> Where:
+    """`where` with the names of gated `sites` in place of a word."""
+    if callable(where):
+        return where
+    items: list[str | Site] = []
+    for item in [where] if isinstance(where, str) else where:
+        named = {match.site.name for match in find_matches(model, item)} if is_word(item) else set()
+        items += [site.name for site in sites if site.name in named] or [item]
+    return items
 
 
 def _select(model: nn.Module, where: Where) -> list[Site]:
-    if not callable(where) and not isinstance(where, str):
-        where = list(where)
-        explicit = [item for item in where if isinstance(item, Site)]
-        if explicit and len(explicit) == len(where):
-            return explicit
-    return _matching(find_sites(model), where)
+    """The sites that `where` selects, except those that a word names."""
+    if callable(where):
+        return _matching(find_sites(model), where)
+    items = [where] if isinstance(where, str) else list(where)
+    rest = [item for item in items if not is_word(item)]
+    if items and not rest:
+        return []
+    explicit = [item for item in rest if isinstance(item, Site)]
+    return explicit if rest and len(explicit) == len(rest) else _matching(find_sites(model), rest)
 
 
 def _matching(sites: list[Site], where: Where) -> list[Site]:
