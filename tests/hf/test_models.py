@@ -197,7 +197,7 @@ def test_words_are_beside_globs_and_predicates() -> None:
     with pytest.raises(ValueError, match=r"`where` \(mlp\) matches none of the sites"):
         dg.ungate_(model, where="mlp")
     dg.ungate_(model)
-    dg.gate_(model, where=["mlp", "heads"])
+    dg.gate_(model, where=["mlp", "heads", "*.0.mlp.down_proj"])
     assert len(dg.named_gates(model)) == 4
     dg.ungate_(model, where=["heads", "*.1.mlp.down_proj"])
     assert list(dg.named_gates(model)) == ["model.layers.0.mlp.down_proj"]

@@ -36,8 +36,7 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
     """
     config = config or GateConfig()
     where = where if callable(where) or isinstance(where, str) else list(where)
-    matches = [match for word in _words(where) for match in find_matches(model, word)]
-    chosen = [match.site for match in matches] + _select(model, where)
+    chosen = select_sites(model, where)
     taken = named_gates(model)
     if config.kind == "stages":
         _add_stages(model, chosen, config)
@@ -53,8 +52,9 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
     gates = [_new_gate(model, site, config) for site in chosen]
     for gate in gates:
         _attach(model, gate)
-    if matches and rank() == 0:
-        print(describe(matches, config))
+    found = [match for word in _words(where) for match in find_matches(model, word)]
+    if found and rank() == 0:
+        print(describe(found, config))
     return model
 
 
@@ -74,6 +74,19 @@ def ungate_(model: nn.Module, where: Where | None = None) -> nn.Module:
             _remove_hooks(model.get_submodule(name), gate)
         del unwrapped(model.get_submodule(site.consumer)).gate
     return model
+
+
+def select_sites(model: nn.Module, where: Where) -> list[Site]:
+    """The sites of `model` that `where` selects, each once; see `gate_`."""
+    if callable(where):
+        return _matching(find_sites(model), where)
+    items = [where] if isinstance(where, str) else list(where)
+    found = [match.site for word in _words(items) for match in find_matches(model, word)]
+    rest = [item for item in items if not is_word(item)]
+    explicit = [item for item in rest if isinstance(item, Site)]
+    named = len(explicit) < len(rest) or not items
+    found += _matching(find_sites(model), rest) if named else explicit
+    return list({site.name: site for site in reversed(found)}.values())[::-1]
 
 
 def _add_stages(model: nn.Module, chosen: list[Site], config: GateConfig) -> None:
@@ -142,13 +155,6 @@ def _remove_hooks(module: nn.Module, gate: Gate) -> None:
             del module._forward_pre_hooks[key]
 
 
-def _words(where: Where) -> list[str]:
-    """Those of its items that name patterns."""
-    if callable(where):
-        return []
-    return [item for item in ([where] if isinstance(where, str) else where) if is_word(item)]
-
-
 def _without_words(model: nn.Module, sites: list[Site], where: Where) -> Where:
     """`where` with the names of gated `sites` in place of a word."""
     if callable(where):
@@ -160,16 +166,11 @@ def _without_words(model: nn.Module, sites: list[Site], where: Where) -> Where:
     return items
 
 
-def _select(model: nn.Module, where: Where) -> list[Site]:
-    """The sites that `where` selects, except those that a word names."""
+def _words(where: Where) -> list[str]:
+    """Those of its items that name patterns."""
     if callable(where):
-        return _matching(find_sites(model), where)
-    items = [where] if isinstance(where, str) else list(where)
-    rest = [item for item in items if not is_word(item)]
-    if items and not rest:
         return []
-    explicit = [item for item in rest if isinstance(item, Site)]
-    return explicit if rest and len(explicit) == len(rest) else _matching(find_sites(model), rest)
+    return [item for item in ([where] if isinstance(where, str) else where) if is_word(item)]
 
 
 def _matching(sites: list[Site], where: Where) -> list[Site]:
