@@ -145,7 +145,7 @@ def needed_bytes(model: nn.Module, xs: list[Tensor]) -> float:
                 model(x)
                 unions = {name: used[name].open.amax(0, keepdim=True) for name in used}
         weights = sum(float(layer.executed(unions).mean()) for layer in counter.layers)
-        total += 4 * (weights + counter.gate + x.numel() + len(x) * counter.layers[-1].linear.out_features)
+        total += 4 * (weights + counter.gate + x.numel() + len(x) * counter.layers[-1].written.units)
     return total / len(xs)
 
 

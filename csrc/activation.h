@@ -37,6 +37,8 @@ DG_INLINE float silu(float x) { return x * sigmoid(x); }
 DG_INLINE float tanh_(float x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
 DG_INLINE float gelu(float x) { return 0.5f * x * (1.0f + error_function(x * 0.707106781f)); }
 DG_INLINE float gelu_tanh(float x) { return x * sigmoid(1.59576912f * (x + 0.044715f * x * x * x)); }
+DG_INLINE float quick_gelu(float x) { return x * sigmoid(1.702f * x); }
+DG_INLINE float relu2(float x) { return relu(x) * relu(x); }
 
 template <float (*kFunction)(float)>
 void each(float* x, int64_t count, float factor) {
@@ -50,6 +52,8 @@ void activate(int32_t activation, float* x, int64_t count, float factor) {
     case dynamicgate::kGeluTanh: return each<gelu_tanh>(x, count, factor);
     case dynamicgate::kSilu: return each<silu>(x, count, factor);
     case dynamicgate::kTanh: return each<tanh_>(x, count, factor);
+    case dynamicgate::kQuickGelu: return each<quick_gelu>(x, count, factor);
+    case dynamicgate::kRelu2: return each<relu2>(x, count, factor);
     default:
       if (factor != 1.0f)
         for (int64_t i = 0; i < count; ++i) x[i] *= factor;

@@ -1,5 +1,7 @@
 """The one table of activations: whatever knows, saves, recognises or computes them reads it here.
 
+Those of Hugging Face Transformers are classes of its own; they are recognised by name.
+
 To add an activation, add a line to `ACTIVATIONS`, its code to `csrc/program.h` and its formula to `csrc/activation.h`.
 If the Triton kernels are to compute it as well, add it to `activate` and `slope` in `ops/ffn/tiles.py`.
 """
@@ -47,6 +49,32 @@ def _identity(h: Tensor) -> Tensor:
     return h
 
 
+def quick_gelu(h: Tensor) -> Tensor:
+    """GELU with a sigmoid in place of the normal distribution, as in CLIP."""
+    return h * torch.sigmoid(1.702 * h)
+
+
+def relu2(h: Tensor) -> Tensor:
+    """The square of ReLU."""
+    return torch.relu(h).square()
+
+
+class QuickGELU(nn.Module):
+    """`quick_gelu` as a module."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        """For each unit."""
+        return quick_gelu(h)
+
+
+class SquaredReLU(nn.Module):
+    """`relu2` as a module."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        """For each unit."""
+        return relu2(h)
+
+
 ACTIVATIONS: Mapping[str, Activation] = {
     activation.name: activation
     for activation in (
@@ -62,17 +90,40 @@ ACTIVATIONS: Mapping[str, Activation] = {
         Activation("tanh", torch.tanh, nn.Tanh, 5, (F.tanh, torch.tanh, "tanh")),
         Activation(
             "gelu_tanh", partial(F.gelu, approximate="tanh"), nn.GELU, 3, (F.gelu,), {"approximate": "tanh"},
-            in_layers=False,
+            in_layers=False, in_triton=True,
         ),
+        Activation("quick_gelu", quick_gelu, QuickGELU, 6, in_layers=False, in_triton=True),
+        Activation("relu2", relu2, SquaredReLU, 7, in_layers=False, in_triton=True, makes_zeros=True),
     )
 }  # fmt: skip
 BY_CODE: Mapping[int, Activation] = {activation.code: activation for activation in ACTIVATIONS.values()}
 IN_TRITON: tuple[str, ...] = tuple(name for name, activation in ACTIVATIONS.items() if activation.in_triton)
 IN_LAYERS: tuple[str, ...] = tuple(name for name, activation in ACTIVATIONS.items() if activation.in_layers)
 
+IN_TRANSFORMERS: Mapping[str, str] = {
+    "LinearActivation": "identity",
+    "SiLUActivation": "silu",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "NewGELUActivation": "gelu_tanh",
+    "FastGELUActivation": "gelu_tanh",
+    "AccurateGELUActivation": "gelu_tanh",
+    "QuickGELUActivation": "quick_gelu",
+    "ReLUSquaredActivation": "relu2",
+}
+"""The classes of `transformers.activations` by name: that package is never imported here."""
+
+
+def is_of_transformers(module: nn.Module) -> bool:
+    """Whether it is an activation of Hugging Face Transformers; all of them act on each unit by itself."""
+    return type(module).__module__ == "transformers.activations"
+
 
 def of_module(module: nn.Module) -> str | None:
     """The name of the activation that `module` is; None for anything else, subclasses included."""
+    if is_of_transformers(module):
+        return IN_TRANSFORMERS.get(type(module).__name__)
     for name, activation in ACTIVATIONS.items():
         options = {key: getattr(module, key, None) for key in activation.options}
         if type(module) is activation.module and options == activation.options:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 UNSTRUCTURED = "unstructured"
 
 
-def connections(linear: nn.Linear) -> Tensor | None:
+def connections(linear: nn.Module) -> Tensor | None:
     """The mask of existing connections, if the layer has one."""
     mask = getattr(linear, "mask", None)
     return mask if isinstance(mask, Tensor) else None
@@ -38,7 +38,8 @@ def put_mask_(linear: nn.Linear, mask: Tensor, pattern: str = UNSTRUCTURED) -> N
     linear.weight.mul_(linear.mask)  # type: ignore[arg-type]
 
 
-def present(linear: nn.Linear) -> int:
+def present(linear: nn.Module) -> int:
     """How many connections exist."""
     mask = connections(linear)
-    return linear.weight.numel() if mask is None else int(mask.sum())
+    weight: Any = linear.weight
+    return weight.numel() if mask is None else int(mask.sum())

@@ -188,7 +188,7 @@ def test_gates_do_not_pay_for_connections_that_are_still_to_be_pruned() -> None:
         sparsifier.watch(used)
         (loss + 0.0 * budget.step(used, progress)).backward()
         fraction = budget.reference / budget.counter.all_open
-        assert 0.79 <= fraction <= 1.0, "a fifth of what exists is all they ever save"
+        assert 0.79 <= fraction <= 1.0 + 1e-6, "a fifth of what exists is all they ever save"
         assert progress < 0.6 or fraction == pytest.approx(0.8, abs=0.01)
         sparsifier.step(optimizer, progress)
         optimizer.zero_grad()

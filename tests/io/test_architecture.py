@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import dynamicgate as dg
+from dynamicgate.activations import QuickGELU, SquaredReLU
 from dynamicgate.io.architecture import LAYERS, build, describe
 from dynamicgate.nn import FFN, GatedMLP, Normalize, Switch, SwitchMLP
 
@@ -37,6 +38,8 @@ EXAMPLES: dict[str, Callable[[], nn.Module]] = {
     "Sigmoid": nn.Sigmoid,
     "Mish": nn.Mish,
     "Identity": nn.Identity,
+    "QuickGELU": QuickGELU,
+    "SquaredReLU": SquaredReLU,
 }
 
 

@@ -16,21 +16,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.accounting.attention import AttentionMacs, module_around
 from dynamicgate.accounting.sides import Side, StageSides
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.gating.sites import Site
 from dynamicgate.gating.stages import STAGES, stages_of
+from dynamicgate.linears import adapter_sides, in_features, is_linear, out_features, outer_name
 from dynamicgate.masks import connections, present
 from dynamicgate.modules import unwrap
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class LayerMacs:
-    """One Linear layer of the base model and the gates on its two sides."""
+    """One linear layer of the base model and the gates on its two sides."""
 
     name: str
-    linear: nn.Linear
+    linear: nn.Module
     rows: float
     """Rows this layer processes for one sample: 1 in an MLP, the number of tokens in a sequence model."""
     read: Side
@@ -42,7 +44,7 @@ class LayerMacs:
     @property
     def dense(self) -> int:
         """MACs of one row with everything open and every connection present."""
-        return self.linear.in_features * self.linear.out_features
+        return in_features(self.linear) * out_features(self.linear)
 
     @property
     def density(self) -> float:
@@ -62,9 +64,10 @@ class LayerMacs:
             return self.read.open_units(decisions) * self.written.open_units(decisions)
         counts_OI = self.between_groups(mask)
         g_in, g_out = self.read.open(decisions), self.written.open(decisions)
-        g_in = counts_OI.new_ones(1) if g_in is None else g_in
-        g_out = counts_OI.new_ones(1) if g_out is None else g_out
-        return ((g_out @ counts_OI) * g_in).sum(-1)
+        given = next((g for g in (g_in, g_out) if g is not None), counts_OI)
+        g_in = given.new_ones(1) if g_in is None else g_in
+        g_out = given.new_ones(1) if g_out is None else g_out
+        return ((g_out @ counts_OI.to(g_out)) * g_in).sum(-1)
 
     def between_groups(self, mask: Tensor) -> Tensor:
         """The connections between each group of outputs and each group of inputs. Counted again only when the mask has
@@ -80,47 +83,74 @@ class MacCounter:
     """The layers, gates and fixed costs of a model, ready to be counted. Made by `count_macs(model, example)`."""
 
     def __init__(
-        self, model: nn.Module, *, rows: Mapping[str, float], other: float = 0.0, readers_only: bool = False
+        self,
+        model: nn.Module,
+        *,
+        rows: Mapping[str, float],
+        other: float = 0.0,
+        attention: Mapping[str, float] | None = None,
+        readers_only: bool = False,
     ) -> None:
         """Count `model`, whose Linear layers process `rows` rows for one sample, by layer name.
 
         rows: a layer that is absent was not called on its own (attention calls its projection by another way) and is
             part of `other`. `count_macs` finds both by running the model on an example.
-        other: MACs per sample of everything that is not a Linear layer.
+        other: MACs per sample of everything that is not a Linear layer, without those in `attention`.
+        attention: MACs per sample of the scores and the mixing of gated heads, by site name, with all heads open.
         readers_only: count as the published MNIST and Speech Commands code does: a closed unit saves the work of the
             layer that reads it, never that of the layer that writes it.
         """
         base = unwrap(model)
         self.gates = named_gates(base)
         self.sites = {name: gate.site_at(name) for name, gate in self.gates.items()}
-        self.rows, self.other = dict(rows), other
+        self.rows = dict(rows)
         writers = [name for name in self.gates if self.saves_producers(name) and not readers_only]
         written_by = {producer: name for name in writers for producer in self.sites[name].producers}
         self.stages = stages_of(base)
         gate_modules = [*self.gates.values(), *([self.stages] if self.stages is not None else [])]
         inside_gates = {id(m) for gate in gate_modules for m in gate.modules()}
         sides = StageSides(base, self.stages)
-        self.layers = []
-        for name, m in base.named_modules():
-            if isinstance(m, nn.Linear) and id(m) not in inside_gates and name in rows:
-                site = name if name in self.gates else None
-                read = sides.side(name, m.in_features, site, self.gates.get(name), read=True)
-                out_site = written_by.get(name)
+        self.layers: list[LayerMacs] = []
+        for path, m in base.named_modules():
+            name = outer_name(path)
+            if is_linear(m) and id(m) not in inside_gates and name in rows:
+                reads, writes = adapter_sides(name)
+                site = reads if reads in self.gates else None
+                read = sides.side(name, in_features(m), site, self.gates.get(reads), read=True)
+                out_site = written_by.get(writes)
                 out_gate = None if out_site is None else self.gates[out_site]
-                written = sides.side(name, m.out_features, out_site, out_gate, read=False)
+                written = sides.side(name, out_features(m), out_site, out_gate, read=False)
                 self.layers.append(LayerMacs(name=name, linear=m, rows=rows[name], read=read, written=written))
+        # of gates that come too late to save it, attention is a fixed cost
+        self.attention_macs = {name: macs for name, macs in (attention or {}).items() if name in writers}
+        self.other = other + sum((attention or {}).values()) - sum(self.attention_macs.values())
+        self.attention = [
+            AttentionMacs(
+                name=f"{module_around(self.sites[name])} scores and mixing",
+                rows=rows[name],
+                per_row=macs / rows[name],
+                read=Side(units=self.sites[name].width),
+                written=Side(units=self.sites[name].width, site=name, gate=self.gates[name]),
+            )
+            for name, macs in self.attention_macs.items()
+        ]
         self.stage_rows = rows[sides.names[-1]] if self.stages is not None else 1.0
         self._gate_rows = {name: rows[site.source] for name, site in self.sites.items()}
         nets = [m for gate in self.gates.values() for m in gate.net.modules() if isinstance(m, nn.Linear)]
-        self._linears = [*nets, *(layer.linear for layer in self.layers)]
+        self._linears: list[nn.Module] = [*nets, *(layer.linear for layer in self.layers)]
         self._cache: dict[str, tuple[Any, float]] = {}
 
     @classmethod
     def for_mlp(cls, model: nn.Module, *, readers_only: bool = False) -> MacCounter:
         """The counter of an MLP: every Linear layer runs exactly once for every sample, and nothing else costs MACs.
         Nothing checks that; for any other model use `count_macs(model, example)`."""
-        linears = [name for name, m in unwrap(model).named_modules() if isinstance(m, nn.Linear)]
+        linears = [outer_name(name) for name, m in unwrap(model).named_modules() if is_linear(m)]
         return cls(model, rows=dict.fromkeys(linears, 1.0), readers_only=readers_only)
+
+    @property
+    def parts(self) -> list[LayerMacs | AttentionMacs]:
+        """Everything whose cost depends on gates or masks: the linear layers, and the attention of gated heads."""
+        return [*self.layers, *self.attention]
 
     def saves_producers(self, site: str) -> bool:
         """Whether closed units of a site also save the work of the layers that write them: a gate that reads its own
@@ -130,7 +160,7 @@ class MacCounter:
     @cached_property
     def dense(self) -> float:
         """MACs per sample of the base model: no gates, no masks."""
-        return sum(layer.dense * layer.rows for layer in self.layers) + self.other
+        return sum(part.dense * part.rows for part in self.parts) + self.other
 
     @property
     def gate(self) -> float:
@@ -144,7 +174,7 @@ class MacCounter:
         """`relative` with every gate open: the most that the present connections can execute."""
         return self._cached("all_open", lambda: self.relative_at(1.0))
 
-    def all_open_without(self, removed: Callable[[nn.Linear], float]) -> float:
+    def all_open_without(self, removed: Callable[[Any], float]) -> float:
         """`all_open` after `removed(layer)` more connections of each Linear layer have been pruned."""
 
         def count() -> float:
@@ -164,9 +194,9 @@ class MacCounter:
     def executed(self, decisions: Mapping[str, Tensor]) -> Tensor:
         """Mean MACs per sample under `decisions`, gate networks and everything else included."""
         total = torch.zeros(())
-        for layer in self.layers:
-            macs = layer.executed(decisions)
-            total = total + macs.sum() / max(1, macs.numel()) * layer.rows  # no rows (an empty slice of a rank) cost 0
+        for part in self.parts:
+            macs = part.executed(decisions)
+            total = total + macs.sum() / max(1, macs.numel()) * part.rows  # no rows (an empty slice of a rank) cost 0
         return total + self._deciding(decisions) + self.gate + self.other
 
     def _deciding(self, decisions: Mapping[str, Tensor]) -> Tensor | float:
@@ -187,11 +217,13 @@ class MacCounter:
 
     def relative_at(self, open_rate: float) -> float:
         """What the model would cost if every gate were open for this fraction of inputs, independently."""
+        exact: dict[str, Any] = {"dtype": torch.float64}  # float32 cannot hold the MACs of a large model
         rates = {
-            name: torch.full((1, gate.blocks), open_rate, device=gate.tau.device) for name, gate in self.gates.items()
+            name: torch.full((1, gate.blocks), open_rate, device=gate.tau.device, **exact)
+            for name, gate in self.gates.items()
         }
         if self.stages is not None:  # the first stage is open for every row
-            rates[STAGES] = torch.full((1, self.stages.count), open_rate, device=self.stages.cut.device)
+            rates[STAGES] = torch.full((1, self.stages.count), open_rate, device=self.stages.cut.device, **exact)
             rates[STAGES][:, 0] = 1.0
         return float(self.relative(rates))
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.accounting.attention import AttentionMacs
 from dynamicgate.accounting.counter import LayerMacs, MacCounter, deployed
 from dynamicgate.accounting.metrics import confusion_counts, quality_of
 from dynamicgate.accounting.proxies import Openness, product_of_means, proxies, where_products_mislead
@@ -23,6 +24,7 @@ from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.data.contract import Inputs, call, iterate, move, take_samples
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import Usage, named_gates, usage
+from dynamicgate.linears import out_features
 from dynamicgate.masks import connections, present
 from dynamicgate.modules import evaluating, unwrap
 from dynamicgate.nn.normalize import Normalize
@@ -182,7 +184,7 @@ class _Tally:
         g = deployed(counter.gates, used)
         total = torch.full((samples,), counter.gate + counter.other, dtype=torch.float64, device=out.device)
         skipping = total.sum() - counter.gate * samples
-        for layer in counter.layers:
+        for layer in counter.parts:
             macs = layer.executed(g).double().to(out.device)
             macs = macs.reshape(samples, -1).sum(1) if macs.ndim else (macs * layer.rows).expand(samples)
             self.layer_macs[layer.name] = self.layer_macs.get(layer.name, 0.0) + float(macs.sum())
@@ -190,6 +192,9 @@ class _Tally:
             if layer.written.closes:
                 units = float(layer.written.open_units(g).sum(dtype=torch.float64))
                 self.open_units[layer.name] = self.open_units.get(layer.name, 0.0) + units
+            if isinstance(layer, AttentionMacs):
+                skipping = skipping + macs.sum()
+                continue
             skipping = skipping + _zero_skipping(layer, g, nonzero[layer.name])
             for name, gate in counter.gates.items():
                 if counter.sites[name].source == layer.name:
@@ -218,17 +223,17 @@ class _Tally:
         if len(self.samples) == 1:
             return next(iter(self.samples))
         count = sum(self.samples.values())
-        rows: dict[str, float] = {}
-        for counter, samples in self.samples.items():
-            for name, value in counter.rows.items():
-                rows[name] = rows.get(name, 0.0) + value * samples / count
         other = sum(counter.other * samples for counter, samples in self.samples.items()) / count
-        return MacCounter(self.model, rows=rows, other=other)
+        rows, attention = (
+            _weighted_mean([(getattr(counter, name), samples / count) for counter, samples in self.samples.items()])
+            for name in ("rows", "attention_macs")
+        )
+        return MacCounter(self.model, rows=rows, other=other, attention=attention)
 
     def result(self, params: int) -> Measurement:
         counter, per_sample, relative = self._mean_counter(), torch.cat(self.per_sample), torch.cat(self.relative)
         count, dense = len(per_sample), counter.dense
-        layers = [self._layer_row(layer, count) for layer in counter.layers]
+        layers = [self._layer_row(layer, count) for layer in counter.parts]
         existing, executed = (sum(row[key] for row in layers) for key in ("present", "macs"))
         stages, curve = self.stages.result(dense, torch.empty(0) if counter.stages is None else counter.stages.cut)
         p5, p50, p95 = torch.quantile(relative, torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
@@ -254,12 +259,12 @@ class _Tally:
             curve=curve,
         )
 
-    def _open_rate(self, layer: LayerMacs) -> float:
+    def _open_rate(self, layer: LayerMacs | AttentionMacs) -> float:
         """The mean open rate of the units a layer writes."""
         sums = self.open_units.get(layer.name)
         return 1.0 if sums is None else sums / sum(self.samples.values()) / layer.rows / layer.written.units
 
-    def _layer_row(self, layer: LayerMacs, count: int) -> dict[str, Any]:
+    def _layer_row(self, layer: LayerMacs | AttentionMacs, count: int) -> dict[str, Any]:
         return {
             "name": layer.name,
             "open": self._open_rate(layer),
@@ -268,6 +273,15 @@ class _Tally:
             "present": layer.present * layer.rows,
             "product": product_of_means(layer, self.openness),
         }
+
+
+def _weighted_mean(values: list[tuple[Mapping[str, float], float]]) -> dict[str, float]:
+    """The mean for each name; a name that is not in all of them counts as 0 in the others."""
+    found: dict[str, float] = {}
+    for value, weight in values:
+        for name, number in value.items():
+            found[name] = found.get(name, 0.0) + number * weight
+    return found
 
 
 def _stage_lines(stages: dict[str, Any] | None) -> list[str]:
@@ -292,10 +306,10 @@ def _zero_skipping(layer: LayerMacs, g: dict[str, Tensor], nonzero_BI: Tensor) -
     if open_BI is not None:
         live_BI = live_BI * open_BI
     mask = connections(layer.linear)
+    if mask is None:
+        return (live_BI.sum(-1, dtype=torch.float64) * layer.written.open_units(g).double().to(live_BI.device)).sum()
     if open_BO is None:
         return (live_BI * _fan_out(layer.linear)).sum(dtype=torch.float64)
-    if mask is None:
-        return (live_BI.sum(-1, dtype=torch.float64) * open_BO.sum(-1, dtype=torch.float64)).sum()
     return ((live_BI @ mask.float().T) * open_BO).sum(dtype=torch.float64)
 
 
@@ -308,12 +322,10 @@ def _gate_zero_skipping(gate: Gate, nonzero_BD: Tensor) -> Tensor:
     return (nonzero_BD * _fan_out(layers[0])).sum(dtype=torch.float64) + rest
 
 
-def _fan_out(linear: nn.Linear) -> Tensor:
+def _fan_out(linear: nn.Module) -> Tensor | int:
     """How many connections leave each input."""
     mask = connections(linear)
-    if mask is None:
-        return torch.full((linear.in_features,), linear.out_features, device=linear.weight.device)
-    return mask.sum(0)
+    return out_features(linear) if mask is None else mask.sum(0)
 
 
 def _shape_of(inputs: Inputs) -> tuple[Any, ...]:

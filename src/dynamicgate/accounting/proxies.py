@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dynamicgate.accounting.attention import AttentionMacs
 from dynamicgate.accounting.counter import LayerMacs, MacCounter
 from dynamicgate.gating.gate import Gate
 
@@ -62,7 +63,7 @@ class Openness:
             "name": self.name,
             "kind": self.gate.config.kind,
             "blocks": self.gate.blocks,
-            "block": self.gate.config.block,
+            "block": self.gate.block,
             "open": self.open,
             "always_on": self._over_units((rate == 1.0).double()),
             "always_off": self._over_units((rate == 0.0).double()),
@@ -102,10 +103,10 @@ def proxies(counter: MacCounter, openness: Mapping[str, Openness]) -> dict[str, 
     return found
 
 
-def product_of_means(layer: LayerMacs, openness: Mapping[str, Openness]) -> float:
+def product_of_means(layer: LayerMacs | AttentionMacs, openness: Mapping[str, Openness]) -> float:
     """MACs per sample that density x open rate of the inputs x open rate of the outputs would claim."""
-    sites = [side.site for side in (layer.read, layer.written) if side.site is not None]
-    return layer.present * layer.rows * math.prod(openness[site].open for site in sites)
+    sides = [(side, side.site) for side in (layer.read, layer.written) if side.site is not None]
+    return layer.present * layer.rows * math.prod(side.open_fraction(openness[site].open) for side, site in sides)
 
 
 def where_products_mislead(
@@ -115,8 +116,8 @@ def where_products_mislead(
     if counter.stages is not None:
         return []  # stages open one after the other: nobody would multiply their rates
     notes: list[str] = []
-    claimed = {layer.name: product_of_means(layer, openness) for layer in counter.layers}
-    for layer in counter.layers:
+    claimed = {layer.name: product_of_means(layer, openness) for layer in counter.parts}
+    for layer in counter.parts:
         claim, exact = claimed[layer.name], executed[layer.name]
         if _misleads(claim, exact):
             factors, kind = ("density x open rates", "masked and gated") if _masked(layer) else ("open rates", "gated")
@@ -127,7 +128,7 @@ def where_products_mislead(
     fixed = counter.gate + counter.other
     claim, exact = sum(claimed.values()) + fixed, sum(executed.values()) + fixed
     if _misleads(claim, exact):
-        factors = "density x open rates" if any(map(_masked, counter.layers)) else "open rates"
+        factors = "density x open rates" if any(map(_masked, counter.parts)) else "open rates"
         notes.append(
             f"model: {factors} would claim {claim:,.0f} MACs, gate networks included, it executes {exact:,.0f}"
         )
@@ -138,11 +139,11 @@ def _misleads(claim: float, exact: float) -> bool:
     return abs(claim - exact) > MISLEADING * exact
 
 
-def _masked(layer: LayerMacs) -> bool:
+def _masked(layer: LayerMacs | AttentionMacs) -> bool:
     return layer.present < layer.dense
 
 
-def _reason(layer: LayerMacs, *, more: bool) -> str:
+def _reason(layer: LayerMacs | AttentionMacs, *, more: bool) -> str:
     if not _masked(layer):
         return f"open inputs and open outputs meet {'more' if more else 'less'} often than by chance"
     if layer.read.gate is not None and layer.written.gate is not None:

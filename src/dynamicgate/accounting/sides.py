@@ -16,7 +16,12 @@ from dynamicgate.gating.units_in_stages import stage_of_blocks
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Side:
-    """Units and what may close them. A block inside stages is open where both its gate and its stage are."""
+    """Units and what may close them. A block inside stages is open where both its gate and its stage are.
+
+    A layer may write more than the units of its gate. If it writes two values for each (gate and up in one layer), both
+    are open with the unit. If it writes keys and values beside the queries of heads, these are always computed; where
+    they lie is not known, so that with a mask on that layer its queries are counted in full as well.
+    """
 
     units: int
     site: str | None = None
@@ -29,11 +34,16 @@ class Side:
         """Whether anything can close these units."""
         return self.gate is not None or self.stage_of_units is not None
 
+    @property
+    def always_computed(self) -> int:
+        """How many values no gate closes, although it closes others: keys and values."""
+        return self.units - self.gate.site.width if self.gate is not None and self.gate.site.is_heads else 0
+
     @cached_property
     def group_of_units(self) -> Tensor:
         """The group of each unit."""
         if self.gate is not None:
-            return torch.arange(self.units) // self.gate.config.block
+            return torch.arange(self.units) % self.gate.site.width // self.gate.block
         if self.stage_of_units is not None:
             return self.stage_of_units
         return torch.zeros(self.units, dtype=torch.long)
@@ -44,7 +54,10 @@ class Side:
         return torch.bincount(self.group_of_units).float()
 
     def open(self, decisions: Mapping[str, Tensor]) -> Tensor | None:
-        """Which groups are open for each row, [rows, groups]; None where nothing can close."""
+        """Which groups are open for each row, [rows, groups]; None where nothing can close, or nobody knows which."""
+        return None if self.always_computed else self._decided(decisions)
+
+    def _decided(self, decisions: Mapping[str, Tensor]) -> Tensor | None:
         if self.gate is None or self.site is None:
             return None if self.stage_of_units is None else decisions[STAGES]
         g_BG = decisions[self.site]
@@ -54,21 +67,28 @@ class Side:
 
     def open_units(self, decisions: Mapping[str, Tensor]) -> Tensor:
         """How many units are open for each row; a scalar where nothing can close."""
-        g_BG = self.open(decisions)
+        g_BG = self._decided(decisions)
         if g_BG is None:
             return torch.tensor(float(self.units))
-        if self.gate is not None and self.units % self.gate.config.block == 0:
-            return g_BG.sum(-1) * self.gate.config.block
+        if self.gate is not None and self.gate.site.width % self.gate.block == 0:
+            per_unit = (self.units - self.always_computed) // self.gate.site.width
+            return g_BG.sum(-1) * (per_unit * self.gate.block) + self.always_computed
+        if self.always_computed and self.gate is not None:
+            return g_BG @ self.gate.block_sizes.to(g_BG) + self.always_computed
         return g_BG @ self.sizes.to(g_BG)
 
+    def open_fraction(self, rate: float) -> float:
+        """The fraction of the units that is computed if gates are open at this rate."""
+        return (rate * (self.units - self.always_computed) + self.always_computed) / self.units
+
     def per_unit(self, decisions: Mapping[str, Tensor]) -> Tensor | None:
-        """Whether each unit is open, [rows, units]; None where nothing can close."""
+        """Whether each unit is open, [rows, units]; None where `open` is."""
         g_BG = self.open(decisions)
         return None if g_BG is None else g_BG[..., self.group_of_units.to(g_BG.device)]
 
     def sum_groups(self, counts: Tensor, dim: int) -> Tensor:
-        """Counts of units along `dim` summed over each group; over all units where nothing can close."""
-        if not self.closes:
+        """Counts of units along `dim` summed over each group; over all units where `open` is None."""
+        if not self.closes or self.always_computed:
             return counts.sum(dim, keepdim=True)
         shape = list(counts.shape)
         shape[dim] = len(self.sizes)

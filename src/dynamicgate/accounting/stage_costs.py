@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.accounting.counter import LayerMacs, MacCounter
 from dynamicgate.gating.stages import STAGES
 
 CURVE_POINTS = 25
 ROUNDING = 1e-9  # relative: a target that was computed as a cost is that cost
-Removed = Callable[[nn.Linear], Sequence[float]]
+Removed = Callable[[Any], Sequence[float]]
 
 
 def cumulative_macs(
@@ -33,11 +33,11 @@ def cumulative_macs(
         open_K = (torch.arange(count, device=device) <= k).float()
         now = {**decisions, STAGES: open_K.expand(rows, count)}
         total = torch.full((rows,), counter.gate + counter.other, dtype=torch.float64, device=device)
-        for layer in counter.layers:
-            macs = layer.executed(now).to(device)
-            if removed is not None:
-                macs = macs - sum(removed(layer.linear)[: k + 1])  # a layer without stages has one entry
-            total = total + macs * layer.rows
+        for part in counter.parts:
+            macs = part.executed(now).to(device)
+            if removed is not None and isinstance(part, LayerMacs):
+                macs = macs - sum(removed(part.linear)[: k + 1])  # a layer without stages has one entry
+            total = total + macs * part.rows
         deciding = counter.deciding(now)
         found.append(total if deciding is None else total + deciding * counter.stage_rows)
     return torch.stack(found, dim=1)

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from fnmatch import fnmatch
+from typing import Any
 
 from torch import nn
 
+from dynamicgate.distributed import rank
 from dynamicgate.gating.gate import Gate, GateConfig
+from dynamicgate.gating.patterns import describe, find_matches, is_word
 from dynamicgate.gating.recording import named_gates
+from dynamicgate.gating.site_layers import check_layers
 from dynamicgate.gating.sites import Site, find_sites, gives_output
 from dynamicgate.gating.stages import STAGES, attach_stages, detach_stages, new_stages, stages_of
 from dynamicgate.gating.units_in_stages import check_fits, check_fits_at, keep_order_
 from dynamicgate.gating.where import hidden
+from dynamicgate.gating.wrapping import gate_hooks
+from dynamicgate.linears import in_features, unwrapped
 
 Where = Callable[[Site], bool] | str | Iterable["str | Site"]
 
@@ -20,13 +27,16 @@ Where = Callable[[Site], bool] | str | Iterable["str | Site"]
 def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hidden) -> nn.Module:
     """Put a gate on every site that `where` selects, in place, and return the model.
 
-    `where` is a predicate on `Site` (`hidden`, `inputs`, `everywhere` or your own), a site name or glob, or a list of
-    names, globs and explicit `Site` objects (for a forward pass that cannot be traced). Base parameters keep their
-    names and values; only keys that contain ``.gate.`` are new (``.stages.``, and masks, for stages). Call it again
-    with another `where` for another kind.
+    `where` is a predicate on `Site` (`hidden`, `inputs`, `everywhere` or your own), "mlp" for the feed-forward layers
+    of a Transformer, "heads" for its attention heads, a site name or glob, or a list of names, globs and explicit
+    `Site` objects (for a forward pass that cannot be traced). For "mlp" and "heads" a line is printed that says what
+    was found; `dynamicgate.gating.patterns` says how. Base parameters keep their names and values; only keys that
+    contain ``.gate.`` are new (``.stages.``, and masks, for stages). Call it again with another `where` for another
+    kind.
     """
     config = config or GateConfig()
-    chosen = _select(model, where)
+    where = where if callable(where) or isinstance(where, str) else list(where)
+    chosen = select_sites(model, where)
     taken = named_gates(model)
     if config.kind == "stages":
         _add_stages(model, chosen, config)
@@ -37,28 +47,46 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
                 f"{site.name!r} already has a gate; take it off with ungate_ first, or leave it out of `where`"
             )
     for site in chosen:
+        check_layers(model, site)
         check_fits(model, site, config)
-    for site in chosen:
-        _attach(model, site, config)
+    gates = [_new_gate(model, site, config) for site in chosen]
+    for gate in gates:
+        _attach(model, gate)
+    found = [match for word in _words(where) for match in find_matches(model, word)]
+    if found and rank() == 0:
+        print(describe(found, config))
     return model
 
 
 def ungate_(model: nn.Module, where: Where | None = None) -> nn.Module:
-    """Take off the gates that `where` selects (all by default; "stages" for the stage gate alone), in place, and return
-    the model."""
+    """Take off the gates that `where` selects (all by default; "stages" for the stage gate alone; otherwise as in
+    `gate_`), in place, and return the model."""
     if where is None or where == STAGES:
         detach_stages(model)
         if where == STAGES:
             return model
     gates = named_gates(model)
     sites = [gate.site_at(name) for name, gate in gates.items()]
-    chosen = sites if where is None else _matching(sites, where)
+    chosen = sites if where is None else _matching(sites, _without_words(model, sites, where))
     for site in chosen:
         gate = gates[site.name]
         for name in (site.source, site.consumer):
             _remove_hooks(model.get_submodule(name), gate)
-        del model.get_submodule(site.consumer).gate
+        del unwrapped(model.get_submodule(site.consumer)).gate
     return model
+
+
+def select_sites(model: nn.Module, where: Where) -> list[Site]:
+    """The sites of `model` that `where` selects, each once; see `gate_`."""
+    if callable(where):
+        return _matching(find_sites(model), where)
+    items = [where] if isinstance(where, str) else list(where)
+    found = [match.site for word in _words(items) for match in find_matches(model, word)]
+    rest = [item for item in items if not is_word(item)]
+    explicit = [item for item in rest if isinstance(item, Site)]
+    named = len(explicit) < len(rest) or not items
+    found += _matching(find_sites(model), rest) if named else explicit
+    return list({site.name: site for site in reversed(found)}.values())[::-1]
 
 
 def _add_stages(model: nn.Module, chosen: list[Site], config: GateConfig) -> None:
@@ -98,19 +126,22 @@ def _stack(chosen: list[Site]) -> list[Site]:
     return stack
 
 
-def _attach(model: nn.Module, site: Site, config: GateConfig) -> None:
-    consumer = model.get_submodule(site.consumer)
-    source = consumer if config.reads == "same" else model.get_submodule(site.source)
-    if not isinstance(consumer, nn.Linear) or not isinstance(source, nn.Linear):
-        raise ValueError(f"a gate reads and closes units in front of nn.Linear layers; the site is {site}")
-    if site.width != consumer.in_features:
-        raise ValueError(f"the site says {site.width} units, but {site.consumer!r} reads {consumer.in_features}")
-    if source is consumer:
-        site = Site(site.consumer, site.producers, site.consumer, site.width)
-    gate = Gate(site, config, features=source.in_features).to(consumer.weight.device)
-    gate.net.to(source.weight.dtype)  # it reads what the source reads; tau and theta stay float32
-    gate.train(consumer.training)
-    consumer.gate = gate
+def _new_gate(model: nn.Module, site: Site, config: GateConfig) -> Gate:
+    if config.reads == "same":
+        site = replace(site, source=site.consumer)
+    consumer, source = (unwrapped(model.get_submodule(name)) for name in (site.consumer, site.source))
+    weights: list[Any] = [consumer.weight, source.weight]
+    gate = Gate(site, config, features=in_features(source)).to(weights[0].device)
+    gate.net.to(weights[1].dtype)  # it reads what the source reads; tau and theta stay float32
+    return gate.train(consumer.training)
+
+
+def _attach(model: nn.Module, gate: Gate) -> None:
+    """Make the gate a child of the layer itself, and put its hooks on what the model calls: an adapter, if there is one
+    around the layer, so that its own branches see gated units too."""
+    site = gate.site
+    consumer, source = model.get_submodule(site.consumer), model.get_submodule(site.source)
+    unwrapped(consumer).gate = gate
     # Applying a gate comes first: where one layer is the consumer of one site and the source of the next, the second
     # gate must read h^(l-1) as gated (sec 3). Bound methods, because deepcopy re-binds them to the copied gate.
     consumer.register_forward_pre_hook(gate.scale_before, prepend=True)
@@ -119,18 +150,27 @@ def _attach(model: nn.Module, site: Site, config: GateConfig) -> None:
 
 
 def _remove_hooks(module: nn.Module, gate: Gate) -> None:
-    hooks = module._forward_pre_hooks
-    for key in [key for key, hook in hooks.items() if getattr(hook, "__self__", None) is gate]:
-        del hooks[key]
+    for key, hook in gate_hooks(module).items():
+        if hook.__self__ is gate:
+            del module._forward_pre_hooks[key]
 
 
-def _select(model: nn.Module, where: Where) -> list[Site]:
-    if not callable(where) and not isinstance(where, str):
-        where = list(where)
-        explicit = [item for item in where if isinstance(item, Site)]
-        if explicit and len(explicit) == len(where):
-            return explicit
-    return _matching(find_sites(model), where)
+def _without_words(model: nn.Module, sites: list[Site], where: Where) -> Where:
+    """`where` with the names of gated `sites` in place of a word."""
+    if callable(where):
+        return where
+    items: list[str | Site] = []
+    for item in [where] if isinstance(where, str) else where:
+        named = {match.site.name for match in find_matches(model, item)} if is_word(item) else set()
+        items += [site.name for site in sites if site.name in named] or [item]
+    return items
+
+
+def _words(where: Where) -> list[str]:
+    """Those of its items that name patterns."""
+    if callable(where):
+        return []
+    return [item for item in ([where] if isinstance(where, str) else where) if is_word(item)]
 
 
 def _matching(sites: list[Site], where: Where) -> list[Site]:

@@ -22,7 +22,8 @@ class GateConfig:
     kind: "dynamic" decides from the input through a small network, "static" learns one logit per block, "router" lets
         the blocks compete as experts: p is a softmax over them, the `top_k` most probable open and are multiplied by p
         (from two on by p over the sum of the chosen), and only open experts get a gradient.
-    block: units that open and close together; a ragged last block is fine.
+    block: units that open and close together; a ragged last block is fine. None is 1, and for attention heads those
+        that share keys and values.
     open: p0, the probability of being open that training starts with (bias = tau * logit(open), sec 4.1(2)).
     tau, theta: temperature and threshold; p = sigmoid(z / tau), g = 1[p > theta].
     net: shape of the gate network: one "linear" layer, "low-rank" (two without a nonlinearity), "two-layer" (ReLU), or
@@ -55,7 +56,7 @@ class GateConfig:
     """
 
     kind: Literal["dynamic", "static", "router", "stages"] = "dynamic"
-    block: int = 1
+    block: int | None = None
     open: float = OPEN
     tau: float = 1.0
     theta: float = THETA
@@ -81,7 +82,7 @@ class GateConfig:
         _one_of("train", self.train, ("hard", "soft", "bernoulli", "concrete", "gumbel"))
         _one_of("evaluate", self.evaluate, ("hard", "soft"))
         _one_of("drop_policy", self.drop_policy, ("position", "random"))
-        if not isinstance(self.block, int) or self.block < 1:
+        if self.block is not None and (not isinstance(self.block, int) or self.block < 1):
             raise ValueError(f"block is a number of units and must be an integer >= 1, received {self.block!r}")
         if self.rank is not None and (not isinstance(self.rank, int) or self.rank < 1):
             raise ValueError(f"rank must be an integer >= 1, received {self.rank!r}")

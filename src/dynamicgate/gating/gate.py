@@ -47,8 +47,9 @@ class Gate(nn.Module):
         """A gate for `site` whose network, if it has one, reads `features` values."""
         super().__init__()
         self.site = site
-        self.blocks = math.ceil(site.width / config.block)
-        self.config = _resolved(config, features, self.blocks)
+        self.block = _block_at(site, config)
+        self.blocks = math.ceil(site.width / self.block)
+        self.config = _resolved(replace(config, block=self.block), features, self.blocks)
         self.net = _gate_net(self.config, features, self.blocks)
         # Buffers, not attributes: they must travel with the checkpoint, and changing them must not recompile the model.
         self.register_buffer("tau", torch.tensor(float(config.tau)))
@@ -83,9 +84,9 @@ class Gate(nn.Module):
 
     @property
     def block_sizes(self) -> Tensor:
-        """Units in each block: all `config.block`, except perhaps the last."""
-        sizes = torch.full((self.blocks,), self.config.block, device=self.tau.device)
-        sizes[-1] = self.site.width - self.config.block * (self.blocks - 1)
+        """Units in each block: all `block`, except perhaps the last."""
+        sizes = torch.full((self.blocks,), self.block, device=self.tau.device)
+        sizes[-1] = self.site.width - self.block * (self.blocks - 1)
         return sizes
 
     @property
@@ -115,7 +116,7 @@ class Gate(nn.Module):
 
     def per_unit(self, value_BG: Tensor) -> Tensor:
         """The value of its block for every unit."""
-        return value_BG.repeat_interleave(self.config.block, dim=-1)[..., : self.site.width]
+        return value_BG.repeat_interleave(self.block, dim=-1)[..., : self.site.width]
 
     def forward(self, x_BD: Tensor) -> Decision:
         """Decide which blocks are open for each row."""
@@ -174,7 +175,7 @@ class Gate(nn.Module):
 
     def scale_before(self, _consumer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Forward pre-hook of the consumer: h <- g * h."""
-        return (scale_units(args[0], self.take(), self.config.block), *args[1:])
+        return (scale_units(args[0], self.take(), self.block), *args[1:])
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""
@@ -212,6 +213,17 @@ class StaticLogits(nn.Module):
     def forward(self, x_BD: Tensor) -> Tensor:
         """The logits, once for each row of `x_BD`."""
         return self.bias.expand(*x_BD.shape[:-1], -1)
+
+
+def _block_at(site: Site, config: GateConfig) -> int:
+    """The units of a block at this site."""
+    block = config.block or site.default_block
+    if site.head_dim is not None and block % site.head_dim:
+        raise ValueError(
+            f"blocks of {block} units cut through the heads of {site.name!r}, which have {site.head_dim} units: "
+            f"expected a multiple of them, or None for the {site.heads_per_group} that share keys and values"
+        )
+    return block
 
 
 def _resolved(config: GateConfig, features: int, blocks: int) -> GateConfig:

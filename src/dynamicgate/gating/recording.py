@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dynamicgate.gating.gate import Decision, Gate
 from dynamicgate.gating.stages import StageDecision, stages_of
+from dynamicgate.linears import outer_name
 from dynamicgate.modules import unwrap
 
 
@@ -67,11 +68,12 @@ def _rows(calls: Sequence[Tensor]) -> Tensor:
 def named_gates(model: nn.Module) -> dict[str, Gate]:
     """The gates of `model` on units, by site name, in module order; `stages_of` gives the one on stages.
 
-    A site is named after its consumer as `model` sees it, so the same gate has a shorter name in a part of the model.
+    A site is named after its consumer as `model` sees it, so the same gate has a shorter name in a part of the model,
+    and the same name whether an adapter such as LoRA wraps the consumer or not.
     `gate.site_at(name)` gives all names of its site from the same point of view.
     """
     return {
-        path.removesuffix("gate").removesuffix("."): module
+        outer_name(path.removesuffix("gate").removesuffix(".")): module
         for path, module in unwrap(model).named_modules()
         if isinstance(module, Gate)
     }

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from typing import Any
 
@@ -20,7 +20,9 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
-from dynamicgate.activations import ACTIVATIONS
+from dynamicgate.activations import ACTIVATIONS, is_of_transformers
+
+OF_HEADS = ("head_dim", "heads_per_group")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,33 @@ class Site:
     producers: tuple[str, ...]
     source: str
     width: int
+    head_dim: int | None = None
+    """Units of one attention head; None where the units are not heads."""
+    heads_per_group: int = 1
+    """Heads that share their keys and values; for heads only."""
+
+    def __post_init__(self) -> None:
+        if self.head_dim is None and self.heads_per_group != 1:
+            raise ValueError(f"heads_per_group is for heads: expected head_dim too, received {self.heads_per_group}")
+        if self.head_dim is not None and self.width % (self.head_dim * self.heads_per_group):
+            raise ValueError(
+                f"{self.width} units are no whole number of groups of {self.heads_per_group} heads of {self.head_dim}"
+            )
+
+    @property
+    def is_heads(self) -> bool:
+        """Whether the units are attention heads: what a consumer of heads reads is mixed from other tokens."""
+        return self.head_dim is not None
+
+    @property
+    def default_block(self) -> int:
+        """The units that open together if nobody says how many: one, or the heads that share keys and values."""
+        return 1 if self.head_dim is None else self.head_dim * self.heads_per_group
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as files hold them; those of heads are left out for other units."""
+        found = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in found.items() if self.is_heads or name not in OF_HEADS}
 
     @property
     def name(self) -> str:
@@ -78,23 +107,29 @@ def _sites_below(module: nn.Module, prefix: str) -> Iterator[Site]:
     """Trace the whole module; where that fails (control flow, unusual arguments) trace its children one by one."""
     if not any(isinstance(m, nn.Linear) for m in module.modules()):
         return
+    traced = traced_sites(module, prefix)
+    if traced is not None:
+        yield from traced
+        return
+    for name, child in module.named_children():
+        if not isinstance(child, nn.Linear):
+            yield from _sites_below(child, f"{prefix}{name}.")
+
+
+def traced_sites(module: nn.Module, prefix: str = "") -> list[Site] | None:
+    """The sites of a module whose own forward pass can be traced, with names after `prefix`; None if it cannot be."""
     try:
         graph = _LinearTracer().trace(module)
     except Exception:  # fx raises whatever the traced forward raises on a symbolic value; the children may still trace
-        for name, child in module.named_children():
-            if not isinstance(child, nn.Linear):
-                yield from _sites_below(child, f"{prefix}{name}.")
-        return
+        return None
     modules = dict(module.named_modules())
     calls = [node for node in graph.nodes if _is_linear(node, modules)]
     found: dict[str, set[Site | None]] = {}
     for node in calls:
         found.setdefault(str(node.target), set()).add(_site_before(node, modules, prefix))
     order = [prefix + str(node.target) for node in calls]
-    for sites in found.values():
-        site = sites.pop()
-        if site is not None and not sites and _takes_turns(site, order):
-            yield site
+    only = [sites.pop() for sites in found.values() if len(sites) == 1]
+    return [site for site in only if site is not None and _takes_turns(site, order)]
 
 
 def gives_output(model: nn.Module, layer: str) -> bool:
@@ -144,7 +179,8 @@ def _is_linear(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
 def _passes_units(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     if node.op == "call_module":
         module = modules[str(node.target)]
-        return isinstance(module, UNIT_WISE_MODULES) or getattr(module, "unit_wise", False)
+        unit_wise = isinstance(module, UNIT_WISE_MODULES) or is_of_transformers(module)
+        return unit_wise or getattr(module, "unit_wise", False)
     if node.op == "call_function":
         return node.target in UNIT_WISE_FUNCTIONS
     return node.op == "call_method" and node.target in UNIT_WISE_METHODS

@@ -28,10 +28,11 @@ def check_fits(model: nn.Module, site: Site, config: GateConfig) -> None:
 def check_fits_at(stages: StageGate, position: int, site: Site, config: GateConfig) -> None:
     """The same at one position of the stack."""
     bounds = stages.bounds[position]
-    torn = [bound for bound in bounds[1:-1] if bound % config.block]
+    block = config.block or site.default_block
+    torn = [bound for bound in bounds[1:-1] if bound % block]
     if torn:
         raise ValueError(
-            f"blocks of {config.block} units do not fit the stages of {site.name!r}, which begin at units "
+            f"blocks of {block} units do not fit the stages of {site.name!r}, which begin at units "
             f"{', '.join(map(str, bounds[1:-1]))}: use a block that divides them"
         )
     if config.kind == "router" or config.top_k is not None or config.always_open:
@@ -73,4 +74,4 @@ def allowed_inputs(model: nn.Module, name: str, gate: Gate) -> Tensor | None:
 
 def stage_of_blocks(stages: StageGate, position: int, gate: Gate) -> Tensor:
     """The stage of each block."""
-    return stages.stage_of_units(position)[torch.arange(gate.blocks) * gate.config.block]
+    return stages.stage_of_units(position)[torch.arange(gate.blocks) * gate.block]

@@ -10,6 +10,8 @@ try:
 except ImportError as error:
     raise ImportError("dynamicgate.hf needs Transformers: pip install 'dynamicgate[hf]'") from error
 
+from dynamicgate.gating.wrapping import train_gates_
+
 if TYPE_CHECKING:
     from dynamicgate.hf.conversion import ConversionPlan, convert_
     from dynamicgate.hf.initial_gates import init_gates_
@@ -23,7 +25,7 @@ _HOME = {
     "init_gates_": "initial_gates",
     "order_": "ordering",
 }
-__all__ = ["ConversionPlan", "convert_", "init_gates_", "order_"]
+__all__ = ["ConversionPlan", "convert_", "init_gates_", "order_", "train_gates_"]
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Literal
 from torch import fx, nn
 from torch.nn import functional as F
 
-from dynamicgate.activations import ACTIVATIONS, of_call, of_module
+from dynamicgate.activations import of_call, of_module
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.stages import StageGate
 from dynamicgate.nn import Normalize, Switch
@@ -76,12 +76,12 @@ def steps_of(model: nn.Module, graph: fx.Graph, stages: StageGate | None = None)
 def is_unmodified(module: nn.Module, stages: StageGate | None = None) -> bool:
     """Whether the module computes what its class is known to compute: no subclass, and no hook except a gate's, or one
     of `stages`."""
-    activations = (activation.module for activation in ACTIVATIONS.values())
-    known = (nn.Linear, nn.Dropout, Normalize, nn.BatchNorm1d, nn.LayerNorm, *activations)
+    known = type(module) in (nn.Linear, nn.Dropout, Normalize, nn.BatchNorm1d, nn.LayerNorm)
     before = [getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values()]
     after = [getattr(hook, "__self__", None) for hook in module._forward_hooks.values()]
     foreign = [owner for owner in before if not isinstance(owner, Gate)] + after
-    return type(module) in known and all(stages is not None and owner is stages for owner in foreign)
+    unmodified = all(stages is not None and owner is stages for owner in foreign)
+    return unmodified and (known or of_module(module) is not None)
 
 
 def replace_nodes(

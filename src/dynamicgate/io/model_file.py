@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def save(model: nn.Module, path: str | Path, *, notes: Mapping[str, Any] | None 
         "kind": "model",
         "architecture": describe(base),
         "gates": [
-            {"site": asdict(g.site_at(name)), "config": g.config.to_dict()} for name, g in named_gates(base).items()
+            {"site": g.site_at(name).to_dict(), "config": g.config.to_dict()} for name, g in named_gates(base).items()
         ],
         **_describe_stages(base),
         "masks": {name: {"pattern": pattern_of(m)} for name, m in linears.items() if _mask_key(name) in state},
@@ -90,7 +89,7 @@ def _describe_stages(model: nn.Module) -> dict[str, Any]:
         Site(consumer, (producer,), producer, site.width)
         for producer, consumer, site in zip(names, names[1:], stages.sites, strict=False)
     ]
-    return {"stages": {"sites": [asdict(site) for site in sites], "config": stages.config.to_dict()}}
+    return {"stages": {"sites": [site.to_dict() for site in sites], "config": stages.config.to_dict()}}
 
 
 def read_notes(path: str | Path) -> dict[str, Any]:

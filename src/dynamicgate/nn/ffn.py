@@ -94,7 +94,7 @@ class FFN(nn.Module):
             x_BD,
             weights,
             gate.take(),
-            block=gate.config.block,
+            block=gate.block,
             activation=self.activation,
             gate_gradient="sparse" if gate.config.kind == "router" else self.gate_gradient,
         )
@@ -109,7 +109,7 @@ class FFN(nn.Module):
         known = known and (_autocast(x_BD) or dtype == self.up.weight.dtype)
         large = self.kernels == "always" or x_BD.numel() * self.up.out_features >= tune.LEAST_WORK
         runs = x_BD.device.type in KERNEL_DEVICES and known and large
-        hard = gate.policy in ("hard", "bernoulli", "gumbel") and gate.config.block >= tune.LEAST_BLOCK
+        hard = gate.policy in ("hard", "bernoulli", "gumbel") and gate.block >= tune.LEAST_BLOCK
         writers = (self.up,) if self.value is None else (self.up, self.value)
         decides = any(layer._forward_pre_hooks for layer in writers)  # not a gate that reads another layer
         return gate if runs and hard and decides and all(unwatched(m, gate) for m in (*writers, self.down)) else None

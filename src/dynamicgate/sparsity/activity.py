@@ -106,13 +106,20 @@ class Endpoints:
         if not self.gated:
             return None
         rows, columns = (
-            None if site is None else self._gates[site].per_unit(values[site].float())
-            for site in (self.written, self.read)
+            None if site is None else _per_value(self._gates[site], values[site].float(), size)
+            for site, size in zip((self.written, self.read), shape, strict=True)
         )
         device = next(iter(values.values())).device
         rows_O1 = rows[:, None] if rows is not None else torch.full((shape[0], 1), ungated, device=device)
         columns_1I = columns[None, :] if columns is not None else torch.full((1, shape[1]), ungated, device=device)
         return combine(rows_O1, columns_1I)
+
+
+def _per_value(gate: Gate, value_G: Tensor, size: int) -> Tensor | None:
+    """The value of its unit for each of the `size` values that a layer writes or reads. A layer may write two for each
+    unit, one half after the other; where the queries of heads lie between keys and values is not known: None."""
+    times, rest = divmod(size, gate.site.width)
+    return None if rest or (times > 1 and gate.site.is_heads) else gate.per_unit(value_G).repeat(times)
 
 
 def coactivation_rate(endpoints: Endpoints, rates: dict[str, Tensor], shape: torch.Size) -> Tensor | None:

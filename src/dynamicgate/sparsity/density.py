@@ -11,6 +11,7 @@ from torch import nn
 
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.stages import stages_of
+from dynamicgate.linears import is_conv1d
 
 ByStage = float | Sequence[float]
 Density = float | Mapping[str, ByStage]
@@ -27,6 +28,7 @@ def choose_layers(
     keys of `density`, selects exactly those.
     """
     linears = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    transposed = [name for name, m in model.named_modules() if is_conv1d(m)]
     wanted = list(include) or (list(density) if isinstance(density, Mapping) else [])
     for pattern in [*wanted, *exclude]:
         if not any(fnmatch(name, pattern) for name in linears):
@@ -36,7 +38,7 @@ def choose_layers(
     of_gates |= set() if stages is None else {id(m) for m in stages.modules()}
     base = [name for name, m in linears.items() if id(m) not in of_gates]
     chosen: dict[str, nn.Linear] = {}
-    left: dict[str, str] = {}
+    left = dict.fromkeys(transposed, "a Conv1D, whose weight is transposed: only nn.Linear layers can be sparse")
     for name, linear in linears.items():
         if any(fnmatch(name, pattern) for pattern in exclude):
             left[name] = "excluded"
@@ -47,12 +49,15 @@ def choose_layers(
                 left[name] = "not asked for"
         elif id(linear) in of_gates:
             left[name] = "a gate network"
-        elif name == base[-1] and len(base) > 1:
+        elif name == base[-1] and len(base) + len(transposed) > 1:
             left[name] = "the output layer"
         else:
             chosen[name] = linear
     if not chosen:
-        raise ValueError(f"no layer is left to make sparse; the Linear layers are {', '.join(linears) or 'none'}")
+        raise ValueError(
+            f"no layer is left to make sparse; the Linear layers are {', '.join(linears) or 'none'}"
+            + (f", and {len(transposed)} layers are Conv1D, which cannot be sparse" if transposed else "")
+        )
     return chosen, left
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import dynamicgate as dg
+from dynamicgate.activations import ACTIVATIONS
 from tests.inference.models import assert_same_outputs, compile_quickly, gated_mlp, rows_near_threshold
 
 GATES = {
@@ -79,6 +80,14 @@ def test_every_block_size_gives_the_models_outputs(block: int) -> None:
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "tanh"])
 def test_every_activation_gives_the_models_outputs(activation: str) -> None:
     model, x = gated_mlp(dg.GateConfig(block=16), activation=activation, dropout=0.3), torch.randn(40, 20)
+    assert_same_outputs(compile_quickly(model, x), model, x, rows_near_threshold(model, x))
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "quick_gelu", "relu2"])
+def test_activations_that_only_other_peoples_models_have_give_the_models_outputs(activation: str) -> None:
+    between = ACTIVATIONS[activation].build()
+    model = dg.gate_(nn.Sequential(nn.Linear(20, 48), between, nn.Linear(48, 5)), dg.GateConfig(block=16)).eval()
+    x = torch.randn(40, 20)
     assert_same_outputs(compile_quickly(model, x), model, x, rows_near_threshold(model, x))
 
 

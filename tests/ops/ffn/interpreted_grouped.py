@@ -61,6 +61,9 @@ def _strict(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ((40, 32, 64, 48, 16), {"activation": "relu"}),
         ((37, 20, 50, 19, 24), {"activation": "gelu"}),
+        ((24, 16, 40, 16, 8), {"activation": "gelu_tanh"}),
+        ((24, 16, 40, 16, 8), {"activation": "quick_gelu"}),
+        ((24, 16, 40, 16, 8), {"activation": "relu2"}),
         ((20, 16, 40, 16, 8), {"activation": "identity", "gate_gradient": "dense"}),
     ],
 )

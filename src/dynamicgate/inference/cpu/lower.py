@@ -102,7 +102,7 @@ def lower_chain(chain: LinearChain, gates: Mapping[str, Gate], drop: Mapping[str
                 net = affine.fold_gate(gate_net(gate))
                 if gate.config.kind == "router":
                     router = Router(net, net.top_k, float(gate.tau))
-                layer = replace(layer, block=gate.config.block, gate=None if router and not stages else net)
+                layer = replace(layer, block=gate.block, gate=None if router and not stages else net)
             shape = (linear.out_features, linear.in_features)
             stages.append(Stage(step.name, layer, shape, site))
             affine, activated = Affine(), False

@@ -51,7 +51,7 @@ def lower_ffn(ffn: GatedFFN) -> Lowered:
         gate = GateInTorch(net)
         if config.kind == "router":
             gate = RouterInTorch(gate, gate.top_k, float(ffn.gate.tau))
-    return Lowered(tensors, gate, ffn.activation, config.block, ffn.gate.blocks)
+    return Lowered(tensors, gate, ffn.activation, ffn.gate.block, ffn.gate.blocks)
 
 
 def _sliced(tensors: Tensors, factor_N: Tensor) -> Tensors:

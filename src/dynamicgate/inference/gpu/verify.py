@@ -45,7 +45,7 @@ class LayerReference:
         h_RN = ACTIVATIONS[ffn.activation].function(_in_float64(ffn.up, x_RD))
         if ffn.value is not None:
             h_RN = h_RN * _in_float64(ffn.value, x_RD)
-        self.y_RO = _in_float64(ffn.down, scale_units(h_RN, gate(x_RD).scale, ffn.gate.config.block))
+        self.y_RO = _in_float64(ffn.down, scale_units(h_RN, gate(x_RD).scale, ffn.gate.block))
 
     @torch.no_grad()
     def error_of(self, call: Callable[[Tensor], Tensor], tokens: int) -> float:

@@ -34,7 +34,7 @@ def gated_ffn(
     x_TD: with any leading dimensions. It and the weights are bfloat16, float16 or float32, all in the same dtype.
     factor_TG: one for each token and block of `block` units: 0 closes the block, anything else multiplies it. A bool
         tensor counts as 0 and 1.
-    activation: relu, gelu (exact), silu or identity. SwiGLU is silu with `weights.value`.
+    activation: relu, relu2, gelu (exact), gelu_tanh, quick_gelu, silu or identity. SwiGLU is silu with `weights.value`.
     gate_gradient: the gradient of closed factors; all other gradients are the same in both cases. "sparse": it is 0,
         and nothing is computed for closed blocks. "dense": it is dL/dfactor as if the block were open, which
         straight-through training of hard gates needs. That costs the dense up projection and half of its backward pass.

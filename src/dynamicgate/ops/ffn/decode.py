@@ -34,7 +34,7 @@ def decode_ffn(x_TD: Tensor, gate: GateNet, weights: FFNWeights, *, block: int, 
         all in the same dtype.
     gate: decides from x. Closed blocks are neither read nor computed. With `tau`, open units are multiplied by p, with
         `soft_width` by how far their logit is above the cut.
-    activation: relu, gelu (exact), silu or identity. SwiGLU is silu with `weights.value`.
+    activation: relu, relu2, gelu (exact), gelu_tanh, quick_gelu, silu or identity. SwiGLU is silu with `weights.value`.
     """
     rows = x_TD.reshape(-1, x_TD.shape[-1])
     if not 1 <= rows.shape[0] <= MOST_TOKENS:

@@ -136,6 +136,13 @@ def activate(z, ACTIVATION: tl.constexpr):
         h = 0.5 * z * (1.0 + tl.erf(z * 0.7071067811865476))
     elif ACTIVATION == "silu":
         h = z * tl.sigmoid(z)
+    elif ACTIVATION == "gelu_tanh":
+        h = z * tl.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
+    elif ACTIVATION == "quick_gelu":
+        h = z * tl.sigmoid(1.702 * z)
+    elif ACTIVATION == "relu2":
+        r = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
+        h = r * r
     else:
         h = z
     return h
@@ -151,6 +158,14 @@ def slope(z, ACTIVATION: tl.constexpr):
     elif ACTIVATION == "silu":
         s = tl.sigmoid(z)
         d = s * (1.0 + z * (1.0 - s))
+    elif ACTIVATION == "gelu_tanh":
+        s = tl.sigmoid(1.5957691216057308 * (z + 0.044715 * z * z * z))
+        d = s * (1.0 + z * (1.0 - s) * 1.5957691216057308 * (1.0 + 0.134145 * z * z))
+    elif ACTIVATION == "quick_gelu":
+        s = tl.sigmoid(1.702 * z)
+        d = s * (1.0 + 1.702 * z * (1.0 - s))
+    elif ACTIVATION == "relu2":
+        d = 2.0 * tl.maximum(z, 0.0)
     else:
         d = 0.0 * z + 1.0
     return d
