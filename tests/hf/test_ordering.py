@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import BertConfig, BertModel
@@ -18,7 +19,13 @@ from dynamicgate.hf import order_
 from dynamicgate.hf.clustering import balanced_order
 from dynamicgate.hf.ordering import find_order
 from dynamicgate.masks import put_mask_
+from tests.hf.gated import run
+from tests.hf.models import FAMILIES, NAMES, inputs, tiny
 from tests.hf.small_models import VOCAB, llama_sites, small_llama, token_batches
+
+
+def as_double(value: Tensor) -> Tensor:
+    return value.double() if value.is_floating_point() else value
 
 
 def hidden_order(model: nn.Module, batches: Any, **options: Any) -> dict[str, Tensor]:
@@ -55,6 +62,16 @@ def test_a_bert_computes_the_same_in_another_order() -> None:
     before = model(**batches[0]).last_hidden_state
     order_(model, batches, block=16, where=sites, show=False)
     assert (model(**batches[0]).last_hidden_state - before).abs().max().item() < 1e-12
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_computes_the_same_in_another_order(name: str) -> None:
+    model, batch = tiny(name).double(), {key: as_double(value) for key, value in inputs(name, tokens=8).items()}
+    before = run(model, batch)
+    orders = order_(model, [batch], block=16, always_open=1, where="mlp", show=False)
+    assert len(orders) == FAMILIES[name].ffns
+    assert all(order.tolist() != list(range(64)) for order in orders.values())
+    assert float((run(model, batch) - before).abs().max()) < 1e-12
 
 
 def test_masks_and_biases_of_a_stack_move_along() -> None:
@@ -188,10 +205,15 @@ def test_what_cannot_be_ordered_is_refused_with_a_sentence() -> None:
         hidden_order(plain, x, block=0)
     with pytest.raises(ValueError, match="at least one batch"):
         hidden_order(plain, [])
-    with pytest.raises(ValueError, match="says 8 units"):
+    with pytest.raises(ValueError, match="the site says 8 units"):
         order_(plain, x, where=[dg.Site("2", ("0",), "0", 8)], show=False)
+    with pytest.raises(ValueError, match="attention heads, whose order is fixed"):
+        order_(small_llama(), token_batches(), where="heads", show=False)
+    adapted = get_peft_model(small_llama(), LoraConfig(target_modules=["up_proj"]))
+    with pytest.raises(ValueError, match="has an adapter"):
+        order_(adapted, token_batches(), where="mlp", show=False)
     plain[0].weight = nn.Parameter(torch.zeros(16, 6, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(ValueError, match="before adding adapters or quantising"):
+    with pytest.raises(ValueError, match="without quantisation"):
         hidden_order(plain, x)
 
 

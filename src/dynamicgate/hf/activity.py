@@ -18,6 +18,7 @@ from dynamicgate.modules import evaluating
 from dynamicgate.training.progress import Progress
 
 See = Callable[[Site, Tensor, Tensor], None]
+Update = Callable[[float, str], None]
 SEQUENCES, ROWS = 8, 1024  # samples at a time of data that is one tensor: of token ids, and of anything else
 
 
@@ -50,7 +51,7 @@ def count_tokens(inputs: Inputs) -> int:
 
 @torch.no_grad()
 def observe(
-    model: nn.Module, sites: Sequence[Site], batches: Sequence[Inputs], see: See, progress: Progress | None = None
+    model: nn.Module, sites: Sequence[Site], batches: Sequence[Inputs], see: See, update: Update | None = None
 ) -> None:
     """Run the model on the batches as if every gate were open, and call `see(site, x_BD, h_BN)` for each site and
     batch: the input of its source and its units, one row for each token that is not padding."""
@@ -59,8 +60,13 @@ def observe(
         for done, inputs in enumerate(batches, start=1):
             observer.kept = _not_padding(inputs)
             call(model, move(inputs, device))
-            if progress is not None:
-                progress.update(done / len(batches), f"batch {done} of {len(batches)}")
+            if update is not None:
+                update(done / len(batches), f"batch {done} of {len(batches)}")
+
+
+def between(progress: Progress, start: float, end: float) -> Update:
+    """Shows the progress of a part of the work that takes a bar from `start` to `end`."""
+    return lambda fraction, text: progress.update(start + (end - start) * fraction, text)
 
 
 class _Observer:

@@ -14,8 +14,7 @@ from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.budget import Budget
 from dynamicgate.budget.calibration import executed_relative
 from dynamicgate.data.contract import Inputs, move, take_samples
-from dynamicgate.gating.attach import Where, gate_, ungate_
-from dynamicgate.gating.attach import _select as select_sites
+from dynamicgate.gating.attach import Where, gate_, select_sites, ungate_
 from dynamicgate.gating.gate import GateConfig, count_of
 from dynamicgate.gating.recording import is_gated, named_gates
 from dynamicgate.gating.unit_order import check_movable

@@ -23,8 +23,9 @@ from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.gating.unit_order import weight_of
-from dynamicgate.hf.activity import observe, read_batches
+from dynamicgate.hf.activity import Update, between, observe, read_batches
 from dynamicgate.hf.regression import Linear, RunningRidge, reduced_rank
+from dynamicgate.linears import unwrapped
 from dynamicgate.masks import connections
 from dynamicgate.training.progress import Progress
 
@@ -33,6 +34,7 @@ SPREAD = 2.0  # standard deviation of the logits over tokens and blocks, in temp
 SHARED = 8.0  # temperatures above the threshold: blocks that are always open
 FLOOR = 0.1  # of the mean norm: blocks that add less than this are all alike
 LINEAR_FROM = 4.0  # standard deviations
+LOOKING = 0.85  # of the time goes into the pass that fits, the rest into the one for thresholds
 AT_ONCE = 2**30  # bytes of sums that are held in memory; more gates than fit are looked at in another pass
 
 
@@ -55,12 +57,14 @@ def init_gates_(
     shared: dict[str, Tensor] = {}
     with Progress("fitting gates", show=show) as progress:
         for part in _parts(gates):
-            for name, norms in _observe_norms(model, part, inputs, progress).items():
+            start, end = (LOOKING * done / len(gates) for done in (len(explained), len(explained) + len(part)))
+            update = between(progress, start, end)
+            for name, norms in _observe_norms(model, part, inputs, update).items():
                 found = norms.ridge.solve()
                 _write_(gates[name], found, norms.ridge)
                 shared[name] = norms.total.topk(_always(gates[name])).indices
                 explained[name] = found.explained
-        logits = observe_logits(model, gates, inputs, progress)
+        logits = observe_logits(model, gates, inputs, between(progress, LOOKING, 1.0))
     for name, gate in gates.items():
         _put_threshold_(gate, logits[name], shared[name], open_rate)
     return explained
@@ -71,9 +75,8 @@ class BlockNorms:
 
     def __init__(self, gate: Gate, consumer: nn.Module) -> None:
         """For a gate in front of `consumer`."""
-        self.block = int(gate.block_sizes[0])
-        self.padding = -gate.site.width % self.block
-        weight_OGU = F.pad(weight_of(consumer).float(), (0, self.padding)).unflatten(1, (-1, self.block))
+        self.block, self.padding = gate.block, -gate.site.width % gate.block
+        weight_OGU = F.pad(weight_of(unwrapped(consumer)).float(), (0, self.padding)).unflatten(1, (-1, self.block))
         self.gram = torch.einsum("ogu,ogv->guv", weight_OGU, weight_OGU)
         self.features = _features(gate)
         self.ridge = RunningRidge(self.features, gate.blocks)
@@ -95,11 +98,11 @@ class BlockNorms:
 
 
 def _observe_norms(
-    model: nn.Module, gates: Mapping[str, Gate], inputs: Sequence[Inputs], progress: Progress
+    model: nn.Module, gates: Mapping[str, Gate], inputs: Sequence[Inputs], update: Update
 ) -> dict[str, BlockNorms]:
     sites = [gate.site_at(name) for name, gate in gates.items()]
     found = {site.name: BlockNorms(gates[site.name], model.get_submodule(site.consumer)) for site in sites}
-    observe(model, sites, inputs, lambda site, x_BD, h_BN: found[site.name].add(x_BD, h_BN), progress)
+    observe(model, sites, inputs, lambda site, x_BD, h_BN: found[site.name].add(x_BD, h_BN), update)
     missed = [name for name, norms in found.items() if not norms.ridge.rows]
     if missed:
         raise ValueError(f"no batch reached the gate at {missed[0]!r}: pass other batches")
@@ -107,7 +110,7 @@ def _observe_norms(
 
 
 def observe_logits(
-    model: nn.Module, gates: Mapping[str, Gate], inputs: Sequence[Inputs], progress: Progress | None = None
+    model: nn.Module, gates: Mapping[str, Gate], inputs: Sequence[Inputs], update: Update | None = None
 ) -> dict[str, Tensor]:
     """The logits of every gate as if all were open, for up to QUANTILE_TOKENS tokens."""
     found: dict[str, list[Tensor]] = {name: [] for name in gates}
@@ -118,7 +121,7 @@ def observe_logits(
             found[site.name].append(gates[site.name].net(x_BD[:room]).float())
 
     few = read_batches(list(inputs), QUANTILE_TOKENS)
-    observe(model, [gate.site_at(name) for name, gate in gates.items()], few, see, progress)
+    observe(model, [gate.site_at(name) for name, gate in gates.items()], few, see, update)
     return {name: torch.cat(parts) for name, parts in found.items()}
 
 

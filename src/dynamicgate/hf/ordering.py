@@ -14,19 +14,19 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.data.contract import Inputs, take_samples
-from dynamicgate.gating.attach import Where
-from dynamicgate.gating.attach import _select as select_sites
+from dynamicgate.gating.attach import Where, select_sites
 from dynamicgate.gating.gate import count_of
 from dynamicgate.gating.recording import is_gated
 from dynamicgate.gating.sites import Site
 from dynamicgate.gating.unit_order import check_movable, permute_units_, weight_of
-from dynamicgate.hf.activity import observe, read_batches
+from dynamicgate.hf.activity import Update, between, observe, read_batches
 from dynamicgate.hf.clustering import balanced_order
 from dynamicgate.training.progress import Progress
 
 TOKENS = 4096
 ACTIVE = 0.25  # of the units are active for a token: those that add most to the output
 AT_ONCE = 2**30  # bytes of activity that are held in memory; more sites than fit are looked at in another pass
+LOOKING = 0.7  # of the time goes into running the model
 CHECKED = 2  # samples on which the new order is checked
 
 
@@ -81,10 +81,13 @@ def order_sites_(
     orders: dict[str, Tensor] = {}
     with Progress("ordering units", show=show) as progress:
         for part in _parts(sites, tokens):
-            activity = _collect(model, part, inputs, tokens, progress)
-            for site in part:
+            start, step = len(orders) / len(sites), 1.0 / len(sites)
+            looked = start + LOOKING * len(part) * step
+            activity = _collect(model, part, inputs, tokens, between(progress, start, looked))
+            for done, site in enumerate(part, start=1):
                 orders[site.name] = find_order(activity.pop(site.name), block, always_open)
-                progress.update(len(orders) / len(sites), f"{len(orders)} of {len(sites)} sites in order")
+                text = f"{len(orders)} of {len(sites)} sites in order"
+                progress.update(looked + (1.0 - LOOKING) * done * step, text)
     _apply_(model, sites, orders, take_samples(inputs[0], slice(CHECKED)))
     return orders
 
@@ -107,7 +110,7 @@ def find_order(activity_BN: Tensor, block: int, always_open: int | float = 0) ->
 
 
 def _collect(
-    model: nn.Module, sites: Sequence[Site], inputs: Sequence[Inputs], tokens: int, progress: Progress
+    model: nn.Module, sites: Sequence[Site], inputs: Sequence[Inputs], tokens: int, update: Update
 ) -> dict[str, Tensor]:
     """What each unit adds to the output of its consumer, for up to `tokens` tokens."""
     found: dict[str, list[Tensor]] = {site.name: [] for site in sites}
@@ -118,7 +121,7 @@ def _collect(
         if room > 0:
             found[site.name].append(h_BN[:room].float().abs() * norms[site.name])
 
-    observe(model, sites, inputs, see, progress)
+    observe(model, sites, inputs, see, update)
     missed = [name for name, parts in found.items() if not parts]
     if missed:
         raise ValueError(f"no batch reached {missed[0]!r}: pass other batches, or leave the site out with where=")
