@@ -67,15 +67,11 @@ def out_features(layer: nn.Module) -> int:
     return _features(layer)[1]
 
 
-def why_not_linear(module: nn.Module) -> str | None:
-    """What keeps a gate away from a layer; None for linear layers in floating point."""
+def is_quantised(module: nn.Module) -> bool:
+    """Whether it is a linear layer whose weights are not stored in floating point, or not as a matrix."""
     weight = getattr(module, "weight", None)
-    if is_linear(module) and isinstance(weight, torch.Tensor) and weight.dtype in FLOATS:
-        return None
-    if features(module) is None:
-        return f"is a {type(module).__name__}"
-    stored = f" with weights of {str(weight.dtype)[6:]}" if isinstance(weight, torch.Tensor) else ""
-    return f"is a quantised {type(module).__name__}{stored}"
+    in_float = is_linear(module) and isinstance(weight, torch.Tensor) and weight.dtype in FLOATS
+    return features(module) is not None and not in_float
 
 
 def _features(layer: nn.Module) -> tuple[int, int]:

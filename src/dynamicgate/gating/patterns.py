@@ -112,8 +112,6 @@ def _match(name: str, module: nn.Module, roles: Roles) -> Match:
 
 
 def _blocks(site: Site, config: GateConfig) -> str:
-    if config.kind == "stages":
-        return "in stages"
     block = config.block or site.default_block
     blocks, rest = math.ceil(site.width / block), site.width % block
     text = f"{blocks} block{'' if blocks == 1 else 's'} each"

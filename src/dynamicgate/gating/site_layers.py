@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from dynamicgate.gating.sites import Site
-from dynamicgate.linears import in_features, out_features, unwrapped, why_not_linear
+from dynamicgate.linears import in_features, is_linear, is_quantised, out_features, unwrapped
 
 
 def check_layers(model: nn.Module, site: Site) -> None:
@@ -13,14 +13,16 @@ def check_layers(model: nn.Module, site: Site) -> None:
     names = dict.fromkeys((site.consumer, site.source, *site.producers))
     layers = {name: unwrapped(model.get_submodule(name)) for name in names}
     for name, layer in layers.items():
-        reason = why_not_linear(layer)
-        if reason is not None and "quantised" in reason:
+        kind = type(layer).__name__
+        if is_quantised(layer):
             raise ValueError(
-                f"{name!r} {reason}, and gates need layers in floating point: load the model without quantisation"
+                f"{name!r} is a quantised {kind}, and gates need layers in floating point: load the model without "
+                "quantisation"
             )
-        if reason is not None:
+        if not is_linear(layer):
             raise ValueError(
-                f"a gate reads and closes units in front of nn.Linear layers, and {name!r} {reason}; the site is {site}"
+                f"a gate reads and closes units in front of nn.Linear layers, and {name!r} is a {kind}; the site is "
+                f"{site}"
             )
     if site.width != in_features(layers[site.consumer]):
         raise ValueError(

@@ -13,19 +13,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from dynamicgate.gating.gate import Gate
-from dynamicgate.gating.recording import named_gates
 from dynamicgate.linears import WRAPPED
-
-
-def train_gates_(model: nn.Module) -> nn.Module:
-    """Let all gates of `model` be trained, in place, and return it.
-
-    Adapters such as LoRA freeze everything else in a model, gates too. Call this after `get_peft_model`; putting "gate"
-    into its `modules_to_save` would train copies of the gates that decide nothing.
-    """
-    for gate in named_gates(model).values():
-        gate.requires_grad_(True)
-    return model
 
 
 def _follow(parent: nn.Module, name: str, module: nn.Module | None) -> None:

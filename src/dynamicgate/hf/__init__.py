@@ -10,7 +10,7 @@ try:
 except ImportError as error:
     raise ImportError("dynamicgate.hf needs Transformers: pip install 'dynamicgate[hf]'") from error
 
-from dynamicgate.gating.wrapping import train_gates_
+from dynamicgate.hf.adapters import train_gates_
 
 if TYPE_CHECKING:
     from dynamicgate.hf.conversion import ConversionPlan, convert_
