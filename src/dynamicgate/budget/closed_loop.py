@@ -23,7 +23,7 @@ from dynamicgate.budget.penalties import straight_through_usage
 from dynamicgate.budget.stage_cut import STEER_EVERY, StageSteering
 from dynamicgate.data.contract import Inputs, iterate, move, take_samples
 from dynamicgate.distributed import RowMeans
-from dynamicgate.gating.recording import Usage
+from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.modules import unwrap
 from dynamicgate.sparsity import Sparsifier
@@ -181,9 +181,13 @@ class Budget(GateBudget):
         device = next(model.parameters()).device
         data = [move(x, device) for x, _ in iterate(data, CALIBRATION_BATCH)]
         new = data if unseen is None else [move(x, device) for x, _ in iterate(unseen, CALIBRATION_BATCH)]
+        restored: list[str] = []
         if self.on_collapse == "act":
-            restore_layers_(model, new, {site: rows[-1].g for site, rows in self.readings.items()}, self.floor)
-        achieved = calibrate_(model, data, macs=self.target, counter=self.counter, rounds=rounds)
+            trained = {site: rows[-1].g for site, rows in self.readings.items()}
+            restored = restore_layers_(model, new, trained, self.floor)
+        # A common shift would close layers again whose logits lie close together: the others make room.
+        keep = restored if len(restored) < len(named_gates(model)) else ()
+        achieved = calibrate_(model, data, macs=self.target, counter=self.counter, rounds=rounds, keep=keep)
         self.collapses += closed_to_new_rows(opened_by(model, new), self.floor)
         return achieved
 

@@ -47,8 +47,9 @@ def restore_layers_(model: nn.Module, inputs: list[Inputs], trained: Mapping[str
         if not _can_close(gates[name]) or opened_by(model, inputs)[name].rate >= max(floor, MOST_LOST * rate):
             continue
         logits = _recorded(model, inputs, "logits", [name])[name].flatten().sort(descending=True).values
-        wanted = logits[min(len(logits) - 1, round(max(rate, floor) * len(logits)))]
-        gates[name].bias.sub_(wanted - gates[name].logit_threshold.to(wanted))
+        count = min(len(logits) - 1, max(1, round(max(rate, floor) * len(logits))))
+        between = (logits[count - 1] + logits[count]) / 2  # a gate at its threshold is closed
+        gates[name].bias.sub_(between - gates[name].logit_threshold.to(between))
         restored.append(name)
     return restored
 
