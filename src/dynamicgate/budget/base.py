@@ -35,13 +35,14 @@ class GateBudget(ABC):
 
     tau, theta: values or schedules that replace the gates' own; None leaves them alone.
     floor: r_min, the mean open rate that every site is held above (sec 4.1(4)).
-    on_collapse: "report" diagnoses into `collapses`, "act" also applies the remedy, "ignore" does neither.
+    on_collapse: "act" diagnoses into `collapses` and applies the remedy, "report" does not apply it, "ignore" does
+        neither.
     """
 
     tau: float | Schedule | None = None
     theta: float | Schedule | None = None
     floor: float = 0.02
-    on_collapse: Literal["report", "act", "ignore"] = "report"
+    on_collapse: Literal["report", "act", "ignore"] = "act"
 
     lambda_: float = field(default=0.0, init=False)
     collapses: list[Collapse] = field(default_factory=list, init=False, repr=False)
