@@ -112,7 +112,7 @@ class GateBudget(ABC):
     def _means(self, used: Usage) -> RowMeans:
         if not self._applied:
             raise RuntimeError("call budget.apply_(model, progress) before the forward pass")
-        return RowMeans(_rows_of(used))
+        return RowMeans(_rows_of(used).flatten(0, -2))
 
     def _opened(self, used: Usage, means: RowMeans) -> list[Tensor]:
         return [means.local(used[site].open) for site in used]

@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 from torch import nn
 
 from dynamicgate.gating.gate import Gate, GateConfig
+from dynamicgate.gating.integrations import structure_changed
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site, find_sites, gives_output
 from dynamicgate.gating.stages import STAGES, attach_stages, detach_stages, new_stages, stages_of
@@ -30,6 +31,7 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
     taken = named_gates(model)
     if config.kind == "stages":
         _add_stages(model, chosen, config)
+        structure_changed(model)
         return model
     for site in chosen:
         if site.name in taken:
@@ -40,6 +42,7 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
         check_fits(model, site, config)
     for site in chosen:
         _attach(model, site, config)
+    structure_changed(model)
     return model
 
 
@@ -58,6 +61,7 @@ def ungate_(model: nn.Module, where: Where | None = None) -> nn.Module:
         for name in (site.source, site.consumer):
             _remove_hooks(model.get_submodule(name), gate)
         del model.get_submodule(site.consumer).gate
+    structure_changed(model)
     return model
 
 
