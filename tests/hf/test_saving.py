@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -213,3 +214,18 @@ def test_the_config_of_a_gated_model_loads_alone(tmp_path: Path) -> None:
     config = AutoConfig.from_pretrained(tmp_path)
     assert AutoConfig.from_pretrained(tmp_path).to_dict() == config.to_dict()
     assert len(config.quantization_config["gates"]) == 2
+
+
+def test_a_config_of_a_gated_model_can_be_passed_and_is_left_alone(tmp_path: Path) -> None:
+    model = gated(tiny_llama())
+    model.save_pretrained(tmp_path)
+    before = json.loads(model.config.to_json_string())
+    for load in (hf.load, type(model).from_pretrained):
+        assert equal_tensors(model, load(tmp_path, config=model.config))
+        assert json.loads(model.config.to_json_string()) == before
+
+
+def test_a_pickled_config_says_the_same(tmp_path: Path) -> None:
+    model = gated(tiny_llama())
+    assert pickle.loads(pickle.dumps(model.config)).to_dict() == model.config.to_dict()
+    assert copy.deepcopy(model.config).to_dict() == model.config.to_dict()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -110,10 +112,17 @@ def gradients(model: PreTrainedModel, batch: dict[str, Tensor]) -> tuple[dict[st
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("policy", ["hard", "bernoulli", "gumbel"])
-def test_gradient_checkpointing_records_once_and_changes_no_gradient(family: str, policy: str) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"train": "hard"}, {"train": "bernoulli"}, {"train": "gumbel"}, {"train": "concrete"}, {"soft_width": 1.0},
+        {"scale": True}, {"kind": "router", "open": 0.8, "top_k": 2, "capacity": 1.0, "drop_policy": "random"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_gradient_checkpointing_records_once_and_changes_no_gradient(family: str, config: dict[str, Any]) -> None:
     batch = {"input_ids": tokens(2, 6)}
-    plain, again = (gated(FAMILIES[family](), train=policy).train() for _ in range(2))
+    plain, again = (gated(FAMILIES[family](), **config).train() for _ in range(2))
     torch.manual_seed(3)
     expected, seen = gradients(plain, batch)
     torch.manual_seed(3)
@@ -138,6 +147,26 @@ def test_a_recomputation_decides_as_the_forward_pass_did() -> None:
     loss.backward()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected.get(name), msg=name)
+
+
+def test_micro_batches_that_go_back_together_keep_their_own_decisions() -> None:
+    batches = [{"input_ids": tokens(2, 6, seed=seed)} for seed in (1, 2)]
+    results = []
+    for model in (gated(tiny_llama()).train(), checkpointed(gated(tiny_llama()))):
+        losses = [model(**batch, labels=batch["input_ids"]).loss for batch in batches]
+        sum(losses).backward()  # type: ignore[union-attr]
+        results.append({name: p.grad for name, p in model.named_parameters()})
+    for name, gradient in results[1].items():
+        torch.testing.assert_close(gradient, results[0][name], msg=name)
+
+
+def test_recording_survives_a_compiled_forward_pass() -> None:
+    model, batch = gated(tiny_llama()).eval(), padded(tokens(3, 6), 5)
+    expected = recorded(model, **batch)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    with torch.no_grad(), dg.usage(model) as used:
+        compiled(**batch)
+    assert same(expected, {site: decision.open for site, decision in used.items()})
 
 
 def test_decisions_are_kept_no_longer_than_their_graph() -> None:

@@ -24,6 +24,7 @@ class Usage(Mapping[str, Decision]):
         self._tokens = tokens
         self._calls: dict[str, list[tuple[Decision, Tensor | None]]] = {name: [] for name in gates}
         self._joined: dict[str, tuple[int, Decision]] = {}
+        self._indices: dict[tuple[int, torch.Size], Tensor | None] = {}
         self._stage_calls: list[StageDecision] = []
 
     def __call__(self, gate: Gate, decision: Decision) -> None:
@@ -38,10 +39,19 @@ class Usage(Mapping[str, Decision]):
         if len(calls) == 1 and calls[0][1] is None:
             return calls[0][0]
         if site not in self._joined or self._joined[site][0] != len(calls):  # joined once: a budget asks several times
-            parts = [decision if mask is None else _only(decision, mask) for decision, mask in calls]
+            parts = [decision if mask is None else self._only(decision, mask) for decision, mask in calls]
             joined = parts[0] if len(parts) == 1 else Decision(*map(_rows, zip(*parts, strict=True)))
             self._joined[site] = (len(calls), joined)
         return self._joined[site][1]
+
+    def _only(self, decision: Decision, counted_ST: Tensor) -> Decision:
+        """The rows of a decision that count."""
+        rows = decision.open.shape[:-1]
+        key = id(counted_ST), rows  # found once for all gates: on a GPU every answer is a wait
+        if key not in self._indices:
+            self._indices[key] = _counted_index(rows, counted_ST)
+        index = self._indices[key]
+        return decision if index is None else Decision(*(value.flatten(0, -2)[index] for value in decision))
 
     @property
     def stages(self) -> StageDecision | None:
@@ -73,20 +83,20 @@ def _rows(calls: Sequence[Tensor]) -> Tensor:
     return torch.cat([call.flatten(0, -2) for call in calls])
 
 
-def _only(decision: Decision, counted_ST: Tensor) -> Decision:
-    """The rows of a decision that count. S sequences of T positions; with a cache a gate reads only the last ones."""
-    rows = decision.open.shape[:-1]
+def _counted_index(rows: torch.Size, counted_ST: Tensor) -> Tensor | None:
+    """Where the rows are that count; None if all do. S sequences of T positions; with a cache a gate reads only the
+    last ones."""
     if len(rows) == 2:
         counted_ST = counted_ST[:, -rows[1] :]
+    index = counted_ST.flatten().nonzero().flatten()
+    if len(index) == rows.numel():
+        return None  # nothing is padded, or the model itself has taken padding out
     if counted_ST.numel() != rows.numel():
-        if int(counted_ST.sum()) == rows.numel():
-            return decision  # the model itself has taken padding out
         raise ValueError(
             f"a gate decided for {list(rows)} rows, but the attention mask has the shape {list(counted_ST.shape)}: "
             "expected one entry for each position"
         )
-    index = counted_ST.flatten().nonzero().flatten()
-    return Decision(*(value.flatten(0, -2)[index] for value in decision))
+    return index
 
 
 def named_gates(model: nn.Module) -> dict[str, Gate]:
