@@ -24,6 +24,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     for kind in ("plain", "accelerate"):
         two_processes.train(one, kind)
+    two_processes.train_with_trainer(one, processes=1)
     command = [*TORCHRUN, str(Path(two_processes.__file__)), str(two)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
@@ -32,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 def result(folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    return json.loads((folder / "log.json").read_text()), load_file(folder / "weights.safetensors")
+    return json.loads((folder / "log.json").read_text()), load_file(folder / two_processes.WEIGHTS)
 
 
 @pytest.mark.slow
@@ -47,5 +48,16 @@ def test_processes_agree_with_one(runs: tuple[Path, Path], kind: str) -> None:
     for key in ("loss", "penalty", "executed"):
         assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], abs=TOLERANCE)
     assert theirs.keys() == weights.keys()
+    for name, value in weights.items():
+        assert float((theirs[name].float() - value.float()).abs().max()) < TOLERANCE, name
+
+
+@pytest.mark.slow
+def test_a_trainer_on_two_processes_agrees_with_one(runs: tuple[Path, Path]) -> None:
+    """Processes hold different numbers of tokens, and the loss is divided by those of all of them."""
+    (expected, weights), (found, theirs) = (result(folder / "trainer") for folder in runs)
+    for key in ("executed_macs", "gate_penalty", "gate_lambda"):
+        assert [row[key] for row in found] == pytest.approx([row[key] for row in expected], abs=TOLERANCE)
+    assert len({row["executed_macs"] for row in found}) > 2, "gates have moved"
     for name, value in weights.items():
         assert float((theirs[name].float() - value.float()).abs().max()) < TOLERANCE, name

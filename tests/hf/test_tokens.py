@@ -169,6 +169,19 @@ def test_recording_survives_a_compiled_forward_pass() -> None:
     assert same(expected, {site: decision.open for site, decision in used.items()})
 
 
+def test_a_budget_refuses_decisions_without_gradients() -> None:
+    model, batch = gated(tiny_llama()), {"input_ids": tokens(2, 6)}
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": True})
+    model.enable_input_require_grads()
+    model.train()
+    budget = dg.Budget(target=0.9)
+    budget.apply_(model, 0.0)
+    with dg.usage(model) as used:
+        model(**batch)
+    with pytest.raises(RuntimeError, match="use_reentrant=False"):
+        budget.step(used, 0.0)
+
+
 def test_decisions_are_kept_no_longer_than_their_graph() -> None:
     past, x = PastDecisions(), torch.ones(3, requires_grad=True)
     first, second = torch.zeros(3), torch.ones(3)

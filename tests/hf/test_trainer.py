@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 import dynamicgate as dg
 from dynamicgate import hf
 from dynamicgate.sparsity import RigL
-from tests.hf.tiny import PAD, gated, tiny_llama, tokens
+from tests.hf.tiny import PAD, gated, tiny_bert, tiny_llama, tokens
 
 MICRO, LENGTH = 2, 8
 ROWS = 48
@@ -125,6 +125,33 @@ def test_the_budget_is_met_on_other_batches_after_calibration(tmp_path: Path) ->
     data = [collate(sentences(48)[i : i + 2]) for i in range(0, 48, 2)]
     assert hf.measure(model, data).relative == pytest.approx(BLOCKS, abs=0.01)
     assert not model._forward_hooks, "the callback leaves nothing behind"
+
+
+def test_the_trainer_divides_by_the_accumulation_where_the_model_does_not(tmp_path: Path) -> None:
+    """A model that takes no num_items_in_batch returns the mean over a micro-batch."""
+
+    def masked(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+        batch = collate(rows)
+        return {**batch, "labels": batch["labels"].masked_fill(torch.arange(LENGTH) % 2 == 0, -100)}
+
+    mine, theirs = (gated(tiny_bert(), open=0.9, spread=0.3).train() for _ in range(2))
+    theirs.accepts_loss_kwargs = False  # as Transformers lets a model say
+    budget, rows = dg.Budget(target=BLOCKS), sentences(ROWS)
+    optimizer = torch.optim.AdamW(mine.parameters(), lr=3e-3, weight_decay=0.0)
+    for step in range(12):
+        budget.apply_(mine, step / 12)
+        for position in range(2):
+            start = (2 * step + position) * MICRO
+            with dg.usage(mine) as used:
+                loss = mine(**masked(rows[start : start + MICRO])).loss
+            penalty = budget.penalty(used) if position else budget.step(used, step / 12)
+            ((loss + penalty) / 2).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    callback = hf.GateCallback(dg.Budget(target=BLOCKS), calibrate=0)
+    args = arguments(tmp_path)
+    Trainer(theirs, args, train_dataset=rows, data_collator=masked, callbacks=[callback]).train()  # type: ignore[arg-type]
+    assert largest_difference(mine, theirs) < 1e-6
 
 
 class StopAt(TrainerCallback):

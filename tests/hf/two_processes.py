@@ -20,19 +20,22 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from transformers import Trainer
 
 import dynamicgate as dg
-from dynamicgate import distributed
+from dynamicgate import distributed, hf
 from dynamicgate.sparsity import RigL
+from tests.hf.test_trainer import ROWS, arguments, collate, sentences
 from tests.hf.tiny import PAD, gated, tiny_llama, tokens
 
-STEPS, ROWS, LENGTH = 8, 6, 8
+STEPS, SEQUENCES, LENGTH = 8, 6, 8
+WEIGHTS = "weights.safetensors"
 
 
 def batch_of(step: int) -> dict[str, Tensor]:
     """Rows of different lengths, so that processes hold different numbers of tokens."""
-    ids = tokens(ROWS, LENGTH, seed=step) % 8 + 3
-    mask = (torch.arange(LENGTH) < (3 + torch.arange(ROWS))[:, None]).long()
+    ids = tokens(SEQUENCES, LENGTH, seed=step) % 8 + 3
+    mask = (torch.arange(LENGTH) < (3 + torch.arange(SEQUENCES))[:, None]).long()
     ids = ids.masked_fill(mask == 0, PAD)
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
@@ -84,11 +87,25 @@ def train(out: Path, kind: str) -> None:
     if distributed.rank() == 0:
         (out / kind).mkdir(parents=True)
         (out / kind / "log.json").write_text(json.dumps(rows))
-        save_file(weights, out / kind / "weights.safetensors")
+        save_file(weights, out / kind / WEIGHTS)
+
+
+def train_with_trainer(out: Path, *, processes: int) -> None:
+    """The same numbers of rows in each step, dealt to the processes."""
+    model = gated(tiny_llama()).double()
+    callback = hf.GateCallback(dg.Budget(target=0.75, warmup=0.0), calibrate=0)
+    args = arguments(out / "trainer", per_device_train_batch_size=4 // processes, max_steps=6, logging_steps=1)
+    run = Trainer(model, args, train_dataset=sentences(ROWS), data_collator=collate, callbacks=[callback])  # type: ignore[arg-type]
+    run.train()
+    if distributed.rank() == 0:
+        rows = [row for row in run.state.log_history if "executed_macs" in row]
+        (out / "trainer" / "log.json").write_text(json.dumps(rows))
+        save_file({name: value.contiguous() for name, value in model.state_dict().items()}, out / "trainer" / WEIGHTS)
 
 
 if __name__ == "__main__":
     distributed.start(torch.device("cpu"))
     for each in ("ddp", "fsdp", "accelerate"):
         train(Path(sys.argv[1]), each)
+    train_with_trainer(Path(sys.argv[1]), processes=2)
     distributed.stop()

@@ -74,10 +74,12 @@ class GatedLoss:
         self._model: nn.Module | None = None
         self._handle: Any = None
         self._progress: float | None = None
+        self._device = torch.device("cpu")
         self._recording = ExitStack()
         self._used: Usage | None = None
         self._first = self._added = self._reached = False
-        self._sum = 0.0
+        self._penalties: list[tuple[float, float]] = []
+        """Of each micro-batch of this step, with its fraction of the step."""
 
     def attach(self, model: nn.Module) -> None:
         """Add to the loss of this model from now on."""
@@ -96,14 +98,16 @@ class GatedLoss:
         assert self._model is not None
         if self.budget is not None:
             self.budget.apply_(self._model, progress)
-        self._progress, self._first, self._added, self._reached, self._sum = progress, True, False, False, 0.0
+        self._progress, self._first, self._added, self._reached, self._penalties = progress, True, False, False, []
         self._record()
 
     def end_step(self) -> None:
         """After the last backward pass of an optimizer step; an error if the loss that was minimised is another one."""
         self._recording.close()
         self._progress = self._used = None
-        self.penalty = self._sum
+        if self._penalties:
+            mean = sum(value * part for value, part in self._penalties) / sum(part for _, part in self._penalties)
+            (self.penalty,) = distributed.average(mean, device=self._device)
         if not (self._added and self._reached):
             raise RuntimeError(
                 "the loss that was minimised is not the one that the model returned, so that the budget and the "
@@ -130,7 +134,8 @@ class GatedLoss:
             return None  # end_step will say that there was no loss to add to
         if self.distillation is not None:
             loss = self.distillation.mixed(model, loss, output.logits, given)
-        loss = self._with_penalty(loss, used, self._weight(model, given))
+        self._device = loss.device
+        loss = self._with_penalty(loss, used, self._fraction(model, given))
         if loss.requires_grad:
             loss.register_hook(self._see_gradient)
         self._added, self._first = True, False
@@ -140,29 +145,29 @@ class GatedLoss:
             return output
         return (loss, *output[1:])
 
-    def _with_penalty(self, loss: Tensor, used: Usage, weight: Tensor | float) -> Tensor:
+    def _with_penalty(self, loss: Tensor, used: Usage, fraction: float | None) -> Tensor:
         penalty: Tensor | None = None
         if self.budget is not None:
             assert self._progress is not None
             found = self.budget.step(used, self._progress) if self._first else self.budget.penalty(used)
-            penalty = found * weight
-            self._sum += float(penalty.detach())
+            part = 1.0 if fraction is None else fraction  # if None, the Trainer divides
+            self._penalties.append((float(found.detach()), part))
+            # The Trainer multiplies a loss over the labels of all processes by the number of processes.
+            penalty = found * (part / distributed.world_size() if self.average_tokens and fraction else part)
         if self.sparsifier is not None and len(used):
             self.sparsifier.watch(used, penalty)
         self.open_rates = {site: float(rate) for site, rate in used.mean_open().items()}
         return loss if penalty is None else loss + penalty
 
-    def _weight(self, model: nn.Module, given: Mapping[str, Any]) -> Tensor | float:
-        """The fraction of the labels of this step that are in this micro-batch, of all processes; 1 where the Trainer
-        divides the loss itself."""
+    def _fraction(self, model: nn.Module, given: Mapping[str, Any]) -> float | None:
+        """The fraction of the labels of this step that are in this micro-batch, of all processes; None where the
+        Trainer divides the loss by the number of micro-batches."""
         items, labels = given.get(ITEMS), predicted_labels(model, given)
         if items is None or labels is None:
-            return 1.0
+            return None
         count = distributed.sum_((labels != IGNORED).sum().float())
         total = torch.as_tensor(items, device=count.device).float()
-        if self.average_tokens:
-            return count / total / distributed.world_size()  # the Trainer multiplies the loss by the number of them
-        return count / distributed.sum_(total.clone())
+        return float(count / (total if self.average_tokens else distributed.sum_(total.clone())))
 
     def _see_gradient(self, _gradient: Tensor) -> None:
         self._reached = True
