@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, LlamaModel, PreTrainedModel
-from transformers.quantizers import HfQuantizer
-from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
-from transformers.utils.quantization_config import QuantizationConfigMixin
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForCausalLM,
+    BitNetQuantConfig,
+    LlamaModel,
+    PreTrainedModel,
+)
 
 import dynamicgate as dg
 from dynamicgate import hf
@@ -163,44 +167,33 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
         hf.load(tmp_path)
 
 
-class EighthsConfig(QuantizationConfigMixin):
-    """Somebody else's quantisation: weights are multiples of 1/8."""
-
-    def __init__(self, **_options: object) -> None:
-        self.quant_method = "eighths"  # type: ignore[assignment]
-
-
-class EighthsQuantizer(HfQuantizer):
-    is_trainable = False  # type: ignore[assignment]
-
-    def is_serializable(self) -> bool:
-        return True
-
-    def _process_model_after_weight_loading(self, model: PreTrainedModel, **_options: object) -> PreTrainedModel:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.copy_((parameter * 8).round() / 8)
-        return model
+# Transformers' BitNet is compiled when it is imported, and torch's compiler uses what torch has deprecated.
+IMPORTS_COMPILER = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 
 @pytest.fixture
-def quantised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PreTrainedModel:
-    monkeypatch.setitem(AUTO_QUANTIZER_MAPPING, "eighths", EighthsQuantizer)
-    monkeypatch.setitem(AUTO_QUANTIZATION_CONFIG_MAPPING, "eighths", EighthsConfig)
+def quantised(tmp_path: Path) -> PreTrainedModel:
+    """A model that somebody else quantises: BitNet's layers, which need no package and no GPU to be loaded."""
     tiny_llama().save_pretrained(tmp_path / "plain")
-    return AutoModelForCausalLM.from_pretrained(tmp_path / "plain", quantization_config=EighthsConfig())
+    path = tmp_path / "plain" / "config.json"
+    quantisation = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantisation}))
+    return AutoModelForCausalLM.from_pretrained(tmp_path / "plain")
 
 
+@IMPORTS_COMPILER
 def test_gates_beside_another_quantisation_are_saved_and_loaded(quantised: PreTrainedModel, tmp_path: Path) -> None:
     model = gated(quantised)
     model.save_pretrained(tmp_path / "both")
     back = hf.load(tmp_path / "both")
     assert equal_tensors(model, back)
-    assert back.config.quantization_config.quant_method == "eighths"
+    assert type(back.model.layers[0].mlp.down_proj) is type(model.model.layers[0].mlp.down_proj) is not torch.nn.Linear
+    assert back.config.quantization_config.quant_method == "bitnet"
     back.save_pretrained(tmp_path / "again")
     assert equal_tensors(model, hf.load(tmp_path / "again", dtype=torch.float32))
 
 
+@IMPORTS_COMPILER
 def test_gates_beside_another_quantisation_are_not_lost_without_a_word(
     quantised: PreTrainedModel, tmp_path: Path
 ) -> None:
@@ -229,3 +222,9 @@ def test_a_pickled_config_says_the_same(tmp_path: Path) -> None:
     model = gated(tiny_llama())
     assert pickle.loads(pickle.dumps(model.config)).to_dict() == model.config.to_dict()
     assert copy.deepcopy(model.config).to_dict() == model.config.to_dict()
+
+
+def test_a_second_quantisation_of_a_gated_folder_is_refused(tmp_path: Path) -> None:
+    gated(tiny_llama()).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="BitNetQuantConfig"):
+        AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=BitNetQuantConfig())

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
 import dynamicgate as dg
 from dynamicgate.gating.recomputation import PastDecisions
-from tests.hf.tiny import FAMILIES, gated, padded, tiny_llama, tokens
+from tests.hf.tiny import FAMILIES, PAD, VOCAB, gated, padded, tiny_llama, tokens
 
 Recorded = dict[str, Tensor]
 
@@ -66,6 +66,26 @@ def test_with_a_cache_the_mask_of_the_new_positions_counts() -> None:
         with dg.usage(model) as used:
             model(input_ids=new, attention_mask=mask, past_key_values=past)
     assert all(len(decision.open) == 3 for decision in used.values())
+
+
+def test_generation_records_the_tokens_of_the_prompt_and_the_new_ones() -> None:
+    model, batch = gated(tiny_llama()).eval(), padded(tokens(2, 5), 3, left=True)
+    for beams in (1, 2):
+        with dg.usage(model) as used:
+            model.generate(**batch, max_new_tokens=4, min_new_tokens=4, num_beams=beams, do_sample=False)
+        assert all(len(decision.open) == beams * 2 * (5 + 3) for decision in used.values())
+
+
+def test_encoder_and_decoder_have_masks_of_their_own() -> None:
+    config = T5Config(
+        d_model=32, d_kv=8, d_ff=64, num_layers=1, num_heads=4, vocab_size=VOCAB, pad_token_id=PAD,
+        decoder_start_token_id=PAD,
+    )  # fmt: skip
+    model = dg.gate_(T5ForConditionalGeneration(config), dg.GateConfig(block=8)).eval()
+    read, written = padded(tokens(2, 6), 3), padded(tokens(2, 4, seed=1), 2)
+    decoder = {f"decoder_{name}": value for name, value in written.items()}
+    found = recorded(model, **read, **decoder)
+    assert {site.split(".")[0]: len(rows) for site, rows in found.items()} == {"encoder": 12, "decoder": 8}
 
 
 def test_a_padded_batch_without_a_mask_is_refused() -> None:
