@@ -86,6 +86,8 @@ def test_encoder_and_decoder_have_masks_of_their_own() -> None:
     decoder = {f"decoder_{name}": value for name, value in written.items()}
     found = recorded(model, **read, **decoder)
     assert {site.split(".")[0]: len(rows) for site, rows in found.items()} == {"encoder": 12, "decoder": 8}
+    trained = recorded(model, **read, labels=tokens(2, 4))  # whose first token is that of padding
+    assert {site.split(".")[0]: len(rows) for site, rows in trained.items()} == {"encoder": 12, "decoder": 8}
 
 
 def test_a_padded_batch_without_a_mask_is_refused() -> None:
@@ -181,7 +183,7 @@ def test_micro_batches_that_go_back_together_keep_their_own_decisions() -> None:
 
 
 def test_recording_survives_a_compiled_forward_pass() -> None:
-    model, batch = gated(tiny_llama()).eval(), padded(tokens(3, 6), 5)
+    model, batch = gated(tiny_llama(layers=1)).eval(), padded(tokens(3, 6), 5)
     expected = recorded(model, **batch)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     with torch.no_grad(), dg.usage(model) as used:

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArgu
 
 import dynamicgate as dg
 from dynamicgate import hf
+from dynamicgate.budget import OpenLoopBudget
 from dynamicgate.sparsity import RigL
 from tests.hf.tiny import PAD, gated, tiny_bert, tiny_llama, tokens
 
@@ -96,13 +97,13 @@ def largest_difference(a: torch.nn.Module, b: torch.nn.Module) -> float:
     return max(float((value.float() - theirs[name].float()).abs().max()) for name, value in a.state_dict().items())
 
 
-def tiny_gated() -> PreTrainedModel:
-    return gated(tiny_llama(), open=0.9, spread=0.3)
+def tiny_gated(layers: int = 2) -> PreTrainedModel:
+    return gated(tiny_llama(layers=layers), open=0.9, spread=0.3)
 
 
 @pytest.mark.slow
 def test_a_hundred_steps_with_accumulation_end_at_the_weights_of_an_own_loop(tmp_path: Path) -> None:
-    mine, theirs = tiny_gated(), tiny_gated()
+    mine, theirs = tiny_gated(layers=1), tiny_gated(layers=1)
     budget = dg.Budget(target=BLOCKS)
     own_loop(mine, budget, 100, accumulate=4)
     data = [collate(sentences(ROWS)[i : i + MICRO]) for i in range(0, ROWS, MICRO)]
@@ -111,7 +112,7 @@ def test_a_hundred_steps_with_accumulation_end_at_the_weights_of_an_own_loop(tmp
     run = trainer(theirs, callback, tmp_path, max_steps=100, gradient_accumulation_steps=4)
     run.train()
     assert largest_difference(mine, theirs) < 1e-6
-    assert largest_difference(mine, tiny_gated()) > 0.05, "they have learned something"
+    assert largest_difference(mine, tiny_gated(layers=1)) > 0.05, "they have learned something"
     assert hf.measure(theirs, data).relative == pytest.approx(BLOCKS, abs=0.01)
     logged = [row for row in run.state.log_history if "executed_macs" in row]
     assert len(logged) == 25
@@ -274,6 +275,46 @@ def test_a_checkpoint_of_a_run_without_the_callback_is_refused(tmp_path: Path) -
     run = trainer(tiny_gated(), hf.GateCallback(dg.Budget(target=BLOCKS)), tmp_path, **options)
     with pytest.raises(ValueError, match="made without a GateCallback"):
         run.train(resume_from_checkpoint=True)
+
+
+class StoppedByHandError(Exception):
+    """As Ctrl-C in a notebook."""
+
+
+class InterruptAt(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == self.step:
+            raise StoppedByHandError
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_run_after_an_interrupted_one_adds_one_penalty(tmp_path: Path, anew: bool) -> None:
+    models = [tiny_gated(), tiny_gated()]
+    start = {name: value.clone() for name, value in models[0].state_dict().items()}
+    callback = hf.GateCallback(dg.Budget(target=BLOCKS), calibrate=0)
+    run = trainer(models[0], callback, tmp_path)
+    run.add_callback(InterruptAt(2))
+    with pytest.raises(StoppedByHandError):
+        run.train()
+    models[0].load_state_dict(start)
+    models[0].zero_grad()
+    again = hf.GateCallback(dg.Budget(target=BLOCKS), calibrate=0) if anew else callback
+    trainer(models[0], again, tmp_path).train()
+    trainer(models[1], hf.GateCallback(dg.Budget(target=BLOCKS), calibrate=0), tmp_path).train()
+    assert largest_difference(*models) == 0.0
+
+
+def test_an_open_loop_budget_is_held_too(tmp_path: Path) -> None:
+    model = tiny_gated()
+    callback = hf.GateCallback(OpenLoopBudget(form="linear", weight=3.0))
+    run = trainer(model, callback, tmp_path, max_steps=30, save_strategy="steps", save_steps=30)
+    run.train()
+    logged = [row for row in run.state.log_history if "gate_lambda" in row]
+    assert logged[-1]["gate_lambda"] == 3.0
+    assert logged[-1]["gate_penalty"] < logged[0]["gate_penalty"]
 
 
 def test_evaluation_during_training_is_left_alone(tmp_path: Path) -> None:

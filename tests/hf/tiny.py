@@ -17,10 +17,10 @@ from dynamicgate.gating import Site
 VOCAB, PAD = 64, 0
 
 
-def tiny_llama(*, seed: int = 0, tied: bool = False) -> PreTrainedModel:
+def tiny_llama(*, seed: int = 0, tied: bool = False, layers: int = 2) -> PreTrainedModel:
     torch.manual_seed(seed)
     config = LlamaConfig(
-        hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        hidden_size=32, intermediate_size=64, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=VOCAB, max_position_embeddings=64, tie_word_embeddings=tied, pad_token_id=PAD, bos_token_id=1,
         eos_token_id=2,
     )  # fmt: skip

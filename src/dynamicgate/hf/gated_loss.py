@@ -82,7 +82,11 @@ class GatedLoss:
         """Of each micro-batch of this step, with its fraction of the step."""
 
     def attach(self, model: nn.Module) -> None:
-        """Add to the loss of this model from now on."""
+        """Add to the loss of this model from now on, alone: a run that was interrupted may have left another one."""
+        for hook in list(unwrap(model)._forward_hooks.values()):
+            owner = getattr(hook, "__self__", None)
+            if isinstance(owner, GatedLoss):
+                owner.detach()
         self._model = unwrap(model)
         self._handle = self._model.register_forward_hook(self._after, with_kwargs=True)
 
@@ -91,7 +95,7 @@ class GatedLoss:
         self._recording.close()
         if self._handle is not None:
             self._handle.remove()
-        self._model = self._handle = self._progress = None
+        self._model = self._handle = self._progress = self._used = None
 
     def begin_step(self, progress: float) -> None:
         """Before the first forward pass of an optimizer step."""

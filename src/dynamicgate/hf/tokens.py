@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 MASK = "attention_mask"
 IDS = ("input_ids", "decoder_input_ids")
+ALSO_FIRST_OR_LAST = ("bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id")
 
 
 class AttentionMasks:
@@ -75,11 +76,11 @@ def _check_not_padded(part: PreTrainedModel, given: Mapping[str, Any]) -> None:
     pad = getattr(part.config, "pad_token_id", None)
     if torch.compiler.is_compiling() or ids is None or ids.ndim != 2 or ids.shape[1] < 2 or pad is None:
         return
-    others = {getattr(part.config, name, None) for name in ("eos_token_id", "bos_token_id", "sep_token_id")}
-    if pad in others or given.get("position_ids") is not None:  # an end of text may well be the last token
+    others = {getattr(part.config, name, None) for name in ALSO_FIRST_OR_LAST}
+    if pad in others or given.get("position_ids") is not None:
         return
     if bool((ids[:, [0, -1]] == pad).any()):
         raise ValueError(
             f"this batch has padding (token {pad}) and no attention_mask, so that padded positions would be counted as "
-            "tokens: pass attention_mask=, 1 for tokens and 0 for padding"
+            "tokens: pass attention_mask= (decoder_attention_mask= for a decoder), 1 for tokens and 0 for padding"
         )
