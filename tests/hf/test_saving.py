@@ -16,6 +16,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     BitNetQuantConfig,
+    LlamaForCausalLM,
     LlamaModel,
     PreTrainedModel,
 )
@@ -228,3 +229,15 @@ def test_a_second_quantisation_of_a_gated_folder_is_refused(tmp_path: Path) -> N
     gated(tiny_llama()).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="BitNetQuantConfig"):
         AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=BitNetQuantConfig())
+
+
+def test_a_class_of_ones_own_is_asked_for(tmp_path: Path) -> None:
+    class MyLlama(LlamaForCausalLM):
+        pass
+
+    model = gated(MyLlama(tiny_llama().config))
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="pass model_class="):
+        hf.load(tmp_path)
+    assert equal_tensors(model, hf.load(tmp_path, MyLlama))
+    assert equal_tensors(model, hf.load(tmp_path, AutoModelForCausalLM, local_files_only=True))

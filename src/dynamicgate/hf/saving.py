@@ -38,6 +38,15 @@ from dynamicgate.masks import declare_mask_
 METHOD = "dynamicgate"
 NEEDED = "this model has gates: pip install 'dynamicgate[hf]', import dynamicgate.hf, load it with dynamicgate.hf.load"
 FORMAT = 1
+WHERE_TO_FIND = (
+    "cache_dir",
+    "force_download",
+    "local_files_only",
+    "revision",
+    "subfolder",
+    "token",
+    "trust_remote_code",
+)
 Description = dict[str, Any]
 
 
@@ -215,8 +224,12 @@ def load(folder: str | Path, model_class: type | None = None, **options: Any) ->
     model_class: as which model to load it, an Auto class for instance; None: as the class that was saved.
     options: of `from_pretrained`, for example dtype or device_map.
     """
-    config = options.pop("config", None) or AutoConfig.from_pretrained(folder)
-    cls: Any = model_class or getattr(transformers, (config.architectures or ["AutoModel"])[0])
+    where = {name: value for name, value in options.items() if name in WHERE_TO_FIND}
+    config = options.pop("config", None) or AutoConfig.from_pretrained(folder, **where)
+    saved_as = (config.architectures or ["AutoModel"])[0]
+    cls: Any = model_class or getattr(transformers, saved_as, None)
+    if cls is None:
+        raise ValueError(f"{folder} holds a {saved_as}, which Transformers does not know: pass model_class=")
     if _is_ours(getattr(config, "quantization_config", None)):
         return cls.from_pretrained(folder, config=config, **options)
     description = getattr(config, METHOD, None)
