@@ -29,9 +29,10 @@ def executed_relative(model: nn.Module, counter: MacCounter, inputs: Iterable[In
         for x in inputs:
             with usage(model) as used:
                 call(model, x)
-            samples = count_samples(x)
-            total += float(counter.relative(deployed(counter.gates, used))) * samples
-            rows += samples
+            # Rows, not samples: padding is recorded as no row, and longer sequences weigh more.
+            count = sum(len(decision.open.flatten(0, -2)) for decision in used.values()) or count_samples(x)
+            total += float(counter.relative(deployed(counter.gates, used))) * count
+            rows += count
     return total / rows
 
 
