@@ -1,4 +1,4 @@
-"""`sparsify_` on any model: what `compare` calls gate+rigl, from a budget and nothing else."""
+"""`sparsify_` on any model: sparse layers, and the gates that pay, from a budget and nothing else."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_it_is_what_compare_trains_at_the_same_width(budget: float, sizes: tuple
     asked = Settings("clouds", model="gate+rigl", budget=budget, hidden=sizes[1:-1], widen=1.0, every=1, epochs=30)
     settings = asked.resolved(splits)
     right = MODELS["gate+rigl"](settings, splits)
-    plan = dg.sparsify_(plain(*sizes), budget)
+    plan = dg.sparsify_(plain(*sizes), budget, gates="units" if right.budget else None)
     steered, sparsifier = plan.budget, plan.sparsifier
     assert plan["budget"] is steered
     assert any("times as wide" in note for note in plan.notes) == (budget >= 0.1), "the notes name what is left out"
@@ -52,7 +52,7 @@ def test_a_trained_model_meets_its_budget() -> None:
     torch.manual_seed(0)
     digits = load_dataset("digits")
     model = nn.Sequential(dg.nn.Normalize(digits.mean, digits.std), *plain(64, 192, 10))
-    plan = dg.sparsify_(model, macs=0.3)
+    plan = dg.sparsify_(model, macs=0.3, gates="units")
     assert plan.budget is not None
     dg.fit(model, digits.train, valid=digits.valid, **plan, epochs=20, batch=32, lr=4e-3, show=False)
     found = dg.measure(model, digits.test)
@@ -60,11 +60,11 @@ def test_a_trained_model_meets_its_budget() -> None:
     assert found.quality["accuracy"] > 0.94
 
 
-def test_a_budget_too_small_for_gates_is_met_by_sparse_layers_alone() -> None:
+def test_without_data_there_are_no_gates_and_sparse_layers_alone_meet_the_budget() -> None:
     model = plain(64, 128, 10)
     plan = dg.sparsify_(model, 0.1)
     assert plan.budget is None
-    assert "does not pay for gates" in str(plan)
+    assert "pass data= to find out" in str(plan)
     assert not dg.named_gates(model)
     kept = sum(layer.density * layer.mask.numel() for layer in plan.sparsifier.layers)
     assert kept / (64 * 128 + 128 * 10) == pytest.approx(0.1, abs=0.002)
@@ -76,7 +76,6 @@ def test_a_budget_too_small_for_gates_is_met_by_sparse_layers_alone() -> None:
         (plain(64, 128, 10), 0.0, "16x1", "expected 0 < macs <= 1, received 0.0"),
         (dg.gate_(plain(64, 128, 10)), 0.3, "16x1", "this model has gates already"),
         (plain(64, 128, 10), 0.3, "round", "a pattern is"),
-        (nn.Sequential(nn.Linear(8, 4)), 0.3, "16x1", "matches no"),
     ],
 )
 def test_an_error_leaves_the_model_as_it_was(model: nn.Module, budget: float, pattern: str, message: str) -> None:
@@ -84,6 +83,11 @@ def test_an_error_leaves_the_model_as_it_was(model: nn.Module, budget: float, pa
     with pytest.raises(ValueError, match=message):
         dg.sparsify_(model, budget, pattern=pattern)
     assert list(model.state_dict()) == before
+
+
+def test_a_single_layer_has_no_units_to_gate() -> None:
+    with pytest.raises(ValueError, match="matches no"):
+        dg.sparsify_(nn.Sequential(nn.Linear(8, 4)), 0.3, gates="units")
 
 
 class Attends(nn.Module):
@@ -106,7 +110,7 @@ def test_a_model_that_is_no_stack_of_layers_needs_an_example_and_then_meets_its_
         dg.sparsify_(Attends(), 0.5)
     torch.manual_seed(0)
     model, x, y = Attends(), torch.randn(96, 12, 64), torch.randint(5, (96,))
-    plan = dg.sparsify_(model, 0.6, example=x[:4])
+    plan = dg.sparsify_(model, 0.6, example=x[:4], gates="units")
     assert plan.budget is not None
     dg.fit(model, (x, y), **plan, epochs=20, batch=16, show=False)
     assert dg.measure(model, (x, y)).macs["relative"] == pytest.approx(0.6, abs=0.01)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -35,9 +35,12 @@ class Comparison(NamedTuple):
     @property
     def gains(self) -> list[float]:
         """Points on test rows with stages where they are used, minus those without, for each seed."""
-        if not self.used:
-            return [0.0] * len(self.single)
-        return [s - o for s, o in zip(points(self.staged), points(self.single), strict=True)]
+        return [ours - o for ours, o in zip(points(self.ours), points(self.single), strict=True)]
+
+    @property
+    def ours(self) -> Sequence[Run]:
+        """What the recipe gives: stages where they are used."""
+        return self.staged if self.used else self.single
 
     @property
     def against_cascade(self) -> Paired:
@@ -93,24 +96,33 @@ class Primary(NamedTuple):
     corrected: float
     budgets: list[float]
     """At which stages are used."""
+    against_cascade: Paired
+    """The recipe, with stages where they are used, minus the cascade, averaged over the budgets."""
 
 
 def primary(found: dict[Key, Comparison]) -> list[Primary]:
     """The gain by stages averaged over the budgets of each dataset, tested over seeds and corrected by Holm."""
-    rows: list[tuple[str, Paired, list[float]]] = []
+    rows: list[tuple[str, Paired, list[float], Paired]] = []
     for name in DATASETS:
         of_name = {budget: found[name, budget] for budget in BUDGETS if (name, budget) in found}
         if len(of_name) < len(BUDGETS):
             continue
-        mean = [fmean(of_seed) for of_seed in zip(*(c.gains for c in of_name.values()), strict=True)]
-        rows.append((name, paired(mean, [0.0] * len(mean)), [b for b, c in of_name.items() if c.used]))
-    p_values = [1.0 if test.p is None else test.p for _, test, _ in rows]
+        each = of_name.values()
+        gained = paired(_over_budgets(c.gains for c in each), [0.0] * len(next(iter(each)).single))
+        cascade = paired(_over_budgets(points(c.ours) for c in each), _over_budgets(points(c.cascade) for c in each))
+        rows.append((name, gained, [b for b, c in of_name.items() if c.used], cascade))
+    p_values = [1.0 if test.p is None else test.p for _, test, _, _ in rows]
     missing = [1.0] * (len(DATASETS) - len(rows))  # datasets that are still to be run count as well
     corrected = holm([*p_values, *missing])
     return [
-        Primary(name, test.difference, p, p_holm, used)
-        for (name, test, used), p, p_holm in zip(rows, p_values, corrected, strict=False)
+        Primary(name, test.difference, p, p_holm, used, cascade)
+        for (name, test, used, cascade), p, p_holm in zip(rows, p_values, corrected, strict=False)
     ]
+
+
+def _over_budgets(values: Iterable[Sequence[float]]) -> list[float]:
+    """The mean over budgets for each seed."""
+    return [fmean(of_seed) for of_seed in zip(*values, strict=True)]
 
 
 def put_at(experiment: Experiment) -> list[dict[str, Any]]:

@@ -23,8 +23,7 @@ from typing import Any
 
 from dynamicgate.lab.runner import Table
 from dynamicgate.presets.sparsify import DISTRIBUTION, spending
-from experiments.frontier.datasets import CHOSEN as FRONTIER_CHOSEN
-from experiments.frontier.datasets import DATASETS, OURS, SEVERAL_SEEDS, WITHOUT_TEST, Dataset
+from experiments.frontier.datasets import DATASETS, SEVERAL_SEEDS, WITHOUT_TEST, Dataset
 from experiments.stages.train import CURVE_BUDGETS, CURVE_MODEL, train
 
 BUDGETS = (0.02, 0.05, 0.1)
@@ -42,6 +41,7 @@ STAGED_TIMED_BUDGETS = (0.01, 0.015, 0.03)
 ABLATED_ON = ("mnist", "cifar10")
 RATE_SEEDS = (*SEVERAL_SEEDS, 103)
 CHOSEN = Path(__file__).with_name("chosen.json")
+RECIPES = Path(__file__).with_name("recipes.json")  # learning rates and dropouts that the frontier had chosen by then
 SINGLE, STAGED, CASCADE, TILES = "single", "staged", "cascade", "16x1"
 
 
@@ -52,9 +52,9 @@ def chosen_stages() -> dict[str, Any]:
 
 def tables() -> Iterator[Table]:
     """For every dataset the comparison and its tuning; for some the ablation and the models that are timed."""
-    recipes, chosen = json.loads(FRONTIER_CHOSEN.read_text(encoding="utf-8")), chosen_stages()
+    recipes, chosen = json.loads(RECIPES.read_text(encoding="utf-8")), chosen_stages()
     for name, dataset in DATASETS.items():
-        recipe = {**dataset.shared, **recipes[name][OURS], "every": EVERY[name]}
+        recipe = {**dataset.shared, **recipes[name], "every": EVERY[name]}
         best = chosen.get(name, TRIALS["three 1"])
         blind = (*dataset.changes, WITHOUT_TEST)
         yield _table(name, dataset, _compared(name, recipe, best), changes=dataset.changes)

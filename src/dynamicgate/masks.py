@@ -32,10 +32,15 @@ def put_mask_(linear: nn.Linear, mask: Tensor, pattern: str = UNSTRUCTURED) -> N
         raise ValueError(
             f"a mask has the shape of the weight, {list(linear.weight.shape)}, received {list(mask.shape)}"
         )
-    linear.register_buffer("mask", mask.to(linear.weight.device, torch.bool))
+    declare_mask_(linear, mask.to(linear.weight.device, torch.bool), pattern)
+    linear.weight.mul_(linear.mask)  # type: ignore[arg-type]
+
+
+def declare_mask_(linear: nn.Linear, mask: Tensor, pattern: str) -> None:
+    """Register a mask whose values, and the weights that go with it, are loaded later."""
+    linear.register_buffer("mask", mask)
     held: Any = linear
     held.mask_pattern = pattern
-    linear.weight.mul_(linear.mask)  # type: ignore[arg-type]
 
 
 def present(linear: nn.Module) -> int:

@@ -44,6 +44,8 @@ def test_the_primary_comparison_averages_over_budgets_and_corrects_over_datasets
     digits, mnist = primary(found)
     assert (digits.name, digits.budgets, digits.difference) == ("digits", [], 0.0)
     assert mnist.difference == pytest.approx(2.0, abs=0.1)
+    assert mnist.against_cascade.difference == pytest.approx(2.0, abs=0.1)
+    assert digits.against_cascade.difference == 0.0, "without stages: the cascade is as good here as one network"
     assert mnist.corrected == pytest.approx(min(1.0, 7 * mnist.p)), "all seven datasets count, also those not run yet"
 
 
@@ -73,4 +75,5 @@ def test_every_dataset_has_its_tables_and_every_model_its_own_hash() -> None:
     hashes = [job.hash for job in STAGES.jobs()]
     assert len(set(hashes)) == len(hashes)
     blind = {table.name for table in STAGES.tables if any(c.name == "without_test" for c in table.changes)}
-    assert blind == {t.name for kind in ("tuning", "ablation") for t in choose_tables(kind)}, "choices see no test rows"
+    chosen_by = {t.name for kind in ("tuning", "rates", "ablation") for t in choose_tables(kind)}
+    assert blind == chosen_by, "choices see no test rows"

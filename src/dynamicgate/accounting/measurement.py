@@ -143,6 +143,11 @@ def _observe(model: nn.Module, counter: MacCounter, inputs: Inputs) -> tuple[Ten
     try:
         with usage(model) as used:
             out = call(model, inputs)
+        if not isinstance(out, Tensor):
+            raise TypeError(
+                f"expected a model that returns one tensor, with a row for each sample; this one returns "
+                f"{type(out).__name__}. For Hugging Face models use dynamicgate.hf.measure"
+            )
         return out, used, nonzero
     finally:
         for handle in handles:

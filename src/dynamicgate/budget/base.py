@@ -35,13 +35,14 @@ class GateBudget(ABC):
 
     tau, theta: values or schedules that replace the gates' own; None leaves them alone.
     floor: r_min, the mean open rate that every site is held above (sec 4.1(4)).
-    on_collapse: "report" diagnoses into `collapses`, "act" also applies the remedy, "ignore" does neither.
+    on_collapse: "act" diagnoses into `collapses` and applies the remedy, "report" does not apply it, "ignore" does
+        neither.
     """
 
     tau: float | Schedule | None = None
     theta: float | Schedule | None = None
     floor: float = 0.02
-    on_collapse: Literal["report", "act", "ignore"] = "report"
+    on_collapse: Literal["report", "act", "ignore"] = "act"
 
     lambda_: float = field(default=0.0, init=False)
     collapses: list[Collapse] = field(default_factory=list, init=False, repr=False)
@@ -81,6 +82,7 @@ class GateBudget(ABC):
         """Take in what the gates decided for this batch, and return what to add to the task loss. Once per optimizer
         step: it moves the controller and records readings."""
         means = self._means(used)
+        self._check_graph(used)
         term, rates = self._advance(used, progress, means)
         term = term + self._floor_term(used, rates, means)
         self._record(used, rates, progress, means)
@@ -109,10 +111,19 @@ class GateBudget(ABC):
     def _guards_floor(self) -> bool:
         return self.on_collapse == "act"
 
+    def _check_graph(self, used: Usage) -> None:
+        """An error for decisions that no penalty can change, in a training step."""
+        trained = [site for site in used if self._gates[site].training and self._gates[site].bias.requires_grad]
+        if trained and torch.is_grad_enabled() and not any(used[site].p.requires_grad for site in trained):
+            raise RuntimeError(
+                "the forward pass of this step ran without gradients, so that the budget cannot act on the gates. With "
+                "gradient checkpointing pass use_reentrant=False; otherwise run the model outside of torch.no_grad()"
+            )
+
     def _means(self, used: Usage) -> RowMeans:
         if not self._applied:
             raise RuntimeError("call budget.apply_(model, progress) before the forward pass")
-        return RowMeans(_rows_of(used))
+        return RowMeans(_rows_of(used).flatten(0, -2))
 
     def _opened(self, used: Usage, means: RowMeans) -> list[Tensor]:
         return [means.local(used[site].open) for site in used]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -29,14 +29,21 @@ def executed_relative(model: nn.Module, counter: MacCounter, inputs: Iterable[In
         for x in inputs:
             with usage(model) as used:
                 call(model, x)
-            samples = count_samples(x)
-            total += float(counter.relative(deployed(counter.gates, used))) * samples
-            rows += samples
+            # Rows, not samples: padding is recorded as no row, and longer sequences weigh more.
+            count = sum(len(decision.open.flatten(0, -2)) for decision in used.values()) or count_samples(x)
+            total += float(counter.relative(deployed(counter.gates, used))) * count
+            rows += count
     return total / rows
 
 
 def calibrate_(
-    model: nn.Module, data: Any, *, macs: float, counter: MacCounter | None = None, rounds: int = 24
+    model: nn.Module,
+    data: Any,
+    *,
+    macs: float,
+    counter: MacCounter | None = None,
+    rounds: int = 24,
+    keep: Collection[str] = (),
 ) -> float:
     """Make a trained model execute `macs` of the dense MACs on average over `data`, without training; returns what it
     then executes.
@@ -46,6 +53,7 @@ def calibrate_(
 
     data: inputs that are not used for testing, see `dynamicgate.data.contract`; targets are not needed.
     counter: from `count_macs(model, example)`; None counts the first batch. rounds: of the search for the shift.
+    keep: sites whose gates stay as they are.
     """
     if not 0.0 < macs <= 1.0:
         raise ValueError(f"macs is a fraction of the dense MACs: expected 0 < macs <= 1, received {macs}")
@@ -59,16 +67,24 @@ def calibrate_(
     if counter.stages is not None:
         return calibrate_stages_(model, counter, macs, inputs)
     check_steerable(counter.gates)
-    return shift_biases_(model, counter, macs, inputs, rounds)
+    return shift_biases_(model, counter, macs, inputs, rounds, keep)
 
 
 @torch.no_grad()
-def shift_biases_(model: nn.Module, counter: MacCounter, target: float, inputs: list[Inputs], rounds: int) -> float:
-    """Search for the one shift of all logits with which the model executes `target`; returns what it executes.
+def shift_biases_(
+    model: nn.Module,
+    counter: MacCounter,
+    target: float,
+    inputs: list[Inputs],
+    rounds: int,
+    keep: Collection[str] = (),
+) -> float:
+    """Search for the one shift of all logits, except those of `keep`, with which the model executes `target`; returns
+    what it executes.
 
     The biases move, not the thresholds: logits may be large, and a threshold on their sigmoid cannot tell 20 from 30.
     """
-    gates = named_gates(model)
+    gates = {name: gate for name, gate in named_gates(model).items() if name not in keep}
     before = {name: gate.bias.detach().clone() for name, gate in gates.items()}
     excess: dict[float, float] = {}  # of every shift that was tried
 

@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from dynamicgate.accounting.counter import MacCounter, deployed
 from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.budget.base import GateBudget
-from dynamicgate.budget.calibration import calibrate_, check_reachable, check_steerable
+from dynamicgate.budget.calibration import CALIBRATION_BATCH, calibrate_, check_reachable, check_steerable
 from dynamicgate.budget.controller import Controller
+from dynamicgate.budget.new_rows import closed_to_new_rows, opened_by, restore_layers_
 from dynamicgate.budget.penalties import straight_through_usage
 from dynamicgate.budget.stage_cut import STEER_EVERY, StageSteering
-from dynamicgate.data.contract import Inputs, take_samples
+from dynamicgate.data.contract import Inputs, iterate, move, take_samples
 from dynamicgate.distributed import RowMeans
-from dynamicgate.gating.recording import Usage
+from dynamicgate.gating.recording import Usage, named_gates
+from dynamicgate.gating.stages import stages_of
 from dynamicgate.modules import unwrap
 from dynamicgate.sparsity import Sparsifier
 
@@ -167,10 +169,27 @@ class Budget(GateBudget):
         readings = self.readings.get(site)
         return bool(readings) and readings[-1].g <= self.floor  # type: ignore[index]
 
-    def calibrate_(self, model: nn.Module, data: Any, *, rounds: int = 24) -> float:
+    def calibrate_(self, model: nn.Module, data: Any, *, unseen: Any = None, rounds: int = 24) -> float:
         """Make the model with hard gates meet the target on `data`, as the function `calibrate_` does; the change is
-        small if training held the budget. Returns what it then executes."""
-        return calibrate_(model, data, macs=self.target, counter=self.counter, rounds=rounds)
+        small if training held the budget. Returns what it then executes.
+
+        unseen: rows that training has not seen; None: `data` are such rows. Layers that they close although training
+            had them open are opened again first (`on_collapse="act"`), and what stays closed is added to `collapses`.
+        """
+        if stages_of(model) is not None or self.on_collapse == "ignore":
+            return calibrate_(model, data, macs=self.target, counter=self.counter, rounds=rounds)
+        device = next(model.parameters()).device
+        data = [move(x, device) for x, _ in iterate(data, CALIBRATION_BATCH)]
+        new = data if unseen is None else [move(x, device) for x, _ in iterate(unseen, CALIBRATION_BATCH)]
+        restored: list[str] = []
+        if self.on_collapse == "act":
+            trained = {site: rows[-1].g for site, rows in self.readings.items()}
+            restored = restore_layers_(model, new, trained, self.floor)
+        # A common shift would close layers again whose logits lie close together: the others make room.
+        keep = restored if len(restored) < len(named_gates(model)) else ()
+        achieved = calibrate_(model, data, macs=self.target, counter=self.counter, rounds=rounds, keep=keep)
+        self.collapses += closed_to_new_rows(opened_by(model, new), self.floor)
+        return achieved
 
     def reset(self) -> None:
         """Forget everything recorded so far, for another training run."""

@@ -27,7 +27,7 @@ class Reading(NamedTuple):
 class Collapse:
     """A recognised failure: its name, where and when it happened, the evidence and what to do."""
 
-    name: Literal["threshold-too-high", "probability-collapse", "phase-shock"]
+    name: Literal["threshold-too-high", "probability-collapse", "phase-shock", "closed-to-new-rows"]
     site: str
     progress: float
     evidence: str

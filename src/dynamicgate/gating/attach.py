@@ -11,6 +11,7 @@ from torch import nn
 
 from dynamicgate.distributed import rank
 from dynamicgate.gating.gate import Gate, GateConfig
+from dynamicgate.gating.integrations import structure_changed
 from dynamicgate.gating.patterns import describe, find_matches, is_word
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.site_layers import check_layers
@@ -40,6 +41,7 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
     taken = named_gates(model)
     if config.kind == "stages":
         _add_stages(model, chosen, config)
+        structure_changed(model)
         return model
     for site in chosen:
         if site.name in taken:
@@ -52,6 +54,7 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
     gates = [_new_gate(model, site, config) for site in chosen]
     for gate in gates:
         _attach(model, gate)
+    structure_changed(model)
     found = [match for word in _words(where) for match in find_matches(model, word)]
     if found and rank() == 0:
         print(describe(found, config))
@@ -73,6 +76,7 @@ def ungate_(model: nn.Module, where: Where | None = None) -> nn.Module:
         for name in (site.source, site.consumer):
             _remove_hooks(model.get_submodule(name), gate)
         del unwrapped(model.get_submodule(site.consumer)).gate
+    structure_changed(model)
     return model
 
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.gating.config import RANK, GateConfig, Policy
-from dynamicgate.gating.routing import drop_over_capacity, expert_capacity, route, top_k_mask
+from dynamicgate.gating.recomputation import PastDecisions, recomputing
+from dynamicgate.gating.routing import drop_over_capacity, expert_capacity, expert_weights, top_k_mask
 from dynamicgate.gating.sites import Site
 from dynamicgate.masks import present
 
@@ -52,10 +53,22 @@ class Gate(nn.Module):
         self.config = _resolved(replace(config, block=self.block), features, self.blocks)
         self.net = _gate_net(self.config, features, self.blocks)
         # Buffers, not attributes: they must travel with the checkpoint, and changing them must not recompile the model.
-        self.register_buffer("tau", torch.tensor(float(config.tau)))
-        self.register_buffer("theta", torch.tensor(float(config.theta)))
+        self.register_buffer("tau", torch.tensor(float(config.tau), dtype=torch.float32))
+        self.register_buffer("theta", torch.tensor(float(config.theta), dtype=torch.float32))
         self.watcher: Callable[[Gate, Decision], None] | None = None
         self._factor_BG: Tensor | None = None
+        self._past = PastDecisions()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Gate:
+        """Move or convert it, as `.to()` and the like do. tau and theta stay float32: in bfloat16 a threshold of 0.7
+        would be 0.699."""
+        before = {"tau": self.tau, "theta": self.theta}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, value in before.items():
+            now = getattr(self, name)
+            if now.dtype != torch.float32:
+                setattr(self, name, value.to(now.device, torch.float32))
+        return self
 
     def site_at(self, name: str) -> Site:
         """Its site as named by the model in which `named_gates` calls this gate `name`."""
@@ -138,18 +151,27 @@ class Gate(nn.Module):
             decisive_BG = z_BG + _logistic_noise(z_BG)
             soft_BG = torch.sigmoid(decisive_BG / self.tau)
             hard_BG = self._harden(soft_BG) if policy == "gumbel" else soft_BG
+        hard_BG = decided_BG = self._past.take(hard_BG)
         if config.soft_width:
             hard_BG = hard_BG * self._openness(decisive_BG.detach())
         factor_BG = _straight_through(hard_BG, soft_BG, scale=config.scale and policy != "soft")
+        if policy not in ("soft", "concrete"):  # nothing can tip over in those
+            self._past.keep(decided_BG, factor_BG)
         return Decision(p_BG, g_BG, factor_BG, z_BG, routed=g_BG)
 
     def _route(self, z_BG: Tensor) -> Decision:
         assert self.config.top_k is not None
-        p_BG, routed_BG, weight_BG = route(z_BG / self.tau, count_of(self.config.top_k, self.blocks))
+        k = count_of(self.config.top_k, self.blocks)
+        p_BG = torch.softmax(z_BG / self.tau, dim=-1)
+        routed_BG = top_k_mask(p_BG.detach(), k)
         capacity = self.expert_capacity(z_BG.shape[:-1].numel())
         drop_policy = self.config.drop_policy
         g_BG = routed_BG if capacity is None else drop_over_capacity(routed_BG, capacity, drop_policy)
-        return Decision(p_BG, g_BG, weight_BG * g_BG, z_BG, routed_BG)
+        decided = self._past.take(torch.stack([routed_BG, g_BG]))
+        routed_BG, g_BG = decided
+        factor_BG = expert_weights(p_BG, routed_BG, k) * g_BG
+        self._past.keep(decided, factor_BG)
+        return Decision(p_BG, g_BG, factor_BG, z_BG, routed_BG)
 
     def _harden(self, p_BG: Tensor) -> Tensor:
         p_BG = p_BG.detach()
@@ -169,7 +191,7 @@ class Gate(nn.Module):
     def decide_before(self, _source: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of the source: decide from its input, before the producers do any work."""
         decision = self(args[0])
-        if self.watcher is not None:
+        if self.watcher is not None and not recomputing():
             self.watcher(self, decision)
         self._factor_BG = decision.scale
 

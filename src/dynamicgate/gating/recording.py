@@ -9,31 +9,50 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.gating.gate import Decision, Gate
+from dynamicgate.gating.integrations import Tokens, watch_tokens
 from dynamicgate.gating.stages import StageDecision, stages_of
 from dynamicgate.linears import outer_name
 from dynamicgate.modules import unwrap
 
 
 class Usage(Mapping[str, Decision]):
-    """Decisions by site name, and those on stages. Several forward passes inside one `with` are concatenated."""
+    """Decisions by site name, and those on stages. Several forward passes inside one `with` are concatenated. Padding
+    is left out: a forward pass with padded sequences is recorded as the rows of its tokens."""
 
-    def __init__(self, gates: Mapping[str, Gate]) -> None:
-        """An empty recording for these gates, by site name."""
+    def __init__(self, gates: Mapping[str, Gate], tokens: Tokens | None = None) -> None:
+        """An empty recording for these gates, by site name. `tokens` says which rows count; None: all of them."""
         self._names = {gate: name for name, gate in gates.items()}
-        self._calls: dict[str, list[Decision]] = {name: [] for name in gates}
+        self._tokens = tokens
+        self._calls: dict[str, list[tuple[Decision, Tensor | None]]] = {name: [] for name in gates}
+        self._joined: dict[str, tuple[int, Decision]] = {}
+        self._indices: dict[tuple[int, torch.Size], Tensor | None] = {}
         self._stage_calls: list[StageDecision] = []
 
     def __call__(self, gate: Gate, decision: Decision) -> None:
         """Called by each gate as it decides."""
-        self._calls[self._names[gate]].append(decision)
+        counted = None if self._tokens is None else self._tokens.counted(gate)
+        self._calls[self._names[gate]].append((decision, counted))
 
     def __getitem__(self, site: str) -> Decision:
         calls = self._calls[site]
         if not calls:
             raise ValueError(f"no forward pass reached the gate at {site!r} inside this `with dynamicgate.usage(...)`")
-        if len(calls) == 1:
-            return calls[0]
-        return Decision(*map(_rows, zip(*calls, strict=True)))
+        if len(calls) == 1 and calls[0][1] is None:
+            return calls[0][0]
+        if site not in self._joined or self._joined[site][0] != len(calls):  # joined once: a budget asks several times
+            parts = [decision if mask is None else self._only(decision, mask) for decision, mask in calls]
+            joined = parts[0] if len(parts) == 1 else Decision(*map(_rows, zip(*parts, strict=True)))
+            self._joined[site] = (len(calls), joined)
+        return self._joined[site][1]
+
+    def _only(self, decision: Decision, counted_ST: Tensor) -> Decision:
+        """The rows of a decision that count."""
+        rows = decision.open.shape[:-1]
+        key = id(counted_ST), rows  # found once for all gates: on a GPU every answer is a wait
+        if key not in self._indices:
+            self._indices[key] = _counted_index(rows, counted_ST)
+        index = self._indices[key]
+        return decision if index is None else Decision(*(value.flatten(0, -2)[index] for value in decision))
 
     @property
     def stages(self) -> StageDecision | None:
@@ -65,6 +84,22 @@ def _rows(calls: Sequence[Tensor]) -> Tensor:
     return torch.cat([call.flatten(0, -2) for call in calls])
 
 
+def _counted_index(rows: torch.Size, counted_ST: Tensor) -> Tensor | None:
+    """Where the rows are that count; None if all do. S sequences of T positions; with a cache a gate reads only the
+    last ones."""
+    if len(rows) == 2:
+        counted_ST = counted_ST[:, -rows[1] :]
+    index = counted_ST.flatten().nonzero().flatten()
+    if len(index) == rows.numel():
+        return None  # nothing is padded, or the model itself has taken padding out
+    if counted_ST.numel() != rows.numel():
+        raise ValueError(
+            f"a gate decided for {list(rows)} rows, but the attention mask has the shape {list(counted_ST.shape)}: "
+            "expected one entry for each position"
+        )
+    return index
+
+
 def named_gates(model: nn.Module) -> dict[str, Gate]:
     """The gates of `model` on units, by site name, in module order; `stages_of` gives the one on stages.
 
@@ -88,16 +123,17 @@ def usage(model: nn.Module) -> Iterator[Usage]:
     >>> used["2"].open
     """
     gates = named_gates(model)
-    used = Usage(gates)
     stages = stages_of(model)
     before = {name: gate.watcher for name, gate in gates.items()}
     stages_before = None if stages is None else stages.watcher
     try:
-        for gate in gates.values():
-            gate.watcher = used
-        if stages is not None:
-            stages.watcher = used._stage_calls.append
-        yield used
+        with watch_tokens(unwrap(model), gates) as tokens:
+            used = Usage(gates, tokens)
+            for gate in gates.values():
+                gate.watcher = used
+            if stages is not None:
+                stages.watcher = used._stage_calls.append
+            yield used
     finally:
         for name, gate in gates.items():
             gate.watcher = before[name]

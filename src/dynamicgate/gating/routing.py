@@ -25,10 +25,15 @@ def route(z_BG: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:
     """Probabilities, the top-k experts of each row as 0 or 1, and the weights of their outputs."""
     p_BG = torch.softmax(z_BG, dim=-1)
     routed_BG = top_k_mask(p_BG.detach(), k)
+    return p_BG, routed_BG, expert_weights(p_BG, routed_BG, k)
+
+
+def expert_weights(p_BG: Tensor, routed_BG: Tensor, k: int) -> Tensor:
+    """The weights of the outputs of the k experts that rows were routed to."""
     weight_BG = p_BG * routed_BG
     if k > 1:  # a single weight would be normalised to 1 whatever the logits, and the router would never learn
         weight_BG = weight_BG / weight_BG.sum(-1, keepdim=True)
-    return p_BG, routed_BG, weight_BG
+    return weight_BG
 
 
 def expert_capacity(rows: int, k: int, experts: int, factor: float) -> int:

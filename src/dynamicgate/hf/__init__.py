@@ -1,4 +1,7 @@
-"""Gates in Hugging Face models: saving, training with `Trainer`, conversion. Needs the extra `hf`."""
+"""Gates in Hugging Face models: saving, training with `Trainer`, measuring, conversion. Needs the extra `hf`.
+
+Importing it makes `from_pretrained` understand models that were saved with gates.
+"""
 
 from __future__ import annotations
 
@@ -10,26 +13,55 @@ try:
 except ImportError as error:
     raise ImportError("dynamicgate.hf needs Transformers: pip install 'dynamicgate[hf]'") from error
 
-from dynamicgate.hf.adapters import train_gates_
+from dynamicgate.hf import saving as _saving
 
 if TYPE_CHECKING:
+    from dynamicgate.hf.adapters import train_gates_
     from dynamicgate.hf.conversion import ConversionPlan, convert_
+    from dynamicgate.hf.distillation import kl_divergence
     from dynamicgate.hf.initial_gates import init_gates_
+    from dynamicgate.hf.language import LanguageMeasurement, measure
+    from dynamicgate.hf.model_card import card
     from dynamicgate.hf.ordering import order_
+    from dynamicgate.hf.saving import load
+    from dynamicgate.hf.trainer import GateCallback, GatedTrainer, GatedTrainerMixin
 
-del _transformers
+del _transformers, _saving
 
 _HOME = {
     "ConversionPlan": "conversion",
+    "GateCallback": "trainer",
+    "GatedTrainer": "trainer",
+    "GatedTrainerMixin": "trainer",
+    "LanguageMeasurement": "language",
+    "card": "model_card",
     "convert_": "conversion",
     "init_gates_": "initial_gates",
+    "kl_divergence": "distillation",
+    "load": "saving",
+    "measure": "language",
     "order_": "ordering",
+    "train_gates_": "adapters",
 }
-__all__ = ["ConversionPlan", "convert_", "init_gates_", "order_", "train_gates_"]
+__all__ = [
+    "ConversionPlan",
+    "GateCallback",
+    "GatedTrainer",
+    "GatedTrainerMixin",
+    "LanguageMeasurement",
+    "card",
+    "convert_",
+    "init_gates_",
+    "kl_divergence",
+    "load",
+    "measure",
+    "order_",
+    "train_gates_",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first used."""
+    """Imported when first used: the Trainer takes seconds to import."""
     if name in _HOME:
         return getattr(import_module(f"dynamicgate.hf.{_HOME[name]}"), name)
     raise AttributeError(f"module 'dynamicgate.hf' has no attribute {name!r}")

@@ -18,7 +18,7 @@ from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site
 from dynamicgate.gating.stages import stack_names, stages_of
 from dynamicgate.io.architecture import build, describe
-from dynamicgate.masks import pattern_of, put_mask_
+from dynamicgate.masks import connections, pattern_of, put_mask_
 from dynamicgate.modules import unwrap
 
 FORMAT = 2  # 2: stages. A file without them is written as format 1, which earlier versions read.
@@ -32,15 +32,12 @@ def save(model: nn.Module, path: str | Path, *, notes: Mapping[str, Any] | None 
     """
     base = unwrap(model)
     state = base.state_dict()
-    linears = {name: m for name, m in base.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)}
     header = {
         "kind": "model",
         "architecture": describe(base),
-        "gates": [
-            {"site": g.site_at(name).to_dict(), "config": g.config.to_dict()} for name, g in named_gates(base).items()
-        ],
+        "gates": describe_gates(base),
         **_describe_stages(base),
-        "masks": {name: {"pattern": pattern_of(m)} for name, m in linears.items() if _mask_key(name) in state},
+        "masks": describe_masks(base),
         "notes": dict(notes or {}),
     }
     write_tensors(Path(path), state, header)
@@ -57,11 +54,11 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
     model = into if into is not None else build(header["architecture"], path)
     present = named_gates(model)
     for row in header["gates"]:
-        site = _site(row["site"])
+        site = read_site(row["site"])
         if site.name not in present:
             gate_(model, GateConfig(**row["config"]), where=[site])
     if "stages" in header and stages_of(model) is None:
-        sites = [_site(row) for row in header["stages"]["sites"]]
+        sites = [read_site(row) for row in header["stages"]["sites"]]
         gate_(model, GateConfig(**header["stages"]["config"]), where=sites)
     for name, mask in header["masks"].items():
         linear = model.get_submodule(name)
@@ -75,7 +72,20 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
     return model.eval()
 
 
-def _site(row: Mapping[str, Any]) -> Site:
+def describe_gates(model: nn.Module) -> list[dict[str, Any]]:
+    """The site and the settings of each gate on units, as JSON values."""
+    gates = named_gates(model)
+    return [{"site": gate.site_at(name).to_dict(), "config": gate.config.to_dict()} for name, gate in gates.items()]
+
+
+def describe_masks(model: nn.Module) -> dict[str, Any]:
+    """The pattern of each layer that has a mask, by name."""
+    linears = {name: m for name, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)}
+    return {name: {"pattern": pattern_of(m)} for name, m in linears.items() if connections(m) is not None}
+
+
+def read_site(row: Mapping[str, Any]) -> Site:
+    """The site that `describe_gates` described."""
     return Site(**{**row, "producers": tuple(row["producers"])})
 
 

@@ -1,4 +1,4 @@
-"""Do stages pay on these data? Short trainings with and without them, judged on rows that were held out."""
+"""Do gates pay on these data, and which? Short trainings with and without them, judged on rows that were held out."""
 
 from __future__ import annotations
 
@@ -13,66 +13,65 @@ from torch import Tensor, nn
 from dynamicgate.data import Arrays
 from dynamicgate.data.contract import as_arrays
 from dynamicgate.modules import evaluating
-from dynamicgate.presets.stages import PLANS, PlanName
 from dynamicgate.training import fit
 
 STEPS, BATCH = 600, 128
 HELD_OUT, MOST_HELD_OUT = 0.15, 5000
 Recipe = Callable[[nn.Module], Mapping[str, Any]]
+"""Puts gates on a model, in place, and returns what `fit` needs."""
 
 
 class Choice(NamedTuple):
-    """The division of the budget over stages, or None for no stages, and the reason in a sentence."""
+    """The name of the recipe that was chosen, None for the one without gates, and the reason in a sentence."""
 
-    plan: PlanName | None
+    name: str | None
     reason: str
 
 
-def choose_stages(
+def choose_recipe(
     model: nn.Module,
     data: Any,
     valid: Any,
     *,
     without: Recipe,
-    staged: Callable[[nn.Module, PlanName], Mapping[str, Any]],
+    candidates: Mapping[str, Recipe],
     steps: int = STEPS,
     seed: int = 0,
     show: bool = True,
 ) -> Choice:
-    """Train copies of `model` for a short while, `without` stages and with each division of the budget, and take stages
-    only where more of the validation rows are right with them, by more than the standard error of the difference.
+    """Train copies of `model` for a short while, `without` gates and with each candidate, and take the best candidate
+    only where more of the validation rows are right with it, by more than the standard error of the difference.
 
     data: training rows. valid: rows to decide on; None holds some of `data` out. Test rows must not be among them.
+    A candidate that does not fit the model or the budget raises ValueError and is left out.
     """
     train, held = _parts(data, valid, seed)
     epochs, batch = max(1, round(steps * BATCH / len(train))), min(BATCH, len(train))
-    right: dict[PlanName | None, Tensor] = {}
-    failed = ""
-    for plan in (None, *PLANS):
+
+    def right_with(recipe: Recipe, name: str) -> Tensor:
         one = copy.deepcopy(model)
+        parts = recipe(one)
+        fit(one, train, valid=held, epochs=epochs, batch=batch, seed=seed, label=f"trying {name}", show=show, **parts)
+        return _right(one, held)
+
+    plain, right, refused = right_with(without, "no gates"), dict[str, Tensor](), ""
+    for name, recipe in candidates.items():
         try:
-            parts = without(one) if plan is None else staged(one, plan)
-        except ValueError as refused:
-            if plan is None:
-                raise
-            failed = str(refused)
-            continue
-        label = f"trying {plan or 'no'} stages"
-        fit(one, train, valid=held, epochs=epochs, batch=batch, seed=seed, label=label, show=show, **parts)
-        right[plan] = _right(one, held)
-    plans = [plan for plan in PLANS if plan in right]
-    if not plans:
-        return Choice(None, f"no stages: they do not fit this model ({failed})")
-    best = max(plans, key=lambda plan: float(right[plan].mean()))
-    gain = right[best] - right[None]
+            right[name] = right_with(recipe, name)
+        except ValueError as reason:
+            refused = str(reason)
+    if not right:
+        return Choice(None, f"no gates: none fit this model and budget ({refused})")
+    best = max(right, key=lambda name: float(right[name].mean()))
+    gain = right[best] - plain
     error = float(gain.std()) / math.sqrt(len(gain))
     shown = (
         f"after {steps} steps {float(right[best].mean()):.2%} of {len(gain)} held-out rows were right with {best} "
-        f"stages and {float(right[None].mean()):.2%} without, at the same cost (standard error {error:.2%})"
+        f"and {float(plain.mean()):.2%} without gates, at the same cost (standard error {error:.2%})"
     )
     if float(gain.mean()) > error:
-        return Choice(best, f"{best} stages: {shown}")
-    return Choice(None, f"no stages: {shown}")
+        return Choice(best, f"{best}: {shown}")
+    return Choice(None, f"no gates: {shown}")
 
 
 def _parts(data: Any, valid: Any, seed: int) -> tuple[Arrays, Arrays]:

@@ -6,7 +6,7 @@ The settings were tuned on validation rows of six datasets and are the same for 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from torch import nn
 
@@ -20,7 +20,7 @@ from dynamicgate.gating.recording import is_gated, named_gates
 from dynamicgate.gating.sites import UNIT_WISE_MODULES
 from dynamicgate.gating.where import hidden
 from dynamicgate.nn import GatedMLP, Normalize
-from dynamicgate.presets.pilot import Choice, choose_stages
+from dynamicgate.presets.pilot import Choice, Recipe, choose_recipe
 from dynamicgate.presets.stages import PLANS, PlanName, add_stages_, stage_costs
 from dynamicgate.sparsity import Distribution, RigL, densities
 from dynamicgate.training.stage_loss import StageLoss
@@ -30,6 +30,10 @@ INITIAL_DENSITY = 1.0  # start dense: which connections to keep is then learned,
 DISTRIBUTION: Distribution = "erk"
 STACKED = (nn.Linear, nn.Flatten, Normalize, *UNIT_WISE_MODULES)
 MIN_GATE_INPUTS = 4  # a gate that reads fewer inputs hardly depends on them and is not worth its cost
+
+
+Gates = Literal["units", "two stages", "three stages"]
+STAGES: dict[Gates, PlanName] = {"two stages": "two", "three stages": "three"}
 
 
 class Spending(NamedTuple):
@@ -103,9 +107,9 @@ def fused_sparsifier(
 class SparsityPlan(Mapping[str, Any]):
     """What `sparsify_` put on a model, as the arguments that `fit` needs: ``dg.fit(model, data, **plan)``.
 
-    budget: controls the gates; None where the budget does not pay for gates. sparsifier: prunes and regrows
-        connections. stage_loss: trains the stages; None where there are none. notes: why there are stages or none, and
-        what the benchmarked recipe also does, but which cannot be done to an existing model.
+    budget: controls the gates; None where there are none. sparsifier: prunes and regrows connections. stage_loss:
+        trains the stages; None where there are none. notes: why there are gates or none, and what the benchmarked
+        recipe also does, but which cannot be done to an existing model.
     """
 
     def __init__(
@@ -137,7 +141,7 @@ def sparsify_(
     *,
     data: Any = None,
     valid: Any = None,
-    stages: PlanName | Literal["auto"] | None = "auto",
+    gates: Gates | Literal["auto"] | None = "auto",
     example: Inputs | None = None,
     where: Where = hidden,
     pattern: str = "unstructured",
@@ -145,17 +149,17 @@ def sparsify_(
     seed: int = 0,
     show: bool = True,
 ) -> SparsityPlan:
-    """Apply the benchmarked recipe to a model, in place: stages or gates on its hidden units, and sparse layers.
-    Returns what `fit` needs to train it.
+    """Apply the benchmarked recipe to a model, in place: sparse layers, pruned from a dense start, and gates where they
+    pay. Returns what `fit` needs to train it.
 
-    macs: executed MACs relative to the dense model, gate networks and output layer included; with stages the mean over
+    macs: executed MACs relative to the dense model, gate networks and output layer included; with gates the mean over
         inputs.
-    data: training rows, on which "auto" finds out whether stages pay: short trainings with and without them, judged on
-        `valid`, or on rows held out of `data`. Without data there are no stages.
-    stages: "auto"; or "two" or "three" stages, or None for none.
+    data: training rows, on which "auto" finds out whether gates pay: short trainings without gates and with each kind,
+        judged on `valid`, or on rows held out of `data`. Without data there are no gates.
+    gates: "auto"; "units", gates on blocks of hidden units; "two stages" or "three stages", where easy inputs stop
+        early; or None.
     example: a few inputs. Needed unless the model is a stack of Linear layers and unit-wise operations.
-    where: the units to gate, as in `gate_`, where there are no stages. pattern, seed: as in `RigL`; "16x1" is for speed
-        on CPUs.
+    where: the units to gate, as in `gate_`, with "units". pattern, seed: as in `RigL`; "16x1" is for speed on CPUs.
     every: optimizer steps between updates of the connections. None: 100, or fewer in a short run.
     show: show the progress of the short trainings.
 
@@ -169,25 +173,29 @@ def sparsify_(
         raise ValueError(f"macs is a fraction of the dense MACs: expected 0 < macs <= 1, received {macs}")
     if is_gated(model):
         raise ValueError("this model has gates already: remove them with ungate_, sparsify_ adds its own")
-    if stages not in ("auto", None, *PLANS):
-        raise ValueError(f"stages must be auto, {', '.join(PLANS)} or None, received {stages!r}")
+    if gates not in ("auto", None, *get_args(Gates)):
+        raise ValueError(f"gates must be auto, {', '.join(get_args(Gates))} or None, received {gates!r}")
     if data is None and valid is not None:
-        raise ValueError("valid= is for deciding on stages, which needs data= to train on")
+        raise ValueError("valid= is for deciding on gates, which needs data= to train on")
+    options: dict[str, Any] = {"example": example, "pattern": pattern, "every": every, "seed": seed}
+
+    def recipe(kind: Gates) -> Recipe:
+        if kind == "units":
+            return lambda one: _with_gates(one, macs, where=where, **options)
+        return lambda one: _with_stages(one, macs, STAGES[kind], **options)
 
     def without(one: nn.Module) -> SparsityPlan:
-        return _with_gates(one, macs, example=example, where=where, pattern=pattern, every=every, seed=seed)
+        return _without_gates(one, macs, **options)
 
-    def staged(one: nn.Module, plan: PlanName) -> SparsityPlan:
-        return _with_stages(one, macs, plan, example=example, pattern=pattern, every=every, seed=seed)
-
-    if stages == "auto":
-        if data is None:
-            choice = Choice(None, "no stages: pass data= to find out whether they pay")
-        else:
-            choice = choose_stages(model, data, valid, without=without, staged=staged, seed=seed, show=show)
+    if gates != "auto":
+        choice = Choice(gates, f"{gates or 'no gates'}, as asked for")
+    elif data is None:
+        choice = Choice(None, "no gates: pass data= to find out whether they pay")
     else:
-        choice = Choice(stages, f"{stages or 'no'} stages, as asked for")
-    plan = without(model) if choice.plan is None else staged(model, choice.plan)
+        candidates = {kind: recipe(kind) for kind in get_args(Gates)}
+        choice = choose_recipe(model, data, valid, without=without, candidates=candidates, seed=seed, show=show)
+    plan = without(model) if choice.name is None else recipe(choice.name)(model)  # type: ignore[arg-type]
+    assert isinstance(plan, SparsityPlan)
     plan.notes.insert(0, choice.reason)
     return plan
 
@@ -203,43 +211,60 @@ def _with_stages(
         raise ValueError(f"a budget of {macs:g} does not pay for what is not a stack of Linear layers: raise it")
     sparsifier = add_stages_(model, costs, **options)
     budget = Budget(target=macs, sparsifier=sparsifier)
-    return SparsityPlan(budget, sparsifier, _notes(macs, gated=True), PLANS[plan].loss)
+    return SparsityPlan(budget, sparsifier, _notes(macs), PLANS[plan].loss)
 
 
-def _with_gates(
-    model: nn.Module,
-    macs: float,
-    *,
-    example: Inputs | None,
-    where: Where,
-    **options: Any,
-) -> SparsityPlan:
-    """Gates on units where the budget pays for them, and layers pruned from dense."""
+class _Layers(NamedTuple):
+    """The layers of a model that become sparse, and the MACs that they may have."""
+
+    names: list[str]
+    full: float
+    """MACs of all layers, dense."""
+    kept: float
+    """Of them, those that stay dense."""
+    affordable: float
+
+
+def _layers(model: nn.Module, macs: float, example: Inputs | None) -> _Layers:
     counter = _count(model, example)
     names, output = [layer.name for layer in counter.layers], counter.layers[-1].dense * counter.layers[-1].rows
     affordable = macs * counter.dense - counter.other
     thin = sparse_output(output, affordable)
-    layers = names if thin else names[:-1]
+    return _Layers(names if thin else names[:-1], counter.dense - counter.other, 0 if thin else output, affordable)
+
+
+def _without_gates(model: nn.Module, macs: float, *, example: Inputs | None, **options: Any) -> SparsityPlan:
+    """Layers pruned from dense."""
+    layers = _layers(model, macs, example)
+    found = affordable_densities(layers.affordable, layers.full, layers.kept, 0, 0, spending(macs))
+    return SparsityPlan(None, _pruned_from_dense(model, layers.names, found, **options), _notes(macs))
+
+
+def _with_gates(model: nn.Module, macs: float, *, example: Inputs | None, where: Where, **options: Any) -> SparsityPlan:
+    """Gates on blocks of units, and layers pruned from dense."""
+    layers = _layers(model, macs, example)
     gate_(model, GateConfig(block=BLOCK, net="linear"), where)
     try:
         cost, blocks = _count(model, example).gate, sum(gate.blocks for gate in named_gates(model).values())
-        linear = counter.dense - counter.other
-        found = affordable_densities(affordable, linear, 0 if thin else output, cost, blocks, spending(macs))
+        found = affordable_densities(layers.affordable, layers.full, layers.kept, cost, blocks, spending(macs))
         if not found.gates:
-            ungate_(model)
-        sparsifier = fused_sparsifier(
-            model, layers, found, initial_density=INITIAL_DENSITY, distribution=DISTRIBUTION, **options
-        )
+            raise ValueError(
+                f"a budget of {macs:g} does not pay for gates on units that depend on the input: raise it, or take "
+                "gates=None"
+            )
+        sparsifier = _pruned_from_dense(model, layers.names, found, **options)
     except ValueError:  # leave the model as it was
         ungate_(model)
         raise
-    budget = Budget(target=macs, sparsifier=sparsifier) if found.gates else None
-    return SparsityPlan(budget, sparsifier, _notes(macs, gated=budget is not None))
+    return SparsityPlan(Budget(target=macs, sparsifier=sparsifier), sparsifier, _notes(macs))
 
 
-def _notes(macs: float, *, gated: bool) -> list[str]:
-    notes = [] if gated else [f"a budget of {macs:g} does not pay for gates that depend on the input: there are none"]
-    widen = spending(macs).widen
+def _pruned_from_dense(model: nn.Module, layers: Sequence[str], found: Densities, **options: Any) -> RigL:
+    return fused_sparsifier(model, layers, found, initial_density=INITIAL_DENSITY, distribution=DISTRIBUTION, **options)
+
+
+def _notes(macs: float) -> list[str]:
+    notes, widen = [], spending(macs).widen
     if widen > 1.0:
         notes.append(
             f"at this budget the benchmarked recipe first makes hidden layers {widen:g} times as wide, and then "

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate import distributed
+from dynamicgate.gating.integrations import structure_changed
 from dynamicgate.gating.recording import Usage
 from dynamicgate.masks import UNSTRUCTURED, connections, put_mask_
-from dynamicgate.ops.mask import mask_
-from dynamicgate.sparsity import mask_agreement, optimizer_state
+from dynamicgate.sparsity import mask_agreement, optimizer_state, sharded
 from dynamicgate.sparsity.activity import Endpoints, OpenRates
 from dynamicgate.sparsity.density import Density, Distribution, choose_layers, initial_densities, region_densities
 from dynamicgate.sparsity.layer import SparseLayer
@@ -25,6 +25,7 @@ from dynamicgate.sparsity.regions import (
     sparse_regions,
     whole,
 )
+from dynamicgate.sparsity.sharded import apply_mask_, set_at_
 
 DEFAULT_PERIOD, MIN_UPDATES = 100, 10
 
@@ -72,6 +73,7 @@ class Sparsifier:
         if not 0.0 < until <= 1.0:
             raise ValueError(f"until is a fraction of training: expected 0 < until <= 1, received {until}")
         self.every, self.until, self.seed, self.pattern = every, until, seed, pattern
+        self._model = model
         self.open_rates = OpenRates(model)
         self._chosen, self.left_out = choose_layers(model, density, include, exclude)
         places = layer_regions(model)
@@ -95,6 +97,7 @@ class Sparsifier:
             endpoints = Endpoints(name, self.open_rates.gates)
             explored = linear.mask.clone()  # type: ignore[operator]
             self.layers.append(SparseLayer(name, linear, pattern, self._regions[name], endpoints, explored))
+        structure_changed(self._model)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -165,9 +168,9 @@ class Sparsifier:
         for layer in self.layers:
             grad = layer.weight.grad
             if grad is not None:
-                mask_(grad, layer.mask)
+                apply_mask_(grad, layer.mask)
                 if layer.newly_grown is not None:
-                    grad.view(-1)[layer.newly_grown] = 0.0  # their first optimizer step is the next one
+                    set_at_(grad, layer.newly_grown, 0.0)  # their first optimizer step is the next one
 
     @torch.no_grad()
     def _update(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
@@ -197,7 +200,7 @@ class Sparsifier:
         layer.churn = len(grown) / max(1, int(mask.count_nonzero()))
         layer.mask.copy_(mask)
         layer.explored.view(-1)[grown] = True
-        layer.weight.view(-1)[changed] = 0.0
+        set_at_(layer.weight, changed, 0.0)
         if reset is not None:
             changed = torch.cat([changed, reset.flatten().nonzero().flatten()]).unique()
             grown = changed[now[changed]]
@@ -208,7 +211,7 @@ class Sparsifier:
         self._has_newly_grown = False
         for layer in self.layers:
             grad = layer.weight.grad
-            if layer.newly_grown is None or grad is None or not finite(grad.view(-1)[layer.newly_grown]):
+            if layer.newly_grown is None or grad is None or not finite(grad):
                 self._has_newly_grown |= layer.newly_grown is not None  # gradient scaling will skip this step
                 continue
             optimizer_state.init_second_moment_(optimizer, layer.weight, layer.newly_grown, layer.count)
@@ -235,9 +238,10 @@ class Sparsifier:
 
     def _check_masked_weights(self, optimizer: torch.optim.Optimizer) -> None:
         for layer in self.layers:
-            masked = layer.weight.clone()
-            mask_(masked, layer.mask)
-            if not torch.equal(masked, layer.weight) and finite(layer.weight):
+            weight = layer.whole_weight
+            masked = weight.clone()
+            apply_mask_(masked, layer.mask)
+            if not torch.equal(masked, weight) and finite(weight):
                 raise RuntimeError(
                     f"weights of {layer.name!r} that have no connection are not zero: either they were changed by hand "
                     f"or {type(optimizer).__name__} mixes entries of a weight. Use an optimizer that updates each "
@@ -309,7 +313,7 @@ class Sparsifier:
 
 def finite(values: Tensor) -> bool:
     """Whether all values are finite. One that is not makes the sum so, which is faster than testing each."""
-    return bool(values.sum(dtype=torch.float32).isfinite())
+    return bool(sharded.whole(values.sum(dtype=torch.float32)).isfinite())
 
 
 def _will_step(optimizer: torch.optim.Optimizer) -> bool:

@@ -73,7 +73,7 @@ class DynamicSparsifier(RandomStart):
         reopened = self.open_rates.track_dead_units(rates)
         fraction = self.schedule.fraction_at(progress, starts_denser=self.starts_denser)
         for position, layer in enumerate(self.layers):
-            keep, grow = layer.weight.abs().float(), self._growth_scores(layer, position, rates)
+            keep, grow = layer.whole_weight.abs().float(), self._growth_scores(layer, position, rates)
             dead = connections_at(layer.endpoints, self.open_rates.dead, layer.mask.shape)
             if dead is not None:  # connections of dead units are pruned first and never grown (sec 2.1)
                 keep, grow = keep.masked_fill(dead, -1.0), grow.masked_fill(dead, -1.0)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from dynamicgate.sparsity.activity import Endpoints
 from dynamicgate.sparsity.patterns import Pattern
 from dynamicgate.sparsity.regions import SparseRegion
+from dynamicgate.sparsity.sharded import whole
 
 
 @dataclass(eq=False)
@@ -30,6 +31,11 @@ class SparseLayer:
     def weight(self) -> nn.Parameter:
         """The weights; those of missing connections are zero."""
         return self.linear.weight  # type: ignore[return-value]
+
+    @property
+    def whole_weight(self) -> Tensor:
+        """The weights without a gradient, of all processes if FSDP shards them."""
+        return whole(self.weight.detach())
 
     @property
     def mask(self) -> Tensor:

@@ -88,9 +88,11 @@ class Magnitude(Sparsifier):
         self.pruning_done = progress >= self.until
 
     def _pruned(self, layer: SparseLayer, progress: float) -> Tensor:
+        weight = layer.whole_weight
+
         def prune(region: SparseRegion) -> Tensor:
             density = self.density_at(progress, region.density)
-            return keep_largest(layer.pattern, layer.mask[region.at], layer.weight[region.at], density)
+            return keep_largest(layer.pattern, layer.mask[region.at], weight[region.at], density)
 
         return fill(layer.regions, layer.mask.shape, prune)
 
@@ -100,9 +102,9 @@ class Magnitude(Sparsifier):
         for site in self.sites.values():
             writers, reader = [by_name[name] for name in site.producers], by_name[site.consumer]
             # How much a unit can change the next layer: norm of its incoming times norm of its outgoing weights.
-            size = reader.weight.float().norm(dim=0)
+            size = reader.whole_weight.float().norm(dim=0)
             for writer in writers:
-                size = size * writer.weight.float().norm(dim=1)
+                size = size * writer.whole_weight.float().norm(dim=1)
             alive = reader.mask.any(0)
             density = self.density_at(progress, writers[0].density)
             keep = largest(size.masked_fill(~alive, -1.0)[None], max(1, round(density * site.width)))[0] & alive

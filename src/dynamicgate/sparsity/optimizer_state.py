@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.sparsity.sharded import set_at_, whole
+
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 
 
@@ -17,7 +19,7 @@ def clear_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, index: Ten
     """Set the state of the entries at `index` (flat) to zero: momentum, both moments of Adam, and the like."""
     for value in optimizer.state.get(parameter, {}).values():
         if isinstance(value, Tensor) and value.shape == parameter.shape:
-            value.view(-1).index_fill_(0, index, 0.0)
+            set_at_(value, index, 0.0)
 
 
 def init_second_moment_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, index: Tensor, count: int) -> None:
@@ -33,8 +35,10 @@ def init_second_moment_(optimizer: torch.optim.Optimizer, parameter: nn.Paramete
         if name not in state or parameter.grad is None:
             continue
         moment = state[name]
-        first = parameter.grad.flatten()[index].square().to(moment.dtype) * _bias_correction(optimizer, parameter)
-        moment.view(-1)[index] = first.clamp(min=float(moment.sum() / max(1, count)))
+        first = whole(parameter.grad).flatten()[index].square().to(moment.dtype) * _bias_correction(
+            optimizer, parameter
+        )
+        set_at_(moment, index, first.clamp(min=float(whole(moment.sum()) / max(1, count))))
 
 
 def _bias_correction(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> float:

@@ -13,6 +13,7 @@ from dynamicgate.sparsity.base import LayerOptions, finite
 from dynamicgate.sparsity.density import Density
 from dynamicgate.sparsity.dynamic import DynamicSparsifier
 from dynamicgate.sparsity.layer import SparseLayer
+from dynamicgate.sparsity.sharded import is_sharded, whole
 from dynamicgate.sparsity.update_schedule import UpdateSchedule
 
 
@@ -59,11 +60,14 @@ class RigL(DynamicSparsifier):
         return {**super().settings, "gradient_steps": self.gradient_steps}
 
     def watch(self, used: Usage, penalty: Tensor | None = None) -> None:
-        """See `Sparsifier.watch`."""
+        """See `Sparsifier.watch`. Where FSDP shards the weights, the part of a penalty cannot be told apart and stays
+        in the scores."""
         super().watch(used, penalty)
         if penalty is None or not penalty.requires_grad or not self._collects(self.since_update + 1):
             return
         weights = [layer.weight for layer in self.layers]
+        if any(map(is_sharded, weights)):
+            return
         parts = torch.autograd.grad(penalty, weights, retain_graph=True, allow_unused=True)
         for layer, part in zip(self.layers, parts, strict=True):
             if part is not None:
@@ -80,7 +84,7 @@ class RigL(DynamicSparsifier):
             grad = layer.weight.grad
             if grad is None or not finite(grad):
                 continue
-            gradient = grad.float()
+            gradient = whole(grad).float()
             if layer.name in self._penalty_gradients:
                 gradient = gradient - distributed.mean_(self._penalty_gradients[layer.name])
             total = self._gradients.get(layer.name)
@@ -89,7 +93,7 @@ class RigL(DynamicSparsifier):
         self._penalty_gradients = {}
 
     def _growth_scores(self, layer: SparseLayer, position: int, rates: dict[str, Tensor]) -> Tensor:
-        size = self._gradients.pop(layer.name, torch.zeros_like(layer.weight, dtype=torch.float32)).abs()
+        size = self._gradients.pop(layer.name, torch.zeros(layer.mask.shape, device=layer.mask.device)).abs()
         rate = coactivation_rate(layer.endpoints, rates, layer.mask.shape)
         return size if rate is None else size / rate.to(size.device)
 

@@ -225,7 +225,8 @@ class Run:
         if not parts or (not self.staged and len(parts[0]) < CALIBRATION_ROWS):
             parts.append(self.data)
         batches = (x.to(self.device) for part in parts for x, _ in part.batches(2048))
-        achieved, target = budget.calibrate_(self.model, islice(batches, 10)), budget.target
+        unseen = None if self.valid is None else islice((x for x, _ in self.valid.batches(2048)), 10)
+        achieved, target = budget.calibrate_(self.model, islice(batches, 10), unseen=unseen), budget.target
         if abs(achieved - target) > 0.01:
             warnings.warn(
                 f"the budget was missed: asked for {target:.3f} of the dense MACs, executes {achieved:.3f}. The gates "

@@ -110,7 +110,10 @@ def test_train_writes_one_run_and_does_not_repeat_it(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed:UserWarning")  # a CPU without bf16 says so, and goes on
-@pytest.mark.parametrize("gate", [{"scale": True, "policy": "bernoulli"}, {"soft_width": 0.7, "policy": "gumbel"}])
+@pytest.mark.parametrize(
+    "gate",
+    [{"scale": True, "policy": "bernoulli", "always_open": 0.25}, {"soft_width": 0.7, "policy": "gumbel"}],
+)
 def test_every_training_option_reaches_the_run(gate: dict[str, Any], tmp_path: Path) -> None:
     given = {
         "budget": 0.5, "hidden": [20, 12], "epochs": 1, "batch": 300, "lr": 0.007, "weight_decay": 0.2, "dropout": 0.3,
@@ -127,7 +130,7 @@ def test_every_training_option_reaches_the_run(gate: dict[str, Any], tmp_path: P
         words += [f"--{'no-' if value is False else ''}{option}", *([] if isinstance(value, bool) else [text])]
     assert main(["train", "--model", "gate+rigl", *words, "--out", str(tmp_path)]) == 0
     settings = json.loads((tmp_path / "run.json").read_text())["settings"]
-    other = {"scale": False, "soft_width": 0.0}  # a soft width and a scale do not go together
+    other = {"scale": False, "soft_width": 0.0, "always_open": 0.0}  # a soft width goes with neither of the others
     other |= {"stages": None, "focus": None, "decide": "margin", "stage_distill": 0.0, "first_stage_weight": 1.0}
     # only models in stages take these
     assert settings == {"data": "digits", "model": "gate+rigl", "seed": 0, "data_options": [], **other, **given}

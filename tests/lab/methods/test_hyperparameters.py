@@ -53,8 +53,8 @@ def test_none_is_the_only_value_that_means_default() -> None:
     splits = load_dataset("digits")
     unset = [field.name for field in fields(Hyperparameters) if field.default is None]
     assert unset == [
-        "epochs", "batch", "lr", "block", "rank", "gate_fraction", "open_rate", "clip", "patience", "density",
-        "initial_density", "prune_until", "gate_density", "widen", "every", "stages", "focus",
+        "epochs", "batch", "lr", "block", "rank", "gate_fraction", "always_open", "open_rate", "clip", "patience",
+        "density", "initial_density", "prune_until", "gate_density", "widen", "every", "stages", "focus",
     ]  # fmt: skip
     fused = Settings(model="gate+rigl", budget=0.5)
     assert fused.resolved(splits).initial_density == 1.0

@@ -199,7 +199,20 @@ def test_the_rank_of_gate_networks_is_as_large_as_their_fraction_of_the_budget_a
     assert abs(gate - GATE_FRACTION * 0.3 * macs((784, 256, 10))) <= 0.5 * (784 + 256)
     assert Settings(hidden=(256,), rank=3).resolved(splits).rank == 3
     assert Settings(hidden=(4000,), budget=1.0).resolved(splits).rank == 32
-    assert Settings(hidden=(4,), budget=0.1).resolved(splits).rank == 2
+    assert Settings(hidden=(4,), budget=0.1).resolved(splits).rank == 1
+
+
+def test_a_gate_keeps_half_of_what_it_may_open_open_for_every_input() -> None:
+    splits = splits_of(784, 10)
+    model = MODELS["gate"](Settings(hidden=(256,), budget=0.2).resolved(splits), splits).model
+    (gate,) = dg.named_gates(model).values()
+    assert gate.config.always_open == pytest.approx(0.1)
+    assert gate.config.train == "hard", "what is trained is what is deployed"
+    with torch.no_grad():
+        gate.bias.fill_(-20.0)
+    assert gate.eval()(torch.randn(50, 784)).open.mean(-1).min() >= 0.1, "closed gates leave no input with nothing"
+    for other in ("static", "gate+rigl"):
+        assert Settings(model=other, hidden=(256,)).resolved(splits).always_open == 0.0
 
 
 def test_defaults_come_from_the_dataset() -> None:

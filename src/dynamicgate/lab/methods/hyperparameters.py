@@ -32,7 +32,8 @@ class Defaults(NamedTuple):
 
 
 DEFAULTS = {"digits": Defaults((128,), epochs=60, batch=32, lr=4e-3), "mnist": Defaults((256,), epochs=20)}
-GATE_FRACTION = 0.28  # of the budget: a higher rank reads the input better, but leaves fewer MACs for the units
+GATE_FRACTION = 0.1  # of the budget: a higher rank reads the input better, but leaves fewer MACs for the units
+ALWAYS_OPEN = 0.5  # of what the budget pays for
 STAGED = ("staged", "staged-random", "cascade")
 SPARSE = ("pruned", "static-sparse", "set", "rigl", "gate+rigl", *STAGED)
 GATED_SPARSE = "gate+rigl"
@@ -67,16 +68,19 @@ class Hyperparameters:
     net: Literal["auto", "linear", "low-rank", "two-layer"] = "auto"
     """Shape of the gate network; auto is low-rank for gate, linear (and sparse) for gate+rigl."""
     rank: int | None = None
-    """Inner width of the gate network; by default as large as its fraction of the budget allows, 2 to 32."""
+    """Inner width of the gate network; by default as large as its fraction of the budget allows, 1 to 32."""
     gate_fraction: float | None = None
-    """Fraction of the budget spent on gate networks; by default 0.28 for gate, and for gate+rigl 0.02 (0.05 at budgets
+    """Fraction of the budget spent on gate networks; by default 0.1 for gate, and for gate+rigl 0.02 (0.05 at budgets
     below 0.1)."""
+    always_open: float | None = None
+    """Units of gate that are open for every input, relative to what the budget pays for on average; by default half of
+    them (none with soft_width). Without, a gate may spend everything on a few inputs and nothing on the rest."""
     open_rate: float | None = None
     """Fraction of the units that gate+rigl has open on average; the fewer, the more connections may exist. By default
     0.95 (0.85 at budgets below 0.1)."""
     policy: Policy | Literal["auto"] = "auto"
     """What multiplies units in training: hard, soft, bernoulli, concrete, gumbel (hard with noise, so that closed gates
-    are tried again); auto is hard for gate+rigl, gumbel for gate and static. At test time gates are hard."""
+    are tried again); auto is hard. At test time gates are hard."""
     tau: float = 1.0
     """Temperature of the gates."""
     theta: float = 0.5
@@ -172,7 +176,8 @@ class Settings(Hyperparameters):
             found,
             block=_or(found.block, presets.BLOCK if fused else 1),
             net=("linear" if fused else "low-rank") if found.net == "auto" else found.net,
-            policy=("hard" if fused else "gumbel") if found.policy == "auto" else found.policy,
+            policy="hard" if found.policy == "auto" else found.policy,
+            always_open=_or(found.always_open, ALWAYS_OPEN if found.model == "gate" and not found.soft_width else 0.0),
             rank=_or(found.rank, _affordable_rank(found, splits)),
         )
         if found.model in STAGED:
@@ -297,4 +302,4 @@ def _affordable_rank(s: Settings, splits: Splits) -> int:
     sizes = (splits.train.features, *given(s.hidden))
     cost_per_rank = sum(a + b for a, b in pairwise(sizes))
     macs = _or(s.gate_fraction, GATE_FRACTION) * s.budget * dense_macs((*sizes, splits.classes))
-    return max(2, min(32, round(macs / cost_per_rank)))
+    return max(1, min(32, round(macs / cost_per_rank)))

@@ -68,7 +68,8 @@ def random(s: Settings, splits: Splits) -> Prepared:
 
 def gate(s: Settings, splits: Splits) -> Prepared:
     """Input-dependent gates, held to the budget: DynamicGate."""
-    model = _mlp(s, splits, gate=_gate(s, net=s.net, rank=None if s.net == "linear" else given(s.rank)))
+    rank, floor = None if s.net == "linear" else given(s.rank), given(s.always_open) * s.budget
+    model = _mlp(s, splits, gate=_gate(s, net=s.net, rank=rank, always_open=floor))
     return Prepared(model, Budget(target=own_budget(s, splits)))
 
 

@@ -1,0 +1,53 @@
+"""Libraries whose models need more than gates: which of our modules looks after their models.
+
+The core imports none of these libraries. Our module for one is loaded when a model that is made of its classes gets
+gates or masks, or is recorded. It has two functions:
+
+- `structure_changed(model)`: gates or masks came or went, so that whatever the library saves must say so;
+- `watch_tokens(model, gates)`: a context that knows which rows of a forward pass are padding; see `Tokens`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+MODULES = {"transformers": "dynamicgate.hf.integration"}
+
+
+class Tokens(Protocol):
+    """Which rows of the forward pass that is running hold tokens that count."""
+
+    def counted(self, gate: nn.Module) -> Tensor | None:
+        """A mask of the positions [sequences, positions] that `gate` reads, 0 for padding; None: all of them count."""
+
+
+def structure_changed(model: nn.Module) -> None:
+    """Tell the library of a model that gates or masks were put on it or taken off."""
+    found = _module_for(model)
+    if found is not None:
+        found.structure_changed(model)
+
+
+def watch_tokens(model: nn.Module, gates: Mapping[str, nn.Module]) -> AbstractContextManager[Tokens | None]:
+    """While it is open, knows which tokens count; gives None for a model without tokens."""
+    found = _module_for(model) if gates else None
+    return nullcontext(None) if found is None else found.watch_tokens(model, gates)
+
+
+def _module_for(model: nn.Module) -> Any:
+    classes: set[type] = {type(module) for module in model.modules()}
+    homes = map(_home, classes)
+    home = next((home for home in homes if home is not None), None)
+    return None if home is None else import_module(home)
+
+
+@cache
+def _home(cls: type) -> str | None:
+    packages = (base.__module__.partition(".")[0] for base in cls.__mro__)
+    return next((MODULES[package] for package in packages if package in MODULES), None)

@@ -1,0 +1,213 @@
+"""Measure a language model: loss, bits per byte, executed MACs per token, and how many blocks tokens open together.
+
+Counting rules are those of `dynamicgate.measure`, per token instead of per sample. Padding is no token. The head, which
+in small models with large vocabularies costs as much as everything else, is named apart, and the embedding too: it is
+looked up, and costs parameters but no MACs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.accounting.counter import LayerMacs, MacCounter, deployed
+from dynamicgate.accounting.tracing import count_macs
+from dynamicgate.data.contract import iterate, move, take_samples
+from dynamicgate.gating.recording import Usage, named_gates, usage
+from dynamicgate.hf.labels import IGNORED, predicted_labels, predicts_next_token
+from dynamicgate.hf.open_blocks import OpenBlocks
+from dynamicgate.modules import evaluating, unwrap
+
+COUNTED_SAMPLES = 2
+CHUNK = 8
+
+
+@dataclass(frozen=True)
+class LanguageMeasurement:
+    """What a language model did on a dataset."""
+
+    quality: dict[str, float]
+    """loss (nats a predicted token), perplexity, and bits_per_byte where the number of bytes is known."""
+    macs: dict[str, float]
+    """Per token: dense and executed, their ratio with the head (`relative`) and without it (`relative_without_head`),
+    and of the executed ones those of the head, the gates, everything that is no Linear layer (`other`: attention
+    scores and mixing) and the embedding."""
+    layers: list[dict[str, Any]]
+    """For each gate: `open`, the mean fraction of units that one token opens; `open_in_chunk`, what 8 tokens in a row
+    open together; `open_in_batch`, what all tokens of a forward pass open together, `batch_tokens` of them."""
+    params: dict[str, int]
+    """In total, and of them embedding, head (0 if it is tied to the embedding) and gates."""
+    tokens: int
+    """Tokens that were read, without padding."""
+
+    @property
+    def relative(self) -> float:
+        """The headline: executed MACs per token as a fraction of the dense model's, head included."""
+        return self.macs["relative"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        m, p = self.macs, self.params
+        lines = [
+            *(f"{name:<26}{value:.4f}" for name, value in self.quality.items()),
+            f"{'executed MACs':<26}{m['executed']:,.0f} of {m['dense']:,.0f} per token = {m['relative']:.4f}",
+            f"{'  without the head':<26}{m['relative_without_head']:.4f}",
+            *(f"{f'  of which {name}':<26}{m[name]:,.0f}" for name in ("head", "gates", "other", "embedding")),
+            f"{'parameters':<26}{p['total']:,}, embedding {p['embedding']:,}, head {p['head']:,}, gates {p['gates']:,}",
+            f"{'tokens':<26}{self.tokens:,}",
+        ]
+        if self.layers:
+            lines += ["", f"{'gate':<34}{'open':>8}{'in 8':>8}{'in batch':>10}"]
+        for row in self.layers:
+            chunk = "" if row["open_in_chunk"] is None else f"{row['open_in_chunk']:.4f}"
+            lines.append(f"{row['name']:<34}{row['open']:>8.4f}{chunk:>8}{row['open_in_batch']:>10.4f}")
+        return "\n".join(lines)
+
+
+@torch.no_grad()
+def measure(
+    model: nn.Module, data: Any, *, batch: int = 16, text_bytes: int | None = None, tokenizer: Any = None
+) -> LanguageMeasurement:
+    """Run a Hugging Face model in evaluation mode over `data` and account for every token.
+
+    data: token ids [sequences, positions], a mapping of tensors (input_ids, attention_mask, labels) or an iterable of
+        such batches. Without labels a causal language model is measured on its own input; padding has no label.
+    text_bytes: how long the predicted text is, for bits per byte; or a `tokenizer`, which decodes the predicted tokens
+        to find out.
+    """
+    base = unwrap(model)
+    tally = _Tally(base)
+    device = next(base.parameters()).device
+    bytes_found = 0
+    with evaluating(base):
+        for found, _ in iterate(data, batch):
+            inputs = move(_with_labels(base, {"input_ids": found} if isinstance(found, Tensor) else found), device)
+            assert isinstance(inputs, Mapping)
+            counter = tally.counter_for(inputs)
+            with usage(base) as used:
+                output = base(**inputs)
+            tally.add(counter, used, inputs, output)
+            if tokenizer is not None:
+                bytes_found += _decoded_bytes(tokenizer, predicted_labels(base, inputs))
+    if not tally.tokens:
+        raise ValueError("nothing to measure: the dataset is empty")
+    return tally.result(text_bytes if tokenizer is None else bytes_found)
+
+
+def _with_labels(model: nn.Module, inputs: Any) -> dict[str, Any]:
+    if not isinstance(inputs, Mapping):
+        raise TypeError(
+            f"a batch for a language model is token ids or a mapping of tensors, received {type(inputs).__name__}"
+        )
+    ids = inputs.get("input_ids")
+    if "labels" in inputs or not isinstance(ids, Tensor) or not predicts_next_token(model):
+        return dict(inputs)
+    mask = inputs.get("attention_mask")
+    return {**inputs, "labels": ids if mask is None else ids.masked_fill(mask == 0, IGNORED)}
+
+
+def _decoded_bytes(tokenizer: Any, labels: Tensor | None) -> int:
+    if labels is None:
+        return 0
+    rows = [row[row != IGNORED].tolist() for row in labels]
+    return sum(len(tokenizer.decode(row, skip_special_tokens=True).encode("utf-8")) for row in rows)
+
+
+def _positions(inputs: Mapping[str, Any]) -> tuple[int, int]:
+    """Sequences and positions of a batch."""
+    for name in ("input_ids", "inputs_embeds"):
+        if isinstance(inputs.get(name), Tensor):
+            return inputs[name].shape[0], inputs[name].shape[1]
+    raise ValueError(f"expected input_ids or inputs_embeds in every batch, received {', '.join(inputs)}")
+
+
+class _Tally:
+    """Sums over batches, weighted by tokens; nothing is averaged before the end."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.counters: dict[tuple[int, ...], MacCounter] = {}
+        self.tokens = self.predicted = 0
+        self.loss = self.dense = 0.0
+        self.parts = dict.fromkeys(("executed", "head", "head_dense", "gates", "other"), 0.0)
+        self.open = {name: OpenBlocks(gate, CHUNK) for name, gate in named_gates(model).items()}
+        find = getattr(model, "get_output_embeddings", None)
+        self.head = find() if find is not None else None
+
+    def counter_for(self, inputs: Mapping[str, Any]) -> MacCounter:
+        """What layers cost depends on the length of the sequences."""
+        shape = tuple(_positions(inputs)[1:])
+        if shape not in self.counters:
+            self.counters[shape] = count_macs(self.model, take_samples(inputs, slice(COUNTED_SAMPLES)))
+        return self.counters[shape]
+
+    def add(self, counter: MacCounter, used: Usage, inputs: Mapping[str, Any], output: Any) -> None:
+        sequences, positions = _positions(inputs)
+        mask = inputs.get("attention_mask")
+        lengths = [positions] * sequences if mask is None else mask.sum(1).tolist()
+        tokens = int(sum(lengths))
+        open_blocks = deployed(counter.gates, used)
+        for part in counter.parts:
+            macs = part.executed(open_blocks)
+            per_token = float(macs.double().mean()) * part.rows / positions
+            self.parts["executed"] += per_token * tokens
+            if isinstance(part, LayerMacs) and part.linear is self.head:
+                self.parts["head"] += per_token * tokens
+                self.parts["head_dense"] += part.dense * part.rows / positions * tokens
+        self.parts["gates"] += counter.gate / positions * tokens
+        self.parts["other"] += counter.other / positions * tokens
+        self.dense += counter.dense / positions * tokens
+        for name, blocks in open_blocks.items():
+            self.open[name].add(blocks, lengths)
+        self.tokens += tokens
+        labels = predicted_labels(self.model, inputs)
+        if labels is not None and getattr(output, "loss", None) is not None:
+            count = int((labels != IGNORED).sum())
+            self.loss += float(output.loss) * count
+            self.predicted += count
+
+    def result(self, text_bytes: int | None) -> LanguageMeasurement:
+        executed = self.parts["executed"] + self.parts["gates"] + self.parts["other"]
+        quality: dict[str, float] = {}
+        if self.predicted:
+            loss = self.loss / self.predicted
+            quality = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
+            if text_bytes:
+                quality["bits_per_byte"] = self.loss / math.log(2.0) / text_bytes
+        body = self.dense - self.parts["head_dense"]
+        return LanguageMeasurement(
+            quality=quality,
+            macs={
+                "dense": self.dense / self.tokens,
+                "executed": executed / self.tokens,
+                "relative": executed / self.dense,
+                "relative_without_head": (executed - self.parts["head"]) / body,
+                "head": self.parts["head"] / self.tokens,
+                "gates": self.parts["gates"] / self.tokens,
+                "other": self.parts["other"] / self.tokens,
+                "embedding": 0.0,
+            },
+            layers=[{"name": name, **blocks.to_dict()} for name, blocks in self.open.items()],
+            params=_parameters(self.model, self.head),
+            tokens=self.tokens,
+        )
+
+
+def _parameters(model: nn.Module, head: nn.Module | None) -> dict[str, int]:
+    find = getattr(model, "get_input_embeddings", None)
+    embedding = find() if find is not None else None
+    looked_up = set() if embedding is None else {id(p) for p in embedding.parameters()}
+    return {
+        "total": sum(p.numel() for p in model.parameters()),
+        "embedding": 0 if embedding is None else sum(p.numel() for p in embedding.parameters()),
+        "head": 0 if head is None else sum(p.numel() for p in head.parameters() if id(p) not in looked_up),
+        "gates": sum(p.numel() for gate in named_gates(model).values() for p in gate.parameters()),
+    }

@@ -1,0 +1,87 @@
+"""The short trainings that decide whether gates pay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dynamicgate as dg
+from dynamicgate.presets.pilot import choose_recipe
+
+FROZEN, LEARNS = {"lr": 1e-12}, {"lr": 1e-2}
+
+
+def task(rows: int = 400) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(rows, 16, generator=torch.Generator().manual_seed(0))
+    return x, x[:, :4].argmax(1)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 4))
+
+
+def recipe(parts: dict[str, Any]) -> Callable[[nn.Module], dict[str, Any]]:
+    return lambda _model: parts
+
+
+def refuse(_model: nn.Module) -> dict[str, Any]:
+    raise ValueError("no room for it")
+
+
+def choose(without: dict[str, Any], **candidates: Callable[[nn.Module], dict[str, Any]]) -> Any:
+    found = choose_recipe(network(), task(), None, without=recipe(without), candidates=candidates, steps=60, show=False)
+    return found.name, found.reason
+
+
+def test_a_candidate_is_chosen_only_where_held_out_rows_gain_by_it() -> None:
+    name, reason = choose(FROZEN, good=recipe(LEARNS), bad=recipe(FROZEN))
+    assert name == "good"
+    assert "of 60 held-out rows were right with good" in reason
+    assert choose(LEARNS, bad=recipe(FROZEN))[0] is None
+    assert choose(LEARNS, same=recipe(LEARNS))[0] is None, "no gain is no reason"
+
+
+def test_a_candidate_that_does_not_fit_is_left_out() -> None:
+    assert choose(FROZEN, misfit=refuse, good=recipe(LEARNS))[0] == "good"
+    name, reason = choose(LEARNS, misfit=refuse)
+    assert name is None
+    assert reason == "no gates: none fit this model and budget (no room for it)"
+
+
+def test_the_model_itself_is_not_trained_by_the_choice() -> None:
+    model = network()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    choose_recipe(
+        model, task(), None, without=recipe(LEARNS), candidates={"again": recipe(LEARNS)}, steps=20, show=False
+    )
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("gates", ["units", "two stages", "three stages", None])
+def test_what_is_asked_for_is_put_on(gates: Any) -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
+    plan = dg.sparsify_(model, 0.3, gates=gates)
+    assert plan.notes[0] == f"{gates or 'no gates'}, as asked for"
+    assert (plan.stage_loss is not None) == bool(gates and "stages" in gates)
+    assert (plan.budget is not None) == (gates is not None)
+    assert bool(dg.named_gates(model)) == (gates == "units")
+
+
+@pytest.mark.slow
+def test_auto_tries_all_kinds_of_gates_and_says_what_it_saw() -> None:
+    plan = dg.sparsify_(network(), 0.4, data=task(1500), show=False)
+    assert "held-out rows were right with" in plan.notes[0]
+
+
+def test_gates_that_a_budget_does_not_pay_for_are_refused() -> None:
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    with pytest.raises(ValueError, match="does not pay for gates on units"):
+        dg.sparsify_(model, 0.1, gates="units")
+    assert not dg.named_gates(model)
+    with pytest.raises(ValueError, match="gates must be auto, units, two stages, three stages or None"):
+        dg.sparsify_(model, 0.1, gates="some")  # type: ignore[arg-type]
