@@ -29,7 +29,7 @@ RUNS = {
     "frontier": (FRONTIER, 2930),
     "sparse-mnist": (SPARSE_MNIST, 45),
     "transfer": (TRANSFER, 90),
-    "stages": (STAGES, 895),
+    "stages": (STAGES, 908),
 }
 COMMANDS = ("python -m experiments.", "python experiments/", "python -m dynamicgate.paper", "dynamicgate paper")
 
