@@ -97,4 +97,4 @@ def test_results_are_a_few_files() -> None:
     )  # fmt: skip
     if listed.returncode:
         pytest.skip("not a checkout")
-    assert len(listed.stdout.split()) < 80
+    assert len(listed.stdout.split()) < 100, "one file a table, never one a run"
