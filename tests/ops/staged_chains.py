@@ -76,10 +76,11 @@ def expect_staged(x: Tensor, staged: chain.Staged) -> tuple[Tensor, Tensor, Tens
 
 
 def assert_close_staged(y: Tensor, x: Tensor, staged: chain.Staged) -> None:
-    """Compare with float64, relative to the size of the result, because sums in another order differ."""
+    """Compare with float64, relative to the largest result of a row: sums in another order differ by what their terms
+    are, also where these cancel (squared ReLUs are large)."""
     expected, _, clear = expect_staged(x, staged)
     assert y.shape == expected.shape
     assert y.dtype == torch.float32
     assert clear.double().mean() >= 0.9
-    error = (y.double() - expected).abs()[clear]
-    assert (error <= 2e-5 * (1.0 + expected.abs()[clear])).all(), f"error {error.max():.3g}"
+    error, largest = (y.double() - expected).abs()[clear], expected.abs().amax(-1, keepdim=True)[clear]
+    assert (error <= 2e-5 * (1.0 + largest)).all(), f"error {error.max():.3g}"

@@ -203,19 +203,21 @@ def test_without_patience_the_last_weights_are_kept(tmp_path: Path) -> None:
     assert differences(model.state_dict(), weights_in(tmp_path / "last.safetensors")) == []
 
 
-def test_weight_decay_applies_to_weight_matrices_but_not_to_gates() -> None:
+def test_weight_decay_applies_to_weight_matrices_also_of_gates_and_to_nothing_else() -> None:
     model = dg.nn.GatedMLP((8, 16, 16, 3), dg.GateConfig(net="two-layer", rank=2))
     frozen = model.layers[0].weight.requires_grad_(False)
     options = FitOptions(lr=1e-3, weight_decay=0.3, gate_lr_scale=0.2)
-    decays, rest, gates = adamw(model, options, torch.device("cpu")).param_groups
+    groups = adamw(model, options, torch.device("cpu")).param_groups
+    decays, rest, gate_decays, gates = groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert {names[id(p)] for p in decays["params"]} == {"layers.1.weight", "layers.2.weight"}
-    assert [group["weight_decay"] for group in (decays, rest, gates)] == [0.3, 0.0, 0.0]
-    assert [group["lr_scale"] for group in (decays, rest, gates)] == [1.0, 1.0, 0.2]
+    assert [group["weight_decay"] for group in groups] == [0.3, 0.0, 0.3, 0.0]
+    assert [group["lr_scale"] for group in groups] == [1.0, 1.0, 0.2, 0.2]
     assert {names[id(p)] for p in rest["params"]} == {"layers.0.bias", "layers.1.bias", "layers.2.bias"}
-    trained = [*decays["params"], *rest["params"], *gates["params"]]
+    trained = [p for group in groups for p in group["params"]]
     assert {id(p) for p in trained} == names.keys() - {id(frozen)}
-    assert all(".gate." in names[id(p)] for p in gates["params"])
+    assert all(".gate." in names[id(p)] and p.ndim == 2 for p in gate_decays["params"])
+    assert all(".gate." in names[id(p)] and p.ndim == 1 for p in gates["params"]), "biases hold the budget"
 
 
 def test_gate_lr_scale_scales_the_learning_rate_of_gates() -> None:
