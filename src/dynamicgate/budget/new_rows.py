@@ -42,15 +42,16 @@ def opened_by(model: nn.Module, inputs: list[Inputs]) -> dict[str, Opened]:
 def restore_layers_(model: nn.Module, inputs: list[Inputs], trained: Mapping[str, float], floor: float) -> list[str]:
     """Shift the logits of each layer that new rows close, so that they open as much of it as training did; returns
     their names. One layer after the other: what a layer lets through is what the next one's gate reads."""
-    gates, restored = named_gates(model), []
+    gates, restored, opened = named_gates(model), list[str](), opened_by(model, inputs)
     for name, rate in trained.items():
-        if not _can_close(gates[name]) or opened_by(model, inputs)[name].rate >= max(floor, MOST_LOST * rate):
+        if name not in opened or opened[name].rate >= max(floor, MOST_LOST * rate):
             continue
         logits = _recorded(model, inputs, "logits", [name])[name].flatten().sort(descending=True).values
         count = min(len(logits) - 1, max(1, round(max(rate, floor) * len(logits))))
         between = (logits[count - 1] + logits[count]) / 2  # a gate at its threshold is closed
         gates[name].bias.sub_(between - gates[name].logit_threshold.to(between))
         restored.append(name)
+        opened = opened_by(model, inputs)
     return restored
 
 
