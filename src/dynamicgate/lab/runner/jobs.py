@@ -37,12 +37,13 @@ class Table:
         functions of a module, or partial applications of such.
     changes: what is done to the data, in order. revision: a higher one makes all runs anew.
     quick: settings that a quick run replaces; quick_rows: training rows it uses.
+    load: from a job and the data folder to its data, which have `sizes()`; None: `Splits` of the dataset `data`.
     """
 
     name: str
     data: str
     models: Mapping[str, Mapping[str, Any]]
-    train: Callable[[Job, Splits], dict[str, Any]]
+    train: Callable[[Job, Any], dict[str, Any]]
     step: Callable[[Job, Splits], Step] | None = None
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     data_options: Mapping[str, Any] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class Table:
     quick: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 1})
     quick_rows: int = 2000
     revision: int = 1
+    load: Callable[[Job, Path | None], Any] | None = None
 
 
 @dataclass(frozen=True)

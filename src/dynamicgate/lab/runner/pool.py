@@ -113,7 +113,7 @@ class Outcome:
 def run_job(job: Job, *, data_dir: Path | None, command: str) -> Outcome:
     """One run, from its data to its finished file."""
     started = time.monotonic()
-    splits = load_splits(job, data_dir)
+    splits = (job.table.load or load_splits)(job, data_dir)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the budget was missed")  # pages show what was asked and reached
         run = job.table.train(job, splits)
@@ -130,7 +130,9 @@ def describe(run: dict[str, Any]) -> str:
     """The result of a run in a few words."""
     if "unreachable" in run:
         return "not possible at this budget"
-    return f"{run['quality']['accuracy']:.2%}  MACs {run['macs']['relative']:.3f}"
+    quality = run["quality"]
+    text = f"{quality['accuracy']:.2%}" if "accuracy" in quality else f"{quality['bits_per_byte']:.4f} bits per byte"
+    return f"{text}  MACs {run['macs']['relative']:.3f}"
 
 
 def seconds_relative(job: Job, splits: Splits) -> float:
@@ -143,8 +145,10 @@ def seconds_relative(job: Job, splits: Splits) -> float:
     return relative_seconds(job.table.step(job, splits), job.table.step(job.of(first), splits), seconds)
 
 
-def sizes_of(splits: Splits) -> dict[str, Any]:
+def sizes_of(splits: Any) -> dict[str, Any]:
     """What tells a reader, and the next run, which data these were."""
+    if not isinstance(splits, Splits):
+        return splits.sizes()
     info = splits.info()
     return {key: info[key] for key in ("name", "train", "valid", "test", "features", "classes", "majority")}
 

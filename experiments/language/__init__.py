@@ -1,0 +1,1 @@
+"""Language models: what gates earn in wide feed-forward layers."""

@@ -1,0 +1,38 @@
+"""Language models with gates in wide feed-forward layers, against every control at equal MACs.
+
+python -m experiments.language fetch               # the Python source, from pinned wheels
+python -m experiments.language python              # every method at the cost of a dense layer of 1 d
+python -m experiments.language python-long         # the main ones, trained longer
+python -m experiments.language python-variants     # the gate with one thing changed at a time, by validation text
+python -m experiments.language all --jobs 3 --device cuda
+"""
+
+from __future__ import annotations
+
+import sys
+
+from dynamicgate.lab.language.corpora import fetch_python
+from experiments.command import asked_experiment, exit_code, parser_of, run_asked
+from experiments.language.tables import LANGUAGE
+
+MODULE = "experiments.language"
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = parser_of(MODULE, __doc__)
+    parser.add_argument("names", nargs="+", help=f"{', '.join(t.name for t in LANGUAGE.tables)}; all, or fetch")
+    parser.add_argument("--only", nargs="*", default=None, help="models; all")
+    args = parser.parse_args()
+    if args.names == ["fetch"]:
+        print(f"checked: {fetch_python(args.data_dir)}")
+        return
+    experiment = asked_experiment(LANGUAGE, args)
+    names = [t.name for t in experiment.tables] if args.names == ["all"] else args.names
+    jobs = experiment.jobs([experiment.table(name) for name in names], seeds=args.seeds, device=args.device)
+    jobs = [job for job in jobs if args.only is None or job.model in args.only]
+    run_asked(experiment, jobs, args, f"python -m {MODULE} {' '.join(args.names)}")
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main, MODULE))

@@ -1,0 +1,87 @@
+"""Which language models are compared: every kind of feed-forward layer at equal executed MACs.
+
+Everything is asked for in multiples of the features d; `executes` includes gate networks and routers, see
+`dynamicgate.lab.language.ffn_methods`. Settings were chosen by validation text of earlier runs; a run tests once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dynamicgate.lab.language.corpora import load_text
+from dynamicgate.lab.language.text import Text
+from dynamicgate.lab.runner import Experiment, Job, Table
+from experiments import ROOT
+from experiments.language.train import train
+
+SMALL = {"features": 512, "layers": 6, "heads": 8, "context": 256, "batch": 64}
+LARGE = {"features": 1024, "layers": 8, "heads": 16, "context": 512, "batch": 64}
+QUICK = {"features": 32, "layers": 2, "heads": 2, "context": 32, "batch": 4, "steps": 20, "windows": 16}
+SEEDS = (0, 1, 2)
+GATE = "gate 16d"
+AT_1D: dict[str, dict[str, Any]] = {  # all execute as many MACs as the dense model with 1 d
+    "dense 1d": {"width": 1},
+    GATE: {"method": "gate", "width": 16, "executes": 1},
+    "top-k 16d": {"method": "top-k", "width": 16, "executes": 1},
+    "router 16d": {"method": "router", "width": 16, "executes": 1},
+    "relu router 16d": {"method": "relu router", "width": 16, "executes": 1},
+    "static 16d": {"method": "static", "width": 16, "executes": 1},
+    "random 16d": {"method": "random", "width": 16, "executes": 1},
+    "rigl 4d": {"method": "rigl", "width": 4, "executes": 1},
+    "magnitude 4d": {"method": "magnitude", "width": 4, "executes": 1},
+    "rigl 16d": {"method": "rigl", "width": 16, "executes": 1},
+    "gate+rigl 16d": {"method": "gate+rigl", "width": 16, "executes": 1},
+    "gate 4d": {"method": "gate", "width": 4, "executes": 1},
+}
+EXPERTS = {"method": "router", "width": 16, "executes": 1.02, "block": 512}  # as wide as d: with its router 1.016 d
+DENSER = {f"dense {width}d": {"width": width} for width in (2, 4, 8)}
+FRONTIER = {**AT_1D, **DENSER, "experts 16 x 1d": EXPERTS}
+MAIN = ("dense 1d", GATE, "top-k 16d", "router 16d", "dense 4d", "dense 8d")
+VARIANTS: dict[str, dict[str, Any]] = {  # of the gate at 16 d: one thing changed at a time, by validation text
+    "as it is": {},
+    "ramp .25": {"ramp": 0.25},
+    "ramp .5": {"ramp": 0.5},
+    "not scaled": {"scale": False},
+    "blocks of 32": {"block": 32},
+    "blocks of 128": {"block": 128},
+    "blocks of 256": {"block": 256},
+    "blocks of 512": {"block": 512},
+    "low-rank gate": {"net": "low-rank", "rank": 16},
+    "floor 0": {"floor": 0.0},
+    "floor .04": {"floor": 0.04},
+    "collapse reported": {"on_collapse": "report"},
+    "sparse gradient": {"gate_gradient": "sparse", "kernels": "always"},
+}
+
+
+def load(job: Job, data_dir: Path | None) -> Text:
+    """The text of a table."""
+    return load_text(job.table.data, job.table.data_options.get("tokenizer", "bytes"), data_dir=data_dir)
+
+
+def table_of(name: str, data: str, models: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any]) -> Table:
+    """A table of models on a text."""
+    asked = {model: {**shared, "ffn": dict(ffn)} for model, ffn in models.items()}
+    return Table(name=name, data=data, models=asked, train=train, load=load, seeds=SEEDS, quick=QUICK)
+
+
+def tables() -> tuple[Table, ...]:
+    """All tables."""
+    made = []
+    for data in ("python", "books"):
+        short, long = {**SMALL, "steps": 1500}, {**SMALL, "steps": 4000}
+        main = {name: FRONTIER[name] for name in MAIN}
+        variants = {name: {**AT_1D[GATE], **changed} for name, changed in VARIANTS.items()}
+        made += [
+            table_of(data, data, FRONTIER, short),
+            table_of(f"{data}-long", data, main, long),
+            table_of(f"{data}-variants", data, variants, {**short, "test": False}),
+        ]
+    large = {name: FRONTIER[name] for name in MAIN}
+    made.append(table_of("books-large", "books", large, {**LARGE, "steps": 3200, "lr": 6e-4}))
+    return tuple(made)
+
+
+LANGUAGE = Experiment("language", tables(), ROOT)

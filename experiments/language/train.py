@@ -1,0 +1,57 @@
+"""One run: a GPT trained on a text, its bits per byte on held-out text, and what it executed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dynamicgate.budget import Budget
+from dynamicgate.distributed import choose_device
+from dynamicgate.lab.language.costs import model_costs
+from dynamicgate.lab.language.evaluation import WINDOWS, evaluate_text
+from dynamicgate.lab.language.ffn_methods import FFNSettings
+from dynamicgate.lab.language.gpt import GPTConfig
+from dynamicgate.lab.language.text import Text
+from dynamicgate.lab.language.training import LanguageRun, Training
+from dynamicgate.lab.runner import Job
+
+SIZES = ("features", "layers", "heads", "context")
+TRAINING = ("steps", "batch", "lr", "weight_decay")
+QUICK = {"block": 16, "gate_gradient": "dense", "kernels": "auto"}  # layers are narrow, and nothing may need a GPU
+
+
+def train(job: Job, text: Text) -> dict[str, Any]:
+    """Train, then measure validation text, and test text once where the table is a result and no choice."""
+    torch.set_float32_matmul_precision("high")
+    asked = job.settings
+    sizes = GPTConfig(vocabulary=text.vocabulary, width=0, **{name: asked[name] for name in SIZES})
+    training = Training(seed=job.seed, **{name: asked[name] for name in TRAINING if name in asked})
+    ffn = FFNSettings(**{**asked["ffn"], **(QUICK if job.quick else {})})
+    run = LanguageRun(ffn, sizes, training, text, device=choose_device(job.device), folder=job.folder)
+    run.train()
+    parts = ("valid", "test") if asked.get("test", True) else ("valid",)
+    found = measure(run, text, parts, asked.get("windows", WINDOWS))
+    return {"model": job.model, "seed": job.seed, "settings": asked, **found}
+
+
+def measure(run: LanguageRun, text: Text, names: Sequence[str], windows: int) -> dict[str, Any]:
+    """What a trained model reaches, and what it costs for a token: in inference, and in all of training."""
+    parts = {part: evaluate_text(run.costs, text, part, run.device, windows) for part in names}
+    last = parts[names[-1]]
+    tokens = run.step * run.training.batch * run.model.config.context
+    budget = run.prepared.budget
+    return {
+        "quality": {"bits_per_byte": last["bits_per_byte"], **parts},
+        "macs": {
+            **model_costs(run.costs, last["executed"]),
+            "target": budget.target if isinstance(budget, Budget) else None,
+            "training": run.spent.total,
+        },
+        "tokens": tokens,
+        "seconds": round(run.seconds, 1),
+        "params": sum(p.numel() for p in run.model.parameters()),
+        "curve": [[round(x, 4) for x in point] for point in run.curve],
+        "collapses": [vars(found) for found in budget.collapses] if isinstance(budget, Budget) else [],
+    }

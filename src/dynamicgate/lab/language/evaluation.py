@@ -1,0 +1,54 @@
+"""Bits per byte of a trained GPT, what its tokens cost, and where they cost it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dynamicgate.gating.recording import usage
+from dynamicgate.lab.language.costs import Costs
+from dynamicgate.lab.language.gpt import GPT
+from dynamicgate.lab.language.text import Text, fixed_windows, on_device
+from dynamicgate.modules import evaluating
+
+WINDOWS, BATCH = 2048, 64
+
+
+@torch.no_grad()
+def evaluate_text(costs: Costs, text: Text, part: str, device: torch.device, most: int = WINDOWS) -> dict[str, Any]:
+    """Loss on `most` windows of a part, spread evenly over it: nats a token, bits a byte, executed MACs of a token, and
+    how often the blocks of each layer are open. Gates are hard, as deployed."""
+    model = costs.prepared.model
+    tokens = on_device(text.tokens[part], device)
+    losses: list[Tensor] = []
+    executed: list[Tensor] = []
+    rates: list[Tensor] = []
+    with evaluating(model), torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        for ids, targets in fixed_windows(tokens, BATCH, model.config.context, most):
+            with usage(model) as used:
+                losses.append(token_losses(model, ids, targets).mean(1))
+            executed.append(costs.executed(used) * len(ids))
+            if len(used):
+                rates.append(torch.stack([decision.open.mean() for decision in used.values()]) * len(ids))
+    each = torch.cat(losses)
+    nats, rows = float(each.mean()), len(each)
+    found: dict[str, Any] = {
+        "loss": nats,
+        "loss_se": float(each.std()) / math.sqrt(rows) if rows > 1 else None,
+        "bits_per_byte": nats / math.log(2) / text.bytes_a_token(part),
+        "executed": float(torch.stack([torch.as_tensor(x) for x in executed]).sum()) / rows,
+        "windows": rows,
+    }
+    if rates:
+        found["open"] = [round(x, 5) for x in (torch.stack(rates).sum(0) / rows).tolist()]
+    return found
+
+
+def token_losses(model: GPT, ids: Tensor, targets: Tensor) -> Tensor:
+    """The loss of every token, [B, T]."""
+    scores = model(ids).float()
+    return F.cross_entropy(scores.flatten(0, 1), targets.flatten(), reduction="none").view_as(targets)

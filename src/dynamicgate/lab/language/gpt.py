@@ -1,0 +1,138 @@
+"""A GPT whose feed-forward layers can have gates.
+
+Shapes in names: B sequences, T positions, D features, H heads, E features of a head, V tokens of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dynamicgate.gating.sites import Site
+from dynamicgate.nn import FFN
+
+SPREAD = 0.02  # of weights at the start
+Cache = list[tuple[Tensor, Tensor]]
+"""Keys and values of the positions before, for each layer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPTConfig:
+    """The sizes of a GPT. width: hidden units of a feed-forward layer. gate_gradient, kernels: see `FFN`."""
+
+    vocabulary: int
+    features: int
+    layers: int
+    heads: int
+    width: int
+    context: int
+    activation: str = "gelu"
+    gate_gradient: Literal["dense", "sparse"] = "dense"
+    kernels: Literal["auto", "always", "never"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.features % (2 * self.heads):
+            raise ValueError(
+                f"each head needs an even number of features: expected features to be a multiple of {2 * self.heads}, "
+                f"received {self.features}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, for files."""
+        return asdict(self)
+
+
+class GPT(nn.Module):
+    """Tokens to scores of the next one. Norms come first, positions are rotations, the head is not tied."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        """A model with random weights."""
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocabulary, config.features)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(config.features)
+        self.head = nn.Linear(config.features, config.vocabulary, bias=False)
+        self.apply(_start)
+        for block in self.blocks:  # every layer adds to the residual path: the sum should not grow with their number
+            for linear in (block.mix, block.ffn.down):  # type: ignore[union-attr]
+                nn.init.normal_(linear.weight, std=SPREAD / math.sqrt(2 * config.layers))  # type: ignore[arg-type]
+
+    def forward(self, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
+        """Scores [B, T, V] of the next token at each position. `cache` holds the positions before and is extended."""
+        x_BTD = self.embed(ids_BT)
+        past = cache[0][0].shape[2] if cache else 0
+        turn = rotation(past, past + ids_BT.shape[1], self.blocks[0].head_features, ids_BT.device)  # type: ignore[arg-type,union-attr]
+        for number, block in enumerate(self.blocks):
+            x_BTD, state = block(x_BTD, turn, cache[number] if cache else None)
+            if cache is not None and past:
+                cache[number] = state
+            elif cache is not None:
+                cache.append(state)
+        return self.head(self.norm(x_BTD))
+
+
+class Block(nn.Module):
+    """Causal attention and a feed-forward layer, each with a norm before it and a residual path around it."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        """`config` is that of the model."""
+        super().__init__()
+        features = config.features
+        self.heads, self.head_features = config.heads, features // config.heads
+        self.norm1, self.norm2 = nn.RMSNorm(features), nn.RMSNorm(features)
+        self.qkv, self.mix = nn.Linear(features, 3 * features, bias=False), nn.Linear(features, features, bias=False)
+        self.ffn = FFN(
+            features, config.width, activation=config.activation, bias=False, gate_gradient=config.gate_gradient,
+            kernels=config.kernels,
+        )  # fmt: skip
+
+    def forward(
+        self, x_BTD: Tensor, turn: tuple[Tensor, Tensor], past: tuple[Tensor, Tensor] | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The features, and keys and values of all positions so far."""
+        q, k, v = self.qkv(self.norm1(x_BTD)).unflatten(-1, (3, self.heads, -1)).transpose(1, 3).unbind(2)
+        q, k = rotate(q, turn), rotate(k, turn)
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        y_BHTE = F.scaled_dot_product_attention(q, k, v, attn_mask=_seen(q, k), is_causal=past is None)
+        x_BTD = x_BTD + self.mix(y_BHTE.transpose(1, 2).flatten(2))
+        return x_BTD + self.ffn(self.norm2(x_BTD)), (k, v)
+
+
+def ffn_sites(model: GPT) -> list[Site]:
+    """Where gates go, the hidden units of every feed-forward layer: ``gate_(model, config, where=ffn_sites(model))``."""
+    names = [f"blocks.{number}.ffn" for number in range(model.config.layers)]
+    return [Site(f"{name}.down", (f"{name}.up",), f"{name}.up", model.config.width) for name in names]
+
+
+def _seen(q_BHTE: Tensor, k_BHSE: Tensor) -> Tensor | None:
+    """Which keys each query may look at; None where nothing is cached, or where one query looks at all."""
+    queries, keys = q_BHTE.shape[2], k_BHSE.shape[2]
+    if queries in (1, keys):
+        return None
+    return torch.ones(queries, keys, dtype=torch.bool, device=q_BHTE.device).tril(keys - queries)
+
+
+def rotation(first: int, last: int, features: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of the angles of positions `first` to `last`, [T, features / 2]."""
+    speed = 10_000.0 ** (-torch.arange(0, features, 2, device=device) / features)
+    angle = torch.arange(first, last, device=device)[:, None] * speed
+    return angle.cos(), angle.sin()
+
+
+def rotate(x_BHTE: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn pairs of features by the angles of their position."""
+    cos, sin = (part.to(x_BHTE.dtype) for part in turn)
+    a, b = x_BHTE.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
+def _start(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=SPREAD)

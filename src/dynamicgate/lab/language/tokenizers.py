@@ -1,0 +1,99 @@
+"""From text to tokens and back: bytes as they are, or pairs of bytes that were merged because they are frequent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+PIECE = 1 << 16  # bytes that are encoded at once
+TRAINED_ON = 32 << 20  # bytes of the text from which merges are learned
+
+
+class Tokenizer(Protocol):
+    """Text to tokens and back. size: of the vocabulary; dtype: of the stored tokens."""
+
+    size: int
+    dtype: str
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """The tokens of a text."""
+
+    def decode(self, tokens: list[int]) -> bytes:
+        """The text of tokens."""
+
+
+class Bytes:
+    """Every byte is a token."""
+
+    size, dtype = 256, "uint8"
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """The bytes as numbers."""
+        return np.frombuffer(text, dtype=np.uint8)
+
+    def decode(self, tokens: list[int]) -> bytes:
+        """The numbers as bytes."""
+        return bytes(tokens)
+
+
+class BytePairs:
+    """Merged pairs of bytes (byte-level BPE), learned once and kept in a file."""
+
+    dtype = "uint16"
+
+    def __init__(self, merges: Any) -> None:
+        """`merges`: a `tokenizers.Tokenizer`."""
+        self.merges, self.size = merges, merges.get_vocab_size()
+
+    def encode(self, text: bytes) -> np.ndarray:
+        """The tokens of a text, which is cut between lines so that no piece is long."""
+        pieces = _pieces(text)
+        found = self.merges.encode_batch([piece.decode("utf-8", "replace") for piece in pieces])
+        return np.concatenate([np.asarray(one.ids, dtype=np.uint16) for one in found])
+
+    def decode(self, tokens: list[int]) -> bytes:
+        """The text of tokens; half a character becomes a replacement character."""
+        return self.merges.decode(tokens).encode()
+
+
+def make_tokenizer(name: str, text: bytes | None, path: Path) -> Tokenizer:
+    """The tokenizer of a name: "bytes", or "bpe" and the size of the vocabulary, such as "bpe8192".
+
+    text: to learn merges from, where `path` does not hold them yet.
+    """
+    if name == "bytes":
+        return Bytes()
+    if not (name.startswith("bpe") and name[3:].isdigit() and 256 < int(name[3:]) <= 1 << 16):
+        raise ValueError(f"unknown tokenizer {name!r}: expected bytes, or bpe and a size up to 65536 such as bpe8192")
+    try:
+        from tokenizers import Tokenizer as Merges
+        from tokenizers import decoders, models, pre_tokenizers, trainers
+    except ImportError as error:
+        raise ImportError("byte pairs need the package tokenizers: pip install 'dynamicgate[hf]'") from error
+    if path.is_file():
+        return BytePairs(Merges.from_file(str(path)))
+    if text is None:
+        raise ValueError(f"{path} holds no merges, and there is no training text to learn them from")
+    merges = Merges(models.BPE())
+    merges.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    merges.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=int(name[3:]), initial_alphabet=alphabet, show_progress=False)
+    step = max(1, len(text) // TRAINED_ON)  # every so many pieces, so that all of the text is seen
+    sample = _pieces(text)[::step]
+    merges.train_from_iterator((piece.decode("utf-8", "replace") for piece in sample), trainer)
+    merges.save(str(path))
+    return BytePairs(merges)
+
+
+def _pieces(text: bytes) -> list[bytes]:
+    """The text in pieces that end with a line."""
+    pieces, start = [], 0
+    while start < len(text):
+        end = text.find(b"\n", min(start + PIECE, len(text)))
+        end = len(text) if end < 0 else end + 1
+        pieces.append(text[start:end])
+        start = end
+    return pieces

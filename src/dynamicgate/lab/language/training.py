@@ -1,0 +1,194 @@
+"""Train one GPT: windows of text at random places, a budget, resumable to the bit, all executed MACs added up."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dynamicgate.budget import Budget, GateBudget, calibrate_
+from dynamicgate.gating.recording import Usage, usage
+from dynamicgate.lab.language.costs import Costs, TrainingCost
+from dynamicgate.lab.language.ffn_methods import FFNSettings, Prepared, prepare
+from dynamicgate.lab.language.gpt import GPTConfig
+from dynamicgate.lab.language.relu_router import ReluRouterBudget
+from dynamicgate.lab.language.text import Text, draw_windows, on_device
+from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
+from dynamicgate.training.interrupt import Interrupts
+
+WARMUP, LOWEST = 0.05, 0.1  # the learning rate: fraction of training in which it rises, and where it ends
+CURVE = 50  # points of the loss curve
+CALIBRATION = 8  # batches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How long and how fast. batch: windows a step."""
+
+    steps: int = 1500
+    batch: int = 64
+    lr: float = 1e-3
+    weight_decay: float = 0.1
+    clip: float = 1.0
+    seed: int = 0
+    checkpoint_seconds: float = 120.0
+
+    def learning_rate(self, step: int) -> float:
+        """Rises, then falls along a cosine."""
+        warmup = max(1, round(WARMUP * self.steps))
+        if step < warmup:
+            return self.lr * (step + 1) / warmup
+        progress = (step - warmup) / max(1, self.steps - warmup)
+        return self.lr * (LOWEST + (1.0 - LOWEST) * 0.5 * (1.0 + math.cos(math.pi * progress)))
+
+
+class LanguageRun:
+    """One model in training."""
+
+    def __init__(
+        self, ffn: FFNSettings, sizes: GPTConfig, training: Training, text: Text, *, device: torch.device, folder: Path
+    ) -> None:
+        """Model, optimizer and the places of the windows, all from the seed. `folder` gets the checkpoint."""
+        torch.manual_seed(training.seed)
+        self.training, self.text, self.device, self.folder = training, text, device, folder
+        self.settings = {"ffn": asdict(ffn), "sizes": sizes.to_dict(), "training": asdict(training)}
+        self.prepared: Prepared = prepare(ffn, sizes, device, training.seed)
+        self.model = self.prepared.model
+        self.costs = Costs(self.prepared)
+        self.spent = TrainingCost(self.costs, exact=ffn.learns_from_closed_blocks)
+        self.optimizer = make_optimizer(self.model, training, device)
+        self.places = torch.Generator().manual_seed(training.seed)
+        self.tokens = on_device(text.tokens["train"], device)
+        self.step, self.seconds = 0, 0.0
+        self.curve: list[list[float]] = []
+        self._recent: list[Tensor] = []
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where training can be continued from."""
+        return self.folder / "last.safetensors"
+
+    def train(self, show: Callable[[int, float], None] | None = None) -> None:
+        """All steps that are left. Ctrl-C saves a checkpoint first; `show` is told the step and the loss."""
+        if self.checkpoint.exists():
+            self.resume()
+        self.model.train()
+        started = saved = time.monotonic()
+        with Interrupts() as interrupts:
+            while self.step < self.training.steps:
+                self._recent.append(self.optimize())
+                if self.step % max(1, self.training.steps // CURVE) == 0:
+                    self._note(show)
+                due = time.monotonic() - saved >= self.training.checkpoint_seconds
+                if due or interrupts.requested:
+                    self.seconds, started = self.seconds + time.monotonic() - started, time.monotonic()
+                    self.save()
+                    saved = time.monotonic()
+                if interrupts.requested:
+                    raise KeyboardInterrupt
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds += time.monotonic() - started
+        self.calibrate()
+
+    def _note(self, show: Callable[[int, float], None] | None) -> None:
+        loss = float(torch.stack(self._recent).mean())
+        self._recent.clear()
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss became {loss} at step {self.step}: lower the learning rate")
+        budget = self.prepared.budget
+        relative = budget.relative if isinstance(budget, Budget) else None
+        self.curve.append([self.step, loss, *([] if relative is None else [relative])])
+        if show is not None:
+            show(self.step, loss)
+
+    def optimize(self) -> Tensor:
+        """One step; the loss of the task, in nats a token."""
+        training, now = self.training, self.step / self.training.steps
+        model, budget, sparsifier, _ = self.prepared
+        if isinstance(budget, GateBudget):
+            budget.apply_(model, now)
+        for group in self.optimizer.param_groups:
+            group["lr"] = training.learning_rate(self.step)
+        ids, targets = draw_windows(self.tokens, training.batch, model.config.context, self.places)
+        with usage(model) as used:
+            loss = self.loss(ids, targets)
+        penalty = self._penalty(used, now)
+        if sparsifier is not None and len(used):
+            sparsifier.watch(used, penalty)
+        (loss if penalty is None else loss + penalty).backward()
+        if sparsifier is not None:
+            sparsifier.step(self.optimizer, now)
+        nn.utils.clip_grad_norm_(model.parameters(), training.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.spent.add(used, ids.numel())
+        self.step += 1
+        return loss.detach()
+
+    def _penalty(self, used: Usage, now: float) -> Tensor | None:
+        budget = self.prepared.budget
+        if isinstance(budget, ReluRouterBudget):
+            return budget.penalty()
+        return None if budget is None else budget.step(used, now)
+
+    def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy, in bfloat16 on a GPU."""
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            scores = self.model(ids)
+        return F.cross_entropy(scores.float().flatten(0, 1), targets.flatten())
+
+    def calibrate(self) -> None:
+        """Put the gates where hard decisions meet the budget on training text: a small shift of all thresholds."""
+        budget = self.prepared.budget
+        if isinstance(budget, Budget):
+            config = self.model.config
+            windows = [draw_windows(self.tokens, 32, config.context, self.places)[0] for _ in range(CALIBRATION)]
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+                calibrate_(self.model, windows, macs=budget.target, counter=self.prepared.counter)
+
+    def save(self) -> None:
+        """A checkpoint from which `resume` goes on to the same result."""
+        sparsifier, budget = self.prepared.sparsifier, self.prepared.budget
+        position: dict[str, Any] = {
+            "step": self.step, "seconds": self.seconds, "curve": self.curve, "macs": self.spent.total,
+            "recent": [float(loss) for loss in self._recent],
+            "relu": budget.state_dict() if isinstance(budget, ReluRouterBudget) else None,
+        }  # fmt: skip
+        save_checkpoint(
+            self.checkpoint, self.model, self.optimizer, budget if isinstance(budget, GateBudget) else None,
+            None if sparsifier is None else sparsifier.state_dict(), settings=self.settings, position=position,
+            rng={**random_state(), "places": self.places.get_state()},
+        )  # fmt: skip
+
+    def resume(self) -> None:
+        """Continue where `save` was called."""
+        budget = self.prepared.budget
+        position, rng = load_checkpoint(
+            self.checkpoint, self.model, self.optimizer, budget if isinstance(budget, GateBudget) else None,
+            self.prepared.sparsifier, settings=self.settings,
+        )  # fmt: skip
+        if isinstance(budget, ReluRouterBudget):
+            budget.load_state_dict(position["relu"])
+        set_random_state(rng)
+        self.places.set_state(rng["places"])
+        self.step, self.seconds, self.curve = position["step"], position["seconds"], position["curve"]
+        self.spent.executed = position["macs"]
+        self._recent = [torch.tensor(loss, device=self.device) for loss in position["recent"]]
+
+
+def make_optimizer(model: nn.Module, training: Training, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW; matrices decay, everything else does not."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim >= 2], "weight_decay": training.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=training.lr, betas=(0.9, 0.95), fused=device.type == "cuda")
