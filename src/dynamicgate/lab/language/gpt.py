@@ -61,13 +61,13 @@ class GPT(nn.Module):
         self.apply(_start)
         for block in self.blocks:  # every layer adds to the residual path: the sum should not grow with their number
             for linear in (block.mix, block.ffn.down):  # type: ignore[union-attr]
-                nn.init.normal_(linear.weight, std=SPREAD / math.sqrt(2 * config.layers))  # type: ignore[arg-type]
+                nn.init.normal_(linear.weight, std=SPREAD / math.sqrt(2 * config.layers))  # type: ignore[arg-type,union-attr]
 
     def forward(self, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
         """Scores [B, T, V] of the next token at each position. `cache` holds the positions before and is extended."""
         x_BTD = self.embed(ids_BT)
         past = cache[0][0].shape[2] if cache else 0
-        turn = rotation(past, past + ids_BT.shape[1], self.blocks[0].head_features, ids_BT.device)  # type: ignore[arg-type,union-attr]
+        turn = rotation(past, past + ids_BT.shape[1], self.blocks[0].head_features, ids_BT.device)  # type: ignore[arg-type]
         for number, block in enumerate(self.blocks):
             x_BTD, state = block(x_BTD, turn, cache[number] if cache else None)
             if cache is not None and past:
@@ -106,7 +106,7 @@ class Block(nn.Module):
 
 
 def ffn_sites(model: GPT) -> list[Site]:
-    """Where gates go, the hidden units of every feed-forward layer: ``gate_(model, config, where=ffn_sites(model))``."""
+    """Where gates go: the hidden units of all feed-forward layers, ``gate_(model, config, where=ffn_sites(model))``."""
     names = [f"blocks.{number}.ffn" for number in range(model.config.layers)]
     return [Site(f"{name}.down", (f"{name}.up",), f"{name}.up", model.config.width) for name in names]
 
