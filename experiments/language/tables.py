@@ -52,6 +52,7 @@ VARIANTS: dict[str, dict[str, Any]] = {  # of the gate at 16 d: one thing change
     "floor 0": {"floor": 0.0},
     "floor .04": {"floor": 0.04},
     "collapse reported": {"on_collapse": "report"},
+    "equal layers": {"layers": "equal"},
     "sparse gradient": {"gate_gradient": "sparse", "kernels": "always"},
 }
 

@@ -19,6 +19,7 @@ from dynamicgate.budget import Budget, OpenLoopBudget
 from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import named_gates
+from dynamicgate.lab.language.equal_layers import EqualLayersBudget
 from dynamicgate.lab.language.gpt import GPT, GPTConfig, ffn_sites
 from dynamicgate.lab.language.relu_router import ReluRouterBudget
 from dynamicgate.sparsity import Magnitude, RigL, Sparsifier
@@ -37,7 +38,8 @@ class FFNSettings:
     method: see `METHODS`. width: of the stored layer. executes: of the dense layer that costs as much; None: `width`.
     block: units that open together. net, rank, scale, floor, on_collapse, ramp (fraction of training over which the
     budget falls), gate_gradient, kernels: of gates. balance: weight of the load-balance penalty of routers. density: of
-    the connections of `gate+rigl`.
+    the connections of `gate+rigl`. layers: "free" shares the budget of `gate` among the layers as training finds best,
+    "equal" gives all the same. rates: of the layers of `top-k`, instead of the same for all.
     """
 
     method: Method = "dense"
@@ -55,6 +57,8 @@ class FFNSettings:
     balance: float = BALANCE
     density: float = 0.5
     kernels: Literal["auto", "always", "never"] = "auto"
+    layers: Literal["free", "equal"] = "free"
+    rates: tuple[float, ...] | None = None
 
     @property
     def learns_from_closed_blocks(self) -> bool:
@@ -66,7 +70,7 @@ class Prepared(NamedTuple):
     """A model, what steers its gates, and what prunes it."""
 
     model: GPT
-    budget: Budget | OpenLoopBudget | ReluRouterBudget | None
+    budget: Budget | OpenLoopBudget | ReluRouterBudget | EqualLayersBudget | None
     sparsifier: Sparsifier | None
     counter: MacCounter
 
@@ -92,6 +96,8 @@ def _gate(settings: FFNSettings, model: GPT, seed: int) -> Prepared:
     shape: Any = {} if kind == "static" else {"net": settings.net, "rank": settings.rank}
     gate_(model, GateConfig(kind=kind, block=settings.block, scale=settings.scale, **shape), where=ffn_sites(model))
     counter = _counter(model)
+    if settings.layers == "equal":
+        return Prepared(model, _equal_layers(settings, model), None, counter)
     return Prepared(model, _budget(settings, model, counter), None, counter)
 
 
@@ -100,13 +106,21 @@ def _gate_and_rigl(settings: FFNSettings, model: GPT, seed: int) -> Prepared:
     sparsifier = RigL(
         model, settings.density, initial_density=1.0, every=None, include=LINEARS, distribution="uniform", seed=seed
     )
+    assert isinstance(prepared.budget, Budget)
+    prepared.budget.sparsifier = sparsifier  # gates do not pay for connections that are still to be pruned
     return prepared._replace(sparsifier=sparsifier)
 
 
 def _top_k(settings: FFNSettings, model: GPT, seed: int) -> Prepared:
     """Exactly as many blocks as the budget pays for, for every token in every layer."""
-    config = GateConfig(block=settings.block, net=settings.net, scale=settings.scale, top_k=affordable(settings, model))
-    gate_(model, config, where=ffn_sites(model))
+    sites, blocks = ffn_sites(model), blocks_of(settings, model)
+    counts = [affordable(settings, model)] * len(sites)
+    if settings.rates is not None:
+        counts = [max(1, round(rate * blocks)) for rate in settings.rates]
+    for site, top_k in zip(sites, counts, strict=True):
+        gate_(
+            model, GateConfig(block=settings.block, net=settings.net, scale=settings.scale, top_k=top_k), where=[site]
+        )
     if settings.method == "random":  # choices that depend on the token and are never learned
         for gate in named_gates(model).values():
             gate.requires_grad_(False)
@@ -167,6 +181,14 @@ def _budget(settings: FFNSettings, model: GPT, counter: MacCounter) -> Budget:
         target=1.0 - saved / counter.dense, warmup=settings.warmup, anneal=settings.ramp, floor=settings.floor,
         on_collapse=settings.on_collapse, counter=counter,
     )  # fmt: skip
+
+
+def _equal_layers(settings: FFNSettings, model: GPT) -> EqualLayersBudget:
+    """The same open rate for all layers, at the cost of the dense model of width `executes`."""
+    executes = settings.width if settings.executes is None else settings.executes
+    gate = sum(gate.macs for gate in named_gates(model).values()) / model.config.layers
+    rate = (2 * executes * model.config.features**2 - gate) / (2 * model.config.features * model.config.width)
+    return EqualLayersBudget(rate, settings.warmup, settings.ramp)
 
 
 def blocks_of(settings: FFNSettings, model: GPT) -> int:

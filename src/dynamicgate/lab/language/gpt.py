@@ -66,14 +66,15 @@ class GPT(nn.Module):
     def forward(self, ids_BT: Tensor, cache: Cache | None = None) -> Tensor:
         """Scores [B, T, V] of the next token at each position. `cache` holds the positions before and is extended."""
         x_BTD = self.embed(ids_BT)
-        past = cache[0][0].shape[2] if cache else 0
+        before: list[Any] = list(cache) if cache else [None] * len(self.blocks)
+        past = before[0][0].shape[2] if cache else 0
         turn = rotation(past, past + ids_BT.shape[1], self.blocks[0].head_features, ids_BT.device)  # type: ignore[arg-type]
-        for number, block in enumerate(self.blocks):
-            x_BTD, state = block(x_BTD, turn, cache[number] if cache else None)
-            if cache is not None and past:
-                cache[number] = state
-            elif cache is not None:
-                cache.append(state)
+        after: Cache = []
+        for block, state in zip(self.blocks, before, strict=True):
+            x_BTD, state = block(x_BTD, turn, state)
+            after.append(state)
+        if cache is not None:
+            cache[:] = after
         return self.head(self.norm(x_BTD))
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from dynamicgate.budget import Budget, GateBudget, calibrate_
 from dynamicgate.gating.recording import Usage, usage
 from dynamicgate.lab.language.costs import Costs, TrainingCost
+from dynamicgate.lab.language.equal_layers import EqualLayersBudget
 from dynamicgate.lab.language.ffn_methods import FFNSettings, Prepared, prepare
 from dynamicgate.lab.language.gpt import GPTConfig
 from dynamicgate.lab.language.relu_router import ReluRouterBudget
@@ -61,6 +62,8 @@ class LanguageRun:
         self.settings = {"ffn": asdict(ffn), "sizes": sizes.to_dict(), "training": asdict(training)}
         self.prepared: Prepared = prepare(ffn, sizes, device, training.seed)
         self.model = self.prepared.model
+        if self.prepared.sparsifier is not None:
+            self.prepared.sparsifier.check_length(training.steps)
         self.costs = Costs(self.prepared)
         self.spent = TrainingCost(self.costs, exact=ffn.learns_from_closed_blocks)
         self.optimizer = make_optimizer(self.model, training, device)
@@ -113,7 +116,7 @@ class LanguageRun:
         """One step; the loss of the task, in nats a token."""
         training, now = self.training, self.step / self.training.steps
         model, budget, sparsifier, _ = self.prepared
-        if isinstance(budget, GateBudget):
+        if isinstance(budget, GateBudget | EqualLayersBudget):
             budget.apply_(model, now)
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate(self.step)
@@ -147,11 +150,14 @@ class LanguageRun:
 
     def calibrate(self) -> None:
         """Put the gates where hard decisions meet the budget on training text: a small shift of all thresholds."""
-        budget = self.prepared.budget
-        if isinstance(budget, Budget):
-            config = self.model.config
-            windows = [draw_windows(self.tokens, 32, config.context, self.places)[0] for _ in range(CALIBRATION)]
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+        budget, context = self.prepared.budget, self.model.config.context
+        if not isinstance(budget, Budget | EqualLayersBudget):
+            return
+        windows = [draw_windows(self.tokens, 32, context, self.places)[0] for _ in range(CALIBRATION)]
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            if isinstance(budget, EqualLayersBudget):
+                budget.calibrate_(self.model, windows)
+            else:
                 calibrate_(self.model, windows, macs=budget.target, counter=self.prepared.counter)
 
     def save(self) -> None:
@@ -160,7 +166,7 @@ class LanguageRun:
         position: dict[str, Any] = {
             "step": self.step, "seconds": self.seconds, "curve": self.curve, "macs": self.spent.total,
             "recent": [float(loss) for loss in self._recent],
-            "relu": budget.state_dict() if isinstance(budget, ReluRouterBudget) else None,
+            "control": budget.state_dict() if isinstance(budget, ReluRouterBudget | EqualLayersBudget) else None,
         }  # fmt: skip
         save_checkpoint(
             self.checkpoint, self.model, self.optimizer, budget if isinstance(budget, GateBudget) else None,
@@ -175,8 +181,8 @@ class LanguageRun:
             self.checkpoint, self.model, self.optimizer, budget if isinstance(budget, GateBudget) else None,
             self.prepared.sparsifier, settings=self.settings,
         )  # fmt: skip
-        if isinstance(budget, ReluRouterBudget):
-            budget.load_state_dict(position["relu"])
+        if isinstance(budget, ReluRouterBudget | EqualLayersBudget):
+            budget.load_state_dict(position["control"])
         set_random_state(rng)
         self.places.set_state(rng["places"])
         self.step, self.seconds, self.curve = position["step"], position["seconds"], position["curve"]
