@@ -13,12 +13,14 @@ from dynamicgate.lab.language.costs import model_costs
 from dynamicgate.lab.language.evaluation import WINDOWS, evaluate_text
 from dynamicgate.lab.language.ffn_methods import FFNSettings
 from dynamicgate.lab.language.gpt import GPTConfig
+from dynamicgate.lab.language.model_file import save_gpt
 from dynamicgate.lab.language.text import Text
 from dynamicgate.lab.language.training import LanguageRun, Training
 from dynamicgate.lab.runner import Job
 
 SIZES = ("features", "layers", "heads", "context")
 TRAINING = ("steps", "batch", "lr", "weight_decay")
+MODEL = "model.safetensors"
 QUICK = {"block": 16, "gate_gradient": "dense", "kernels": "auto"}  # layers are narrow, and nothing may need a GPU
 
 
@@ -31,6 +33,7 @@ def train(job: Job, text: Text) -> dict[str, Any]:
     ffn = FFNSettings(**{**asked["ffn"], **(QUICK if job.quick else {})})
     run = LanguageRun(ffn, sizes, training, text, device=choose_device(job.device), folder=job.folder)
     run.train()
+    save_gpt(run.model, text.make_tokenizer(), job.folder / MODEL, notes={"text": text.name, "seed": job.seed})
     parts = ("valid", "test") if asked.get("test", True) else ("valid",)
     found = measure(run, text, parts, asked.get("windows", WINDOWS))
     return {"model": job.model, "seed": job.seed, "settings": asked, **found}

@@ -133,4 +133,7 @@ def _read(folder: Path, stem: str) -> Text:
     tokens: dict[str, np.ndarray] = {
         part: read_tokens(folder / f"{stem}-{part}.bin", about["dtype"]) for part in PARTS if part in about["bytes"]
     }
-    return Text(about["name"], about["tokenizer"], about["vocabulary"], tokens, about["bytes"], about["sha256"])
+    return Text(
+        about["name"], about["tokenizer"], about["vocabulary"], tokens, about["bytes"], about["sha256"],
+        folder / f"{stem}-vocabulary.json",
+    )  # fmt: skip

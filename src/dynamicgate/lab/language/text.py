@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dynamicgate.lab.language.tokenizers import Tokenizer, make_tokenizer
+
 PARTS = ("train", "valid", "test")
 
 
@@ -27,6 +29,8 @@ class Text:
     tokens: dict[str, np.ndarray]
     bytes: dict[str, int]
     sha256: dict[str, str]
+    merges: Path | None = None
+    """The file with the merges of byte pairs."""
 
     def sizes(self) -> dict[str, Any]:
         """What tells a reader, and the next run, which text this was."""
@@ -35,6 +39,10 @@ class Text:
             "name": self.name, "features": self.tokenizer, "classes": self.vocabulary, **counts,
             "bytes": self.bytes, "sha256": self.sha256,
         }  # fmt: skip
+
+    def make_tokenizer(self) -> Tokenizer:
+        """What turns text into tokens of this corpus."""
+        return make_tokenizer(self.tokenizer, None, self.merges or Path())
 
     def bytes_a_token(self, part: str) -> float:
         """Mean length of a token of this part."""

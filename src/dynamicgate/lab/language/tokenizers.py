@@ -23,6 +23,9 @@ class Tokenizer(Protocol):
     def decode(self, tokens: list[int]) -> bytes:
         """The text of tokens."""
 
+    def to_dict(self) -> dict[str, str]:
+        """As JSON values, for a model file; see `read_tokenizer`."""
+
 
 class Bytes:
     """Every byte is a token."""
@@ -36,6 +39,10 @@ class Bytes:
     def decode(self, tokens: list[int]) -> bytes:
         """The numbers as bytes."""
         return bytes(tokens)
+
+    def to_dict(self) -> dict[str, str]:
+        """There is nothing to store."""
+        return {"kind": "bytes"}
 
 
 class BytePairs:
@@ -57,6 +64,10 @@ class BytePairs:
         """The text of tokens; half a character becomes a replacement character."""
         return self.merges.decode(tokens).encode()
 
+    def to_dict(self) -> dict[str, str]:
+        """All merges."""
+        return {"kind": "byte pairs", "merges": self.merges.to_str()}
+
 
 def make_tokenizer(name: str, text: bytes | None, path: Path) -> Tokenizer:
     """The tokenizer of a name: "bytes", or "bpe" and the size of the vocabulary, such as "bpe8192".
@@ -67,11 +78,9 @@ def make_tokenizer(name: str, text: bytes | None, path: Path) -> Tokenizer:
         return Bytes()
     if not (name.startswith("bpe") and name[3:].isdigit() and 256 < int(name[3:]) <= 1 << 16):
         raise ValueError(f"unknown tokenizer {name!r}: expected bytes, or bpe and a size up to 65536 such as bpe8192")
-    try:
-        from tokenizers import Tokenizer as Merges
-        from tokenizers import decoders, models, pre_tokenizers, trainers
-    except ImportError as error:
-        raise ImportError("byte pairs need the package tokenizers: pip install 'dynamicgate[hf]'") from error
+    Merges = _merges()
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
     if path.is_file():
         return BytePairs(Merges.from_file(str(path)))
     if text is None:
@@ -86,6 +95,19 @@ def make_tokenizer(name: str, text: bytes | None, path: Path) -> Tokenizer:
     merges.train_from_iterator((piece.decode("utf-8", "replace") for piece in sample), trainer)
     merges.save(str(path))
     return BytePairs(merges)
+
+
+def read_tokenizer(stored: dict[str, str]) -> Tokenizer:
+    """The tokenizer that `to_dict` described."""
+    return Bytes() if stored["kind"] == "bytes" else BytePairs(_merges().from_str(stored["merges"]))
+
+
+def _merges() -> Any:
+    try:
+        from tokenizers import Tokenizer as Merges
+    except ImportError as error:
+        raise ImportError("byte pairs need the package tokenizers: pip install 'dynamicgate[hf]'") from error
+    return Merges
 
 
 def _pieces(text: bytes) -> list[bytes]:
