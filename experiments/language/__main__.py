@@ -5,6 +5,7 @@ python -m experiments.language python              # every method at the cost of
 python -m experiments.language python-long         # the main ones, trained longer
 python -m experiments.language python-variants     # the gate with one thing changed at a time, by validation text
 python -m experiments.language all --jobs 3 --device cuda
+python -m experiments.language page                # docs/language-models.md from the committed results
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ from __future__ import annotations
 import sys
 
 from dynamicgate.lab.language.corpora import fetch_python
+from dynamicgate.lab.runner.docs_pages import write_pages
 from experiments.command import asked_experiment, exit_code, parser_of, run_asked
+from experiments.language.page import pages
 from experiments.language.tables import LANGUAGE
 
 MODULE = "experiments.language"
@@ -21,13 +24,16 @@ MODULE = "experiments.language"
 def main() -> None:
     """Run what is asked for."""
     parser = parser_of(MODULE, __doc__)
-    parser.add_argument("names", nargs="+", help=f"{', '.join(t.name for t in LANGUAGE.tables)}; all, or fetch")
+    parser.add_argument("names", nargs="+", help=f"{', '.join(t.name for t in LANGUAGE.tables)}; all, fetch or page")
     parser.add_argument("--only", nargs="*", default=None, help="models; all")
     args = parser.parse_args()
     if args.names == ["fetch"]:
         print(f"checked: {fetch_python(args.data_dir)}")
         return
     experiment = asked_experiment(LANGUAGE, args)
+    if args.names == ["page"]:
+        write_pages(experiment.root, pages(experiment))
+        return
     names = [t.name for t in experiment.tables] if args.names == ["all"] else args.names
     jobs = experiment.jobs([experiment.table(name) for name in names], seeds=args.seeds, device=args.device)
     jobs = [job for job in jobs if args.only is None or job.model in args.only]

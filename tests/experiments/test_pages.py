@@ -9,6 +9,8 @@ import pytest
 from benchmarks import pages as benchmarks
 from experiments.frontier import page as frontier
 from experiments.frontier.experiment import FRONTIER
+from experiments.language import page as language
+from experiments.language.tables import LANGUAGE
 from experiments.paper import page as paper
 from experiments.paper.experiment import PAPER
 from experiments.stages import page as stages
@@ -22,6 +24,7 @@ MAKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "paper": (lambda: paper.pages(PAPER), 1),
     "frontier": (lambda: frontier.pages(FRONTIER), 1 + 7 + 2 * 7 + 1),  # page, figures of cost and latency, README
     "stages": (lambda: stages.pages(STAGES), 1),
+    "language": (lambda: language.pages(LANGUAGE), 1),
     "sparse-mnist": (lambda: sparse_mnist.pages(sparse_mnist.SPARSE_MNIST), 1),
     "benchmarks": (benchmarks.pages, 4),
 }
