@@ -25,6 +25,9 @@ def pages(experiment: Experiment = LANGUAGE) -> Pages:
     made: dict[str, Any] = {}
     for table in experiment.tables:
         rows = read_rows(experiment, table)
+        if table.name.endswith("-rates"):
+            sections[table.name] = rates_table(rows) or MISSING
+            continue
         if table.name.endswith("-variants"):
             sections[table.name] = variants_table(rows) or MISSING
             continue
@@ -118,6 +121,17 @@ def layers_table(rows: Rows) -> str:
 def last_part(run: Run) -> str:
     """The part of the text that the run was measured on last."""
     return "test" if "test" in run["quality"] else "valid"
+
+
+def rates_table(rows: Rows) -> str:
+    """Bits per byte of validation text by learning rate."""
+    models = list(dict.fromkeys(name.rpartition(" ")[0] for name in rows))
+    rates = sorted({float(name.rpartition(" ")[2]) for name in rows})
+    body = [
+        [model, *(f"{fmean(map(bits, rows[name])):.4f}" if (name := f"{model} {rate:g}") in rows else ABSENT for rate in rates)]
+        for model in models
+    ]  # fmt: skip
+    return markdown(["learning rate", *(f"{rate:g}" for rate in rates)], body, numbers=True) if rows else ""
 
 
 def variants_table(rows: Mapping[str, Sequence[Run]]) -> str:

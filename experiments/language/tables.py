@@ -6,7 +6,7 @@ Everything is asked for in multiples of the features d; `executes` includes gate
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ EXPERTS = {"method": "router", "width": 16, "executes": 1.02, "block": 512}  # a
 DENSER = {f"dense {width}d": {"width": width} for width in (2, 4, 8)}
 FRONTIER = {**AT_1D, **DENSER, "experts 16 x 1d": EXPERTS}
 MAIN = ("dense 1d", GATE, "top-k 16d", "router 16d", "dense 4d", "dense 8d")
+RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 VARIANTS: dict[str, dict[str, Any]] = {  # of the gate at 16 d: one thing changed at a time, by validation text
     "as it is": {},
     "ramp .25": {"ramp": 0.25},
@@ -62,9 +63,17 @@ def load(job: Job, data_dir: Path | None) -> Text:
     return load_text(job.table.data, job.table.data_options.get("tokenizer", "bytes"), data_dir=data_dir)
 
 
-def table_of(name: str, data: str, models: Mapping[str, Mapping[str, Any]], shared: Mapping[str, Any]) -> Table:
-    """A table of models on a text."""
+def table_of(
+    name: str,
+    data: str,
+    models: Mapping[str, Mapping[str, Any]],
+    shared: Mapping[str, Any],
+    rates: Sequence[float] = (),
+) -> Table:
+    """A table of models on a text; with `rates` each model with each of these learning rates."""
     asked = {model: {**shared, "ffn": dict(ffn)} for model, ffn in models.items()}
+    if rates:
+        asked = {f"{model} {rate:g}": {**one, "lr": rate} for model, one in asked.items() for rate in rates}
     return Table(name=name, data=data, models=asked, train=train, load=load, seeds=SEEDS, quick=QUICK)
 
 
@@ -78,6 +87,7 @@ def tables() -> tuple[Table, ...]:
         made += [
             table_of(data, data, FRONTIER, short),
             table_of(f"{data}-long", data, main, long),
+            table_of(f"{data}-rates", data, main, {**short, "test": False}, rates=RATES),
             table_of(f"{data}-variants", data, variants, {**short, "test": False}),
         ]
     large = {name: FRONTIER[name] for name in MAIN}
