@@ -127,10 +127,12 @@ def rates_table(rows: Rows) -> str:
     """Bits per byte of validation text by learning rate."""
     models = list(dict.fromkeys(name.rpartition(" ")[0] for name in rows))
     rates = sorted({float(name.rpartition(" ")[2]) for name in rows})
-    body = [
-        [model, *(f"{fmean(map(bits, rows[name])):.4f}" if (name := f"{model} {rate:g}") in rows else ABSENT for rate in rates)]
-        for model in models
-    ]  # fmt: skip
+
+    def reached(model: str, rate: float) -> str:
+        name = f"{model} {rate:g}"
+        return f"{fmean(map(bits, rows[name])):.4f}" if name in rows else ABSENT
+
+    body = [[model, *(reached(model, rate) for rate in rates)] for model in models]
     return markdown(["learning rate", *(f"{rate:g}" for rate in rates)], body, numbers=True) if rows else ""
 
 
