@@ -32,9 +32,15 @@ def asked_experiment(experiment: Experiment, args: argparse.Namespace) -> Experi
     return replace(experiment, quick=args.quick)
 
 
-def run_asked(experiment: Experiment, jobs: Sequence[Job], args: argparse.Namespace, command: str) -> None:
-    """Run what is missing of these jobs, and leave what `dynamicgate report` reads."""
-    run_jobs(jobs, experiment.results, processes=args.jobs, data_dir=args.data_dir, command=command)
+def run_asked(
+    experiment: Experiment,
+    jobs: Sequence[Job],
+    args: argparse.Namespace,
+    command: str,
+    more: Callable[[Job], Sequence[Job]] | None = None,
+) -> None:
+    """Run what is missing of these jobs, and leave what `dynamicgate report` reads; `more` as in `run_jobs`."""
+    run_jobs(jobs, experiment.results, processes=args.jobs, data_dir=args.data_dir, command=command, more=more)
     write_for_report(experiment.results, jobs)
 
 

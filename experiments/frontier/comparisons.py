@@ -1,77 +1,95 @@
-"""What the runs say: accuracy at each budget and latency, who wins where, and the area under each method's frontier."""
+"""What the runs say: accuracy at each budget, paired tests over the cells of each family, areas under the frontier."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.results import read_results
-from dynamicgate.lab.runner.statistics import Interval, interval
-from experiments.frontier.datasets import BUDGETS, CONTROLS, OURS, OURS_IN_TILES, method_of
+from dynamicgate.lab.runner.statistics import Interval, holm, interval, paired, t_quantile
+from experiments.frontier.datasets import DATASETS, method_of
+from experiments.frontier.methods import BUDGETS, CONTROLS, NO_GATES, OURS, WITHOUT_GATES
+from experiments.frontier.tables import Chosen, kind_of
 
-COMPARED_AT = (0.05, 0.1, 0.2)  # budgets
-TIE = 0.1  # points
-BATCHES = (1, 256)  # that are timed
+CELLS = len(DATASETS) * len(BUDGETS)
+SIGNIFICANT = 0.05
+WITHIN = 0.01  # of a budget
 
 
 class Entry(NamedTuple):
-    """One method at one budget on one dataset."""
+    """The runs of one method at one budget on one dataset."""
 
-    accuracy: Sequence[float]
-    relative: Sequence[float]
     runs: Sequence[Run]
 
     @property
-    def mean(self) -> float:
+    def by_seed(self) -> dict[int, float]:
+        """Accuracy in points."""
+        return {run["seed"]: 100.0 * run["quality"]["accuracy"] for run in self.runs}
+
+    @property
+    def accuracy(self) -> Interval:
         """Mean accuracy over seeds, in points."""
-        return 100.0 * fmean(self.accuracy)
+        return interval(list(self.by_seed.values()))
+
+    @property
+    def relative(self) -> float:
+        """Mean cost relative to dense."""
+        return fmean(run["macs"]["relative"] for run in self.runs)
 
     def meets(self, budget: float | None) -> bool:
         """Whether its cost is within a point of the budget: some methods are too coarse for small budgets."""
-        return budget is None or abs(fmean(self.relative) - budget) <= 0.01
-
-
-class Comparison(NamedTuple):
-    """Ours against a control on one dataset at one budget.
-
-    half: of the 95 % interval over seeds that both have. faster: no model of the control is as fast; points are then
-    relative to its fastest.
-    """
-
-    name: str
-    budget: float
-    control: str
-    points: float
-    faster: bool = False
-    half: float | None = None
-
-    @property
-    def outcome(self) -> str:
-        """Won or lost by more than `TIE` points, else tied; won where no model of the control is as fast."""
-        if self.faster:
-            return "won"
-        if abs(self.points) <= TIE:
-            return "tied"
-        return "won" if self.points > 0.0 else "lost"
+        return budget is None or abs(self.relative - budget) <= WITHIN
 
 
 Entries = dict[tuple[str, float | None], Entry]
 """By method and budget, None at full cost."""
-Latencies = dict[tuple[str, float | None], dict[str, Any]]
-"""By method and budget: the times of its model by batch size."""
 
 
-def read_entries(experiment: Experiment, name: str) -> tuple[Entries, dict[str, Any]]:
-    """The entries of a table, and what its data are."""
+class Cell(NamedTuple):
+    """One method against another on one dataset at one budget.
+
+    difference: of accuracy, in points, over the seeds that both have. half: of its 95 % interval. p_holm: corrected
+    over the cells of a family. same: both are the same model.
+    """
+
+    name: str
+    budget: float
+    ours: str
+    control: str
+    difference: float
+    half: float | None
+    p: float | None
+    n: int
+    same: bool = False
+    p_holm: float = 1.0
+
+    @property
+    def outcome(self) -> str:
+        """Won or lost where the corrected test says so, else tied."""
+        if self.same or self.p_holm >= SIGNIFICANT:
+            return "tied"
+        return "won" if self.difference > 0.0 else "lost"
+
+
+def read_entries(experiment: Experiment, name: str, chosen: Chosen) -> tuple[Entries, dict[str, Any]]:
+    """The entries of a dataset, and what its data are. Without gates, ours has the runs of the recipe without them."""
     runs, data = read_results(experiment.results, experiment.jobs([experiment.table(name)]))
-    return entries_of(run for rows in runs.values() for run in rows), data.get(name, {})
+    entries = entries_of(run for rows in runs.values() for run in rows)
+    for method, without in WITHOUT_GATES.items():
+        for budget in BUDGETS:
+            if has_no_gates(chosen, name, method, budget) and (without, budget) in entries:
+                entries[method, budget] = entries[without, budget]
+    return entries, data.get(name, {})
+
+
+def has_no_gates(chosen: Chosen, name: str, method: str, budget: float) -> bool:
+    """Whether ours was chosen to be the recipe without gates."""
+    return kind_of(chosen.get(name, {}), method, budget) == NO_GATES
 
 
 def entries_of(runs: Iterable[Run]) -> Entries:
@@ -80,79 +98,97 @@ def entries_of(runs: Iterable[Run]) -> Entries:
     for run in runs:
         if "unreachable" not in run:
             found.setdefault(method_of(run["model"]), []).append(run)
-    return {key: entry_of(rows) for key, rows in found.items()}
+    return {key: Entry(rows) for key, rows in found.items()}
 
 
-def entry_of(runs: Sequence[Run]) -> Entry:
-    """The runs of one method at one budget."""
-    return Entry([run["quality"]["accuracy"] for run in runs], [run["macs"]["relative"] for run in runs], runs)
+def compare(name: str, budget: float, entries: Entries, ours: str, control: str) -> Cell | None:
+    """One cell, not yet corrected; None where runs are missing."""
+    if (ours, budget) not in entries or (control, budget) not in entries:
+        return None
+    mine, theirs = entries[ours, budget], entries[control, budget]
+    a, b = mine.by_seed, theirs.by_seed
+    seeds = sorted(a.keys() & b.keys())
+    if not seeds:
+        return None
+    apart = [a[seed] - b[seed] for seed in seeds]
+    test = paired(apart, [0.0] * len(apart))
+    same = mine.runs is theirs.runs
+    return Cell(name, budget, ours, control, test.difference, interval(apart).half, test.p, test.n, same)
 
 
-def comparisons(name: str, entries: Entries, controls: Sequence[str] = CONTROLS, ours: str = OURS) -> list[Comparison]:
-    """Ours against every control at the budgets of `COMPARED_AT`, where the control meets the budget."""
-    return [
-        compare_entries(name, budget, control, entries[ours, budget], entries[control, budget])
-        for budget in COMPARED_AT
+def best_control(entries: Entries, budget: float, controls: Sequence[str] = CONTROLS) -> str | None:
+    """The control with the highest mean accuracy on test rows that meets the budget."""
+    means = {
+        control: entries[control, budget].accuracy.mean
         for control in controls
-        if (ours, budget) in entries and (control, budget) in entries and entries[control, budget].meets(budget)
-    ]
+        if (control, budget) in entries and entries[control, budget].meets(budget)
+    }
+    return max(means, key=lambda control: means[control]) if means else None
 
 
-def compare_entries(name: str, budget: float, control: str, ours: Entry, theirs: Entry) -> Comparison:
-    """One comparison, paired by seed."""
-    reached = {run["seed"]: run["quality"]["accuracy"] for run in theirs.runs}
-    apart = [100.0 * (run["quality"]["accuracy"] - reached[run["seed"]]) for run in ours.runs if run["seed"] in reached]
-    half = interval(apart).half if apart else None
-    return Comparison(name, budget, control, ours.mean - theirs.mean, half=half)
-
-
-def latency_comparisons(
-    name: str, entries: Entries, latencies: Latencies, batch: int, ours: str = OURS_IN_TILES
-) -> list[Comparison]:
-    """What ours reaches at the latencies of its models at `COMPARED_AT`, against what every control reaches there."""
-    found = []
-    for budget in COMPARED_AT:
-        if (ours, budget) not in latencies or (ours, budget) not in entries:
-            continue
-        ratio = latencies[ours, budget]["batches"][str(batch)]["ratio"]
-        mine = accuracy_at(timed(entries, latencies, ours, batch), ratio)
-        for control in CONTROLS:
-            points = timed(entries, latencies, control, batch)
-            if points:
-                faster = ratio < points[0][0]
-                found.append(Comparison(name, budget, control, mine - accuracy_at(points, ratio), faster))
-    return found
-
-
-def timed(entries: Entries, latencies: Latencies, method: str, batch: int) -> list[tuple[float, float]]:
-    """Latency relative to dense and accuracy in points of the models of a method, the fastest first."""
-    return sorted(
-        (latencies[method, budget]["batches"][str(batch)]["ratio"], entries[method, budget].mean)
+def against(found: Mapping[str, Entries], ours: str, control: str) -> list[Cell]:
+    """A family: ours against one control in every cell in which the control meets the budget."""
+    cells = [
+        compare(name, budget, entries, ours, control)
+        for name, entries in found.items()
         for budget in BUDGETS
-        if (method, budget) in latencies and (method, budget) in entries
+        if (control, budget) in entries and entries[control, budget].meets(budget)
+    ]
+    return corrected(cells)
+
+
+def against_best(found: Mapping[str, Entries], ours: str = OURS) -> list[Cell]:
+    """A family: ours against the best control of every cell."""
+    return corrected(
+        compare(name, budget, entries, ours, control)
+        for name, entries in found.items()
+        for budget in BUDGETS
+        if (control := best_control(entries, budget))
     )
 
 
-def accuracy_at(points: Sequence[tuple[float, float]], ratio: float) -> float:
-    """The accuracy that a method reaches at a latency: interpolated between its models over the logarithm of the
-    latency, beyond them the nearest. A slower model may be replaced by any faster one, so accuracy never falls."""
-    best = list(accumulate((height for _, height in points), max))
-    return float(np.interp(math.log(ratio), [math.log(latency) for latency, _ in points], best))
+def corrected(cells: Iterable[Cell | None]) -> list[Cell]:
+    """The cells with p-values corrected by Holm; cells that are still to be run count as well, with a p-value of 1."""
+    given = [cell for cell in cells if cell is not None]
+    p_values = [1.0 if cell.same or cell.p is None else cell.p for cell in given]
+    missing = [1.0] * max(0, CELLS - len(given))
+    return [cell._replace(p_holm=p) for cell, p in zip(given, holm([*p_values, *missing])[: len(given)], strict=True)]
+
+
+def mean_difference(found: Mapping[str, Entries], cells: Sequence[Cell]) -> tuple[float, float | None]:
+    """The mean over cells, and half of its 95 % interval over seeds. Cells of a dataset share seeds, so they are
+    averaged for each seed first; datasets are independent."""
+    mean, errors = 0.0, list[tuple[float, int]]()
+    for name in dict.fromkeys(cell.name for cell in cells):
+        rows = []
+        for cell in (cell for cell in cells if cell.name == name):
+            a, b = (found[name][method, cell.budget].by_seed for method in (cell.ours, cell.control))
+            rows.append({seed: a[seed] - b[seed] for seed in a.keys() & b.keys()})
+        seeds = set.intersection(*(set(row) for row in rows))
+        values = [fmean(row[seed] for row in rows) for seed in sorted(seeds)] or [fmean(rows[0].values())]
+        weight = len(rows) / len(cells)
+        one = interval(values)
+        mean += weight * one.mean
+        errors.append((weight**2 * one.std**2 / one.n, one.n - 1))
+    if any(degrees == 0 for _, degrees in errors):
+        return mean, None
+    variance = sum(error for error, _ in errors)
+    if variance == 0.0:
+        return mean, 0.0
+    degrees = variance**2 / sum(error**2 / own for error, own in errors)  # Welch and Satterthwaite
+    return mean, t_quantile(0.975, max(1, int(degrees))) * math.sqrt(variance)
 
 
 def area(entries: Entries, method: str) -> Interval | None:
     """Mean accuracy over the logarithm of the budget, in points, with its interval over seeds; None where a budget is
     missing."""
-    row = [entries.get((method, budget)) for budget in BUDGETS]
-    found = [entry for entry in row if entry is not None]
-    seeds = min((len(entry.accuracy) for entry in found), default=0)
-    if len(found) < len(BUDGETS) or not seeds:
+    rows = [entries[method, budget].by_seed for budget in BUDGETS if (method, budget) in entries]
+    if len(rows) < len(BUDGETS) or not (seeds := sorted(set.intersection(*(set(row) for row in rows)))):
         return None
     logs = [math.log(budget) for budget in BUDGETS]
 
     def of(seed: int) -> float:
-        heights = [100.0 * entry.accuracy[seed] for entry in found]
-        steps = zip(pairwise(logs), pairwise(heights), strict=True)
+        steps = zip(pairwise(logs), pairwise(row[seed] for row in rows), strict=True)
         return sum((b - a) * (low + high) / 2 for (a, b), (low, high) in steps) / (logs[-1] - logs[0])
 
-    return interval([of(seed) for seed in range(seeds)])
+    return interval([of(seed) for seed in seeds])

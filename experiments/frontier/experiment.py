@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dynamicgate.lab.runner import Experiment, Table
 from experiments import ROOT
-from experiments.frontier import ablation, datasets
+from experiments.frontier.datasets import DATASETS
+from experiments.frontier.tables import read_chosen, tables_of
 
-KINDS = ("tuning", "ablation")
-FRONTIER = Experiment("frontier", (*datasets.tables(), *ablation.tables()), ROOT)
+FRONTIER = Experiment("frontier", tables_of(read_chosen()), ROOT)
 
 
-def choose_tables(name: str) -> list[Table]:
-    """The tables of a name: a dataset, NAME-tuning, NAME-ablation; "all" datasets, "tuning" or "ablation" of all."""
-    if name == "all":
-        return [FRONTIER.table(dataset) for dataset in datasets.DATASETS]
-    if name in KINDS:
-        return [table for table in FRONTIER.tables if table.name.endswith(f"-{name}")]
-    return [FRONTIER.table(name)]
+def datasets_of(names: list[str]) -> list[str]:
+    """The datasets of these names; none, or "all", are all."""
+    if unknown := [name for name in names if name not in (*DATASETS, "all")]:
+        raise ValueError(f"unknown datasets {', '.join(unknown)}: there are {', '.join(DATASETS)}, and all")
+    return list(DATASETS) if not names or "all" in names else names
+
+
+def final_tables(experiment: Experiment, names: list[str]) -> list[Table]:
+    """The tables of these datasets that use test rows."""
+    return [experiment.table(name) for name in names]

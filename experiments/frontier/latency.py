@@ -1,29 +1,65 @@
-"""Latency of trained models: compiled, with one thread, relative to the dense network of their dataset and seed.
+"""Latency of trained models: compiled, with one thread, all models of a dataset in turn over its test inputs.
 
-Only the first seed is timed: seeds differ in what they learn, hardly in how long they take. Test rows only serve as
-something to compute on.
+Only the first seed is timed: seeds differ in what they learn, hardly in how long they take. The dense network runs
+three ways: eager, by `torch.compile`, and as our own plan. Test rows only serve as something to compute on.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import fmean
-from typing import Any
+from statistics import geometric_mean
+from typing import NamedTuple
 
+import torch
+
+import dynamicgate as dg
 from dynamicgate.files import environment
 from dynamicgate.lab.result_file import Run, read_runs, write_runs
-from dynamicgate.lab.runner import Experiment, Job, run_parallel
+from dynamicgate.lab.runner import Experiment, Job
 from dynamicgate.lab.runner.prepared import load_splits
 from dynamicgate.lab.runner.results import StaleRunsWarning, say_stale
-from experiments.frontier.comparisons import BATCHES, Entry, Latencies, read_entries
 from experiments.frontier.datasets import DATASETS, method_of
-from experiments.latency import MAX_ROWS, time_model
+from experiments.frontier.methods import (
+    BUDGETS,
+    DENSE,
+    OURS,
+    OURS_IN_TILES,
+    PRUNED_IN_TILES,
+    UNGATED,
+    UNGATED_IN_TILES,
+    WITHOUT_GATES,
+)
+from experiments.stages.latency import (
+    BATCHES,
+    DENSE_PLAN,
+    DENSE_TORCH,
+    EXAMPLES,
+    KEY,
+    MODEL,
+    Call,
+    compiled,
+    hash_of,
+    time_stream,
+)
 
-MODEL = "model.safetensors"
-KEY = ("data", "model", "seed")
+DENSE_EAGER = "dense, eager"
+DENSE_WAYS = (DENSE_EAGER, DENSE_TORCH, DENSE_PLAN)
+TIMED = ("small", "gate", "pruned", UNGATED, OURS, PRUNED_IN_TILES, UNGATED_IN_TILES, OURS_IN_TILES)
+MOST_SLOWER = 1.03  # of a gated model, relative to its twin without gates
+Latencies = Mapping[str, Run]
+"""The times of the models of one dataset, and of the dense network in its three ways."""
+
+
+class Twins(NamedTuple):
+    """The latency of a gated model relative to its twin without gates."""
+
+    name: str
+    method: str
+    budget: float
+    batch: int
+    ratio: float
 
 
 def latency_path(experiment: Experiment) -> Path:
@@ -31,81 +67,108 @@ def latency_path(experiment: Experiment) -> Path:
     return experiment.results / "latency.jsonl"
 
 
+def timed_jobs(experiment: Experiment, name: str) -> list[Job]:
+    """The dense network and the models of the first seed that are timed."""
+    jobs = experiment.jobs([experiment.table(name)], seeds=1)
+    return [job for job in jobs if method_of(job.model)[0] in (DENSE, *TIMED)]
+
+
 def read_latencies(experiment: Experiment) -> dict[str, Latencies]:
-    """The times of every dataset by method and budget. Stale ones, of models that are now asked for with other
-    settings, are left out with a warning."""
-    asked = {(job.table.name, job.model, job.seed): job for job in timed_jobs(experiment)}
-    found: dict[str, Latencies] = {name: {} for name in DATASETS}
+    """The times of every dataset. Stale ones, of models that are now asked for with other settings, are left out with a
+    warning."""
+    asked = {(name, job.model): job for name in DATASETS for job in timed_jobs(experiment, name)}
+    found: dict[str, dict[str, Run]] = {name: {} for name in DATASETS}
     stale = []
     for row in read_runs(latency_path(experiment)):
-        job = asked[row["data"], row["model"], row["seed"]]
-        if row["hash"] == job.hash:
-            found[row["data"]][method_of(row["model"])] = row
-        else:
+        job = asked.get((row["data"], row["model"]))
+        if row["model"] in DENSE_WAYS or (job and row["hash"] == job.hash):
+            found[row["data"]][row["model"]] = row
+        elif job:
             stale.append(job)
     if stale:
         warnings.warn(f"latency: {say_stale(stale)}; they are left out", StaleRunsWarning, stacklevel=2)
-    return found
+    return dict(found)
 
 
-def timed_jobs(experiment: Experiment, name: str | None = None) -> list[Job]:
-    """The jobs of a dataset (None: of all) whose models are timed: those at a budget, of the first seed."""
-    tables = [experiment.table(dataset) for dataset in ([name] if name else DATASETS)]
-    return [job for job in experiment.jobs(tables, seeds=1) if method_of(job.model)[1] is not None]
-
-
+@torch.no_grad()
 def time_dataset(
-    experiment: Experiment,
-    name: str,
-    *,
-    wanted: Callable[[Job], bool],
-    seconds: float,
-    repeats: int = 3,
-    data_dir: Path | None = None,
+    experiment: Experiment, name: str, *, wanted: Callable[[Job], bool], data_dir: Path | None = None
 ) -> None:
-    """Time the wanted models of a dataset that are trained and not timed yet; the file is written after each."""
-    entries, _ = read_entries(experiment, name)
-    known = read_latencies(experiment)[name]
-    jobs = [job for job in timed_jobs(experiment, name) if wanted(job)]
-    missing = [job for job in jobs if method_of(job.model) not in known]
-    ready = [job for job in missing if method_of(job.model) in entries and is_trained(job)]
-    timed, skipped = len(jobs) - len(missing), len(missing) - len(ready)
-    print(f"{name}: {len(jobs)} models, {timed} timed before, {skipped} skipped: not trained here", flush=True)
-    task = partial(time_job, seconds=seconds, repeats=repeats, data_dir=data_dir)
+    """Time the models of a dataset that were trained here, all in one go, so that they can be compared."""
+    jobs = [job for job in timed_jobs(experiment, name) if (job.folder / MODEL).is_file()]
+    dense = next((job for job in jobs if job.model == DENSE), None)
+    jobs = [job for job in jobs if job.model != DENSE and wanted(job)]
+    if dense is None or not jobs:
+        print(f"{name}: nothing to time, its models were not trained here", flush=True)
+        return
+    splits = load_splits(dense, data_dir)
+    example = next(iter(splits.valid.batches(EXAMPLES)))[0]
+    stream = torch.cat([x for x, _ in splits.test.batches(EXAMPLES)])
+    batches = [batch for batch in BATCHES if batch <= len(stream)]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        calls: dict[str, dict[int, Call]] = {job.model: compiled(dg.load(job.folder / MODEL), example) for job in jobs}
+        plain = dg.load(dense.folder / MODEL).eval()
+        calls[DENSE_EAGER] = dict.fromkeys(BATCHES, plain)
+        calls[DENSE_TORCH] = {batch: torch.compile(plain, dynamic=False) for batch in BATCHES}
+        calls[DENSE_PLAN] = compiled(plain, example)
+        found = {batch: time_stream({m: by[batch] for m, by in calls.items()}, stream, batch) for batch in batches}
+    finally:
+        torch.set_num_threads(threads)
+    hashes, meta = {job.model: job.hash for job in jobs}, environment(f"python -m experiments.frontier latency {name}")
+    rows: list[Run] = [
+        {
+            "data": name, "model": model, "hash": hashes.get(model) or hash_of(name, model),
+            "batches": {str(batch): found[batch][model] for batch in batches}, "threads": 1, "rows": len(stream),
+            "meta": meta,
+        }
+        for model in calls
+    ]  # fmt: skip
     path = latency_path(experiment)
-    for done, (job, batches) in enumerate(run_parallel(task, ready, processes=1), start=1):
-        row: Run = {
-            "data": name, "model": job.model, "seed": job.seed, "hash": job.hash, "batches": batches["batches"],
-            **mean_quality(entries[method_of(job.model)]), "meta": batches["meta"],
-        }  # fmt: skip
-        rows = {tuple(row[key] for key in KEY): row for row in [*read_runs(path), row]}
-        write_runs(path, rows.values(), key=KEY)
-        times = "".join(f"  batch {b} {x['ours_us']:,.1f} us, {x['ratio']:.3f}" for b, x in row["batches"].items())
-        print(f"[{done}/{len(ready)}] {name}  {job.model}{times}", flush=True)
+    write_runs(path, [*(row for row in read_runs(path) if row["data"] != name), *rows], key=KEY)
+    for row in rows:
+        times = "".join(f"  batch {batch}: {t['mean_us']:.2f} us" for batch, t in row["batches"].items())
+        print(f"{name}  {row['model']}{times}", flush=True)
 
 
-def is_trained(job: Job) -> bool:
-    """Whether the model and the dense network it is compared with are on this machine."""
-    return all((one.folder / MODEL).is_file() for one in (job, job.of("dense")))
+def microseconds(latencies: Latencies, model: str, batch: int) -> float | None:
+    """Mean time of a call of a model."""
+    if model not in latencies or str(batch) not in latencies[model]["batches"]:
+        return None
+    return float(latencies[model]["batches"][str(batch)]["mean_us"])
 
 
-def time_job(job: Job, *, seconds: float, repeats: int, data_dir: Path | None) -> dict[str, Any]:
-    """By batch size the times and their ratio, and what each layer runs as: `eager` where nothing was compiled.
+def rival_of(latencies: Latencies, batch: int) -> tuple[str, float] | None:
+    """The faster of the two compiled forms of the dense network, and its time."""
+    times = {way: t for way in (DENSE_TORCH, DENSE_PLAN) if (t := microseconds(latencies, way, batch))}
+    return min(times.items(), key=lambda item: item[1]) if times else None
 
-    The model is compiled anew every time, and the median ratio counts: where the packed weights come to lie in memory,
-    and what a short measurement mistakes for the fastest plan, change the time of a small model by a third.
-    """
-    rows = next(iter(load_splits(job, data_dir).test.batches(MAX_ROWS)))[0]
-    dense, model = (one.folder / MODEL for one in (job.of("dense"), job))
-    tries = [time_model(dense, model, rows, seconds, BATCHES)[0] for _ in range(repeats)]
+
+def twins(found: Mapping[str, Latencies]) -> list[Twins]:
+    """Every gated model that was timed beside its twin without gates."""
+    rows = []
+    for name, latencies in found.items():
+        for method, without in WITHOUT_GATES.items():
+            for budget in BUDGETS:
+                for batch in BATCHES:
+                    ours = microseconds(latencies, f"{method} {budget:g}", batch)
+                    theirs = microseconds(latencies, f"{without} {budget:g}", batch)
+                    if ours and theirs:
+                        rows.append(Twins(name, method, budget, batch, ours / theirs))
+    return rows
+
+
+def mean_ratio(rows: list[Twins]) -> float:
+    """The geometric mean of ratios."""
+    return geometric_mean(row.ratio for row in rows)
+
+
+def relative_times(latencies: Latencies, model: str) -> dict[int, float]:
+    """The time of a model relative to the dense rival, by batch size; empty where it was not timed."""
     found = {}
-    for batch in map(str, BATCHES):
-        times = sorted((one[batch] for one in tries), key=lambda one: one["ratio"])[(repeats - 1) // 2]
-        choices = [layer["choice"] for layer in times["layers"]] or ["eager"]
-        found[batch] = {**{key: times[key] for key in ("ratio", "dense_us", "ours_us")}, "choices": choices}
-    return {"batches": found, "meta": environment(f"python -m experiments.frontier latency {job.table.name}")}
-
-
-def mean_quality(entry: Entry) -> dict[str, float]:
-    """What the seeds reach on average, and at what cost."""
-    return {"relative": fmean(entry.relative), "accuracy": fmean(entry.accuracy)}
+    for batch in BATCHES:
+        own, rival = microseconds(latencies, model, batch), rival_of(latencies, batch)
+        if own and rival:
+            found[batch] = own / rival[1]
+    return found

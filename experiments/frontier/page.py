@@ -3,45 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import fmean, stdev
+from statistics import fmean
 
 from dynamicgate.lab.runner import Experiment
-from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
-from dynamicgate.lab.runner.results import read_results
-from experiments.frontier.comparisons import (
-    BATCHES,
-    COMPARED_AT,
-    Entries,
-    Entry,
-    Latencies,
-    area,
-    comparisons,
-    entries_of,
-    latency_comparisons,
-    read_entries,
-)
-from experiments.frontier.datasets import (
-    AT_A_BUDGET,
-    AT_FULL_COST,
-    BUDGETS,
-    DATASETS,
-    OURS,
-    OURS_IN_TILES,
-    UNGATED,
-)
+from dynamicgate.lab.runner.docs_pages import ABSENT, Pages, markdown
+from experiments.frontier.clock import latency_section, latency_summary
+from experiments.frontier.comparisons import Entries, read_entries
+from experiments.frontier.datasets import DATASETS
 from experiments.frontier.latency import read_latencies
-from experiments.frontier.plot import by_cost, by_latency
-from experiments.frontier.search import search
-from experiments.frontier.summary import (
-    caveats,
-    count_outcomes,
-    latency_summary,
-    list_lost,
-    list_untimed,
-    overview,
-    summary,
-)
-from experiments.transfer import TRANSFER
+from experiments.frontier.methods import AT_A_BUDGET, BUDGETS, DENSE, NO_GATES, OURS, OURS_IN_TILES, UNGATED
+from experiments.frontier.plot import by_cost
+from experiments.frontier.record import collapses, kinds, looks, search
+from experiments.frontier.summary import accuracy, areas, every_control, gate_against_small, overview, primary, tiles
+from experiments.frontier.tables import kind_of, read_chosen
 
 PAGE = "docs/why-it-works.md"
 INTRO = f"""\
@@ -50,18 +24,16 @@ INTRO = f"""\
 <!-- Made by `python -m experiments.frontier page` from experiments/results/frontier: do not edit. -->
 
 Every method is trained to the same fraction of the dense network's MACs (gate networks and output layer counted, hard
-gates, no skipping of zeros) with the same epochs and the same tuning: for each method two learning rates, with and
-without dropout, chosen by validation rows. Test rows are measured once in
-each run, at its end; the defaults of `{OURS}` were changed after a first set of runs, so its test rows were looked at
-more than once.
+gates, no skipping of zeros) with the same epochs and the same search for its settings. What is run, what tuning may see
+and how cells are tested was written down before the runs: `experiments/frontier/protocol.md`. ± is half of a 95 %
+interval over seeds.
 
 ```bash
-python -m experiments.frontier digits     # all methods and budgets on one dataset; stored runs are not repeated
+python -m experiments.frontier tuning     # settings of all methods, by validation rows; stored runs are not repeated
+python -m experiments.frontier all        # all methods and budgets on all datasets
 python -m experiments.frontier latency    # time the models that were trained here, with one CPU thread
 python -m experiments.frontier page       # this page again, from the committed results
 ```
-
-`{OURS}` uses the defaults of the library everywhere: nothing about its gates is set for a dataset.
 
 ## The recipe
 
@@ -70,74 +42,63 @@ python -m experiments.frontier page       # this page again, from the committed 
   guessed from a first gradient.
 - **Erdős–Rényi densities.** Small layers stay denser than large ones.
 - **Wider layers where the budget allows them.** From a budget of 0.1 on, hidden layers are a quarter wider than asked
-  for, from 0.2 on half as wide again, at the same cost: more units to choose from, each with fewer inputs. Where
-  connections are scarce, that only spreads them thinner. A dense start then takes correspondingly longer to train.
-- **Light gates.** They open and close blocks of 16 units, and are as sparse as the layers they gate. Below a budget of
-  0.1 they take a twentieth of it and leave 85 % of the units open, from 0.1 on a fiftieth and 95 %. What closed units
-  save pays for more connections. Where a gate could read fewer than four inputs for that, as on digits, there is none.
+  for, from 0.2 on half as wide again, at the same cost. A dense start then takes correspondingly longer to train.
+- **Gates where validation rows say that they pay.** Three kinds are tried against none: gates that open and close
+  blocks of 16 units and are as sparse as the layers they gate, or two or three stages, where easy inputs stop early.
+  Where a gate on units could read fewer than four inputs for what it may cost, that kind is no candidate.
 - **Gates save what they must save in the end.** The budget asks gates to save the fraction of the existing connections
   that they will have to save of the final ones. If they had to meet the whole budget while most connections are still
   to be pruned, they would close far more than they ever need to, and closed units are slow to come back.
 
-## When gating helps, and when it does not
-
-`{UNGATED}` below is the same recipe without gates, so the last table of the next section says what gates add and what
-they cost. A gate is a restriction: every input does without some units, which in training acts like a dropout that
-depends on the input. What it saves pays for more connections. With an MLP that reads one vector that is close to an
-even trade: on most datasets here gates neither add nor cost a tenth of a point. They add most on Tiny-ImageNet from 0.1
-on, and cost most there at 0.05. Most of the lead over the controls comes from choosing connections from a dense start,
-distributing them by layer size, and, from 0.1 on, choosing among more of them: pruned networks gain from width as well,
-as the search shows. So `{UNGATED}` at the same width is a fair choice, too, and on a CPU the
-faster one: the blocks that gates leave out do not pay for running the gates (tables of latency below).
-
-Unstructured masks need few MACs, but not always little time: one of their MACs takes a CPU about 3.5 times as long as a
-dense one (pruned on CIFAR-10 at 0.05, below). Tiles of 16 outputs that share an input, and gates on blocks of 16 units,
-are what a CPU can skip: `{OURS_IN_TILES}` is less accurate at equal MACs and, on all but the smallest networks, mostly
-more accurate at equal latency. On digits every model takes about as long as a function call, and there is nothing to
-save. For one row of MNIST a narrow dense network with 0.4 of the MACs is as fast as tiles with 0.05: it fits into the
-cache, and below 0.1 it is the better choice there.
+`{UNGATED}` is the same recipe without gates. The controls have the same densities, widths, number of mask updates and
+search, where these mean anything to them.
 """
 
 
-def pages(experiment: Experiment) -> dict[str, str | Mapping[str, str]]:
+def pages(experiment: Experiment) -> Pages:
     """The page, the figures of all datasets that have runs, and the table of the README; quick ones beside their
     runs."""
     where = f"{experiment.work.relative_to(experiment.root).as_posix()}/" if experiment.quick else ""
-    read = {name: read_entries(experiment, name) for name in DATASETS}
-    data = {name: sizes for name, (_, sizes) in read.items()}
+    chosen = {} if experiment.quick else read_chosen()
+    read = {name: read_entries(experiment, name, chosen) for name in DATASETS}
     found = {name: entries for name, (entries, _) in read.items() if entries}
-    latencies = {name: times for name, times in read_latencies(experiment).items() if name in found}
-    compared = [one for name, entries in found.items() for one in comparisons(name, entries)]
-    ungated = [one for name, entries in found.items() for one in comparisons(name, entries, (UNGATED,))]
-    at_equal_latency = {
-        (ours, batch): [
-            one
-            for name, entries in found.items()
-            for one in latency_comparisons(name, entries, latencies[name], batch, ours)
-        ]
-        for ours in (OURS_IN_TILES, OURS)
-        for batch in BATCHES
-    }
+    latencies = {name: times for name, times in read_latencies(experiment).items() if times}
+
+    def kind(name: str, method: str, budget: float) -> str:
+        entries = found.get(name, {})
+        asked = kind_of(chosen.get(name, {}), method, budget)
+        runs = entries[method, budget].runs if (method, budget) in entries else []
+        return asked if asked == NO_GATES or any(run["gates"] or run.get("stages") for run in runs) else NO_GATES
+
     made: dict[str, str | Mapping[str, str]] = {}
     parts = [
         INTRO,
-        summary(compared, ungated) + latency_summary(at_equal_latency) + list_untimed(latencies),
+        missing(found),
+        primary(found, kind),
+        every_control(found),
+        tiles(found),
+        gate_against_small(found),
+        latency_summary(latencies),
+        areas(found),
         search(experiment),
+        kinds(chosen),
+        looks(found),
+        collapses(found) if found else "",
     ]
     for name, entries in found.items():
-        timed = {key: times for key, times in latencies[name].items() if key in entries}
-        parts += [dataset_section(name, entries, data[name]), latency_section(name, timed), gate_table(entries)]
+        parts += [dataset_section(name, entries, read[name][1]), gate_table(entries)]
+        parts.append(latency_section(latencies.get(name, {})))
         made[f"{where}docs/figures/frontier-{name}.svg"] = by_cost(name, entries)
-        for batch in BATCHES if timed else ():
-            made[f"{where}docs/figures/latency-{name}-{batch}.svg"] = by_latency(name, entries, timed, batch)
     if not experiment.quick:
-        parts.append(transfer_section(read_transfer()))
-        made["README.md"] = {
-            "frontier": overview(found, compared),
-            "caveats": caveats(found, compared, ungated, latencies),
-        }
+        made["README.md"] = {"frontier": overview(found)}
     made[where + PAGE] = "\n".join(part for part in parts if part).rstrip("\n") + "\n"
     return made
+
+
+def missing(found: Mapping[str, Entries]) -> str:
+    """The datasets that were not run yet."""
+    names = [name for name in DATASETS if name not in found]
+    return f"Not run yet: {', '.join(names)}.\n" if names else ""
 
 
 def dataset_section(name: str, entries: Entries, data: Mapping[str, int]) -> str:
@@ -149,45 +110,12 @@ def dataset_section(name: str, entries: Entries, data: Mapping[str, int]) -> str
 
 
 def accuracy_table(entries: Entries) -> str:
-    """Mean and standard deviation at every budget, and the area under the frontier."""
-    columns = ["accuracy, %", *(f"{budget:g}" for budget in BUDGETS), "area"]
-    rows = []
-    for method in AT_A_BUDGET:
-        under = area(entries, method)
-        mean = ABSENT if under is None else f"{under.mean:.2f}" + ("" if under.half is None else f" ± {under.half:.2f}")
-        rows.append([method, *(spread(entries.get((method, budget)), budget) for budget in BUDGETS), mean])
-    full = ", ".join(f"{m} {spread(entries[m, None])}" for m in AT_FULL_COST if (m, None) in entries)
-    note = "The area is the mean accuracy over the logarithm of the budget, ± half of a 95 % interval over seeds."
-    return f"{markdown(columns, rows, numbers=True)}\n\nAt full cost: {full or ABSENT}. {note}"
-
-
-def spread(entry: Entry | None, budget: float | None = None) -> str:
-    """Mean ± standard deviation, and the cost where it is not what was asked for."""
-    if entry is None:
-        return ABSENT
-    deviation = f" ± {100 * stdev(entry.accuracy):.2f}" if len(entry.accuracy) > 1 else ""
-    cost = "" if entry.meets(budget) else f" at {fmean(entry.relative):.3f}"
-    return f"{entry.mean:.2f}{deviation}{cost}"
-
-
-def latency_section(name: str, latencies: Latencies) -> str:
-    """The figures and the table of latencies; empty where nothing was timed."""
-    if not latencies:
-        return ""
-    figures = "\n\n".join(
-        f"![Accuracy against latency at batch {batch} on {name}](figures/latency-{name}-{batch}.svg)"
-        for batch in BATCHES
-    )
-
-    def ratios(method: str, budget: float) -> str:
-        if (method, budget) not in latencies:
-            return ABSENT
-        return " / ".join(f"{latencies[method, budget]['batches'][str(batch)]['ratio']:.3f}" for batch in BATCHES)
-
-    columns = [f"latency at batch {' / '.join(map(str, BATCHES))}", *(f"{budget:g}" for budget in BUDGETS)]
-    rows = [[method, *(ratios(method, budget) for budget in BUDGETS)] for method in AT_A_BUDGET]
-    note = "The model of the first seed, compiled, relative to the dense network in eager torch; one thread."
-    return f"{figures}\n\n{markdown(columns, rows, numbers=True)}\n\n{note}\n"
+    """Mean and interval of every method at every budget."""
+    columns = ["accuracy, %", *(f"{budget:g}" for budget in BUDGETS)]
+    rows = [[method, *(accuracy(entries.get((method, b)), b) for b in BUDGETS)] for method in AT_A_BUDGET]
+    seeds = max(len(entry.runs) for entry in entries.values())
+    full = accuracy(entries.get((DENSE, None)))
+    return f"{markdown(columns, rows, numbers=True)}\n\nDense, at full cost: {full}. Up to {seeds} seeds."
 
 
 def gate_table(entries: Entries) -> str:
@@ -195,43 +123,22 @@ def gate_table(entries: Entries) -> str:
     rows = []
     for method in ("gate", OURS, OURS_IN_TILES):
         for budget in BUDGETS:
-            entry = entries.get((method, budget))
-            if entry is None or not any(run["gates"] for run in entry.runs):
+            runs = entries[method, budget].runs if (method, budget) in entries else ()
+            runs = [run for run in runs if run["gates"]]
+            if not runs:
                 continue
-            gates = [gate for run in entry.runs for gate in run["gates"]]
-            lost = [100 * (run["quality"]["accuracy"] - run["accuracy_of_mean_mask"]) for run in entry.runs]
-            executed = [run["macs"]["relative"] for run in entry.runs]
-            cost = fmean(run["macs"]["gate"] / run["macs"]["executed"] for run in entry.runs)
+            gates = [gate for run in runs for gate in run["gates"]]
+            masks = [run for run in runs if "accuracy_of_mean_mask" in run]
+            lost = [100 * (run["quality"]["accuracy"] - run["accuracy_of_mean_mask"]) for run in masks]
+            executed = [run["macs"]["relative"] for run in runs]
+            cost = fmean(run["macs"]["gate"] / run["macs"]["executed"] for run in runs)
             of_gates = [fmean(gate[key] for gate in gates) for key in ("open", "variance", "always_on", "always_off")]
             apart = 100 * (max(executed) - min(executed))
-            numbers = [f"{value:.2f}" for value in (apart, *of_gates, cost, fmean(lost))]
-            rows.append([f"{method} {budget:g}", f"{fmean(executed):.3f}", *numbers])
+            numbers = [f"{value:.2f}" for value in (apart, *of_gates, cost)]
+            worth = f"{fmean(lost):.2f}" if lost else ABSENT
+            rows.append([f"{method} {budget:g}", f"{fmean(executed):.3f}", *numbers, worth])
     columns = [
-        "gates", "executed", "spread over seeds, points", "open", "variance", "always open", "never open",
+        "gates on units", "executed", "spread over seeds, points", "open", "variance", "always open", "never open",
         "fraction spent on gates", "lost with the mean mask, points",
     ]  # fmt: skip
     return markdown(columns, rows, numbers=True) + "\n" if rows else ""
-
-
-def read_transfer() -> Entries:
-    """The entries of experiments/transfer.py."""
-    runs, _ = read_results(TRANSFER.results, TRANSFER.jobs())
-    return entries_of(run for rows in runs.values() for run in rows)
-
-
-def transfer_section(entries: Entries) -> str:
-    """Data that was not used for tuning; empty where it was not run."""
-    if not entries:
-        return ""
-    methods = list(dict.fromkeys(method for method, _ in entries))
-    rows = [[method, *(spread(entries.get((method, budget))) for budget in COMPARED_AT)] for method in methods]
-    compared = comparisons("characters", entries)
-    return (
-        "## Data that was not used for tuning\n\n"
-        "Which character follows sixteen others, as a user's own file: `dynamicgate compare --data characters.npz` "
-        "with a budget and no other option, every method with its defaults (`python -m experiments.transfer`). "
-        f"{OURS}: {count_outcomes(compared, ' comparisons')}.\n\n"
-        + markdown(["accuracy, %", *(f"{budget:g}" for budget in COMPARED_AT)], rows, numbers=True)
-        + "\n"
-        + list_lost("Lost", compared)
-    )

@@ -1,10 +1,9 @@
-"""Accuracy against cost or latency as a figure: one line for each method, cost or latency on a logarithmic axis."""
+"""Accuracy against cost as a figure: one line for each method, cost on a logarithmic axis."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 
 from dynamicgate.lab.report.svg import (
     Scale,
@@ -17,15 +16,22 @@ from dynamicgate.lab.report.svg import (
     tooltip,
     words,
 )
-from experiments.frontier.comparisons import Entries, Latencies, timed
-from experiments.frontier.datasets import AT_A_BUDGET, BUDGETS, OURS, OURS_IN_TILES, UNGATED
+from experiments.frontier.comparisons import Entries
+from experiments.frontier.methods import (
+    AT_A_BUDGET,
+    BUDGETS,
+    OURS,
+    OURS_IN_TILES,
+    PRUNED_IN_TILES,
+    UNGATED,
+    UNGATED_IN_TILES,
+)
 
 WIDTH, HEIGHT = 760.0, 420.0
-LATENCIES = [step * 10.0**power for power in (-3, -2, -1, 0, 1) for step in (1, 2, 3, 5, 7)]
 COLOURS = {
     "small": "#8a8a8a", "pruned": "#4f7f00", "static": "#c05000", "random": "#7a4a2a", "rigl": "#a07000",
     "set": "#00857a", "gate": "#0067b0", OURS: "#4f3fa8", OURS_IN_TILES: "#9a8fdc", UNGATED: "#d11a2a",
-    "switch": "#b0257a", "dense": "#444444",
+    "switch": "#b0257a", UNGATED_IN_TILES: "#e58a92", PRUNED_IN_TILES: "#9dbb6a",
 }  # fmt: skip
 STYLE = (
     "text{font:13px sans-serif;fill:#444}.grid{stroke:#e4e4e4}.base{stroke:#999}polyline{fill:none;stroke-width:1.6}"
@@ -34,14 +40,14 @@ STYLE = (
 
 
 Points = Sequence[tuple[float, float]]
-"""Cost or latency of a model relative to dense, and its accuracy in points."""
+"""Cost of a model relative to dense, and its accuracy in points."""
 
 
 def by_cost(name: str, entries: Entries) -> str:
     """Accuracy against executed MACs on one dataset."""
     lines = {
         method: sorted(
-            (fmean(entries[method, b].relative), entries[method, b].mean) for b in BUDGETS if (method, b) in entries
+            (entries[method, b].relative, entries[method, b].accuracy.mean) for b in BUDGETS if (method, b) in entries
         )
         for method in AT_A_BUDGET
     }
@@ -49,18 +55,9 @@ def by_cost(name: str, entries: Entries) -> str:
     return plot(lines, dense_accuracy(entries), BUDGETS, "executed MACs, relative to dense", label)
 
 
-def by_latency(name: str, entries: Entries, latencies: Latencies, batch: int) -> str:
-    """Accuracy against latency on one dataset."""
-    lines = {method: timed(entries, latencies, method, batch) for method in AT_A_BUDGET}
-    found = [latency for points in lines.values() for latency, _ in points]
-    ticks = [tick for tick in LATENCIES if min(found) <= tick <= max(found)]
-    label = f"Accuracy against latency at batch {batch} on {name}"
-    return plot(lines, dense_accuracy(entries), ticks, f"latency at batch {batch}, relative to dense", label)
-
-
 def dense_accuracy(entries: Entries) -> float | None:
     """The accuracy of the network that costs are relative to, in points."""
-    return entries["dense", None].mean if ("dense", None) in entries else None
+    return entries["dense", None].accuracy.mean if ("dense", None) in entries else None
 
 
 def plot(lines: Mapping[str, Points], dense: float | None, ticks: Sequence[float], x_label: str, label: str) -> str:
@@ -97,7 +94,7 @@ def plot(lines: Mapping[str, Points], dense: float | None, ticks: Sequence[float
         )
         body += [tag("circle", cx=px, cy=py, r=3.2, fill=COLOURS[method]) for px, py in points]
     ends = push_apart([points[-1][1] for points in inside.values()], 15.0, y.end, y.start)
-    for method, height in zip(inside, ends, strict=True):  # in a column: latencies end anywhere
+    for method, height in zip(inside, ends, strict=True):  # in a column: costs end anywhere
         body.append(words(x.end + 8, height + 4, method, style=f"fill:{COLOURS[method]}", class_="name"))
     white = tag("rect", width=WIDTH, height=HEIGHT, fill="#ffffff")
     size = f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"

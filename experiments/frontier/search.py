@@ -1,52 +1,80 @@
-"""The search for the recipe as tables, one for each budget: what was tried, why, and what it gave."""
+"""The search for learning rate, dropout and one alternative: the same rule for every method (protocol.md)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import fmean
+from typing import NamedTuple
 
-from dynamicgate.lab.runner import Experiment
-from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
-from experiments.frontier.ablation import AS_IT_IS, BUDGETS, CONTROLS, TRIED_ON, VARIANTS
-from experiments.frontier.comparisons import Entries, read_entries
-
-TITLE = """\
-## The search
-
-One thing was changed at a time, with three seeds and half as many epochs. The numbers are points of validation accuracy
-relative to where this part of the search began: gates that take 5 % of the budget and leave 85 % open at every budget,
-layers as wide as asked for, a dense start, and erk densities. The mean is over the datasets on which a change was
-tried. The outcome: below a budget of 0.1 nothing beat that start on all datasets; from 0.1 on lighter gates on wider
-layers did, and became the default. Being sparse sooner, or starting with half of the connections, gains on PBMC 3k,
-whose dense network overfits, and loses more on Speech: how long to stay dense depends on the data, and no default is
-right for both.
-"""
+FACTOR = 2.0  # between two learning rates
+START = (-1, 0, 1)
+EXTENSIONS = 3
+DROPOUT = 0.2
 
 
-def search(experiment: Experiment) -> str:
-    """Everything that was tried."""
-    return search_tables({name: read_entries(experiment, f"{name}-ablation")[0] for name in TRIED_ON})
+class Trial(NamedTuple):
+    """One setting. step: how many factors above the learning rate of the dataset."""
+
+    step: int
+    dropout: float = 0.0
+    other: bool = False
 
 
-def search_tables(found: Mapping[str, Entries]) -> str:
-    """A table for each budget, from the entries of each dataset."""
-    tables = [table for budget in BUDGETS if (table := table_at(budget, found))]
-    return "\n".join([TITLE, *tables]) if tables else ""
+class Score(NamedTuple):
+    """What a setting reached on validation rows; the better one is the greater."""
+
+    accuracy: float
+    minus_loss: float
 
 
-def table_at(budget: float, found: Mapping[str, Entries]) -> str:
-    """The table of one budget; empty where nothing was tried."""
-    names = [name for name, entries in found.items() if (AS_IT_IS, budget) in entries]
-    tried = [*((what, why) for what, (why, _) in VARIANTS.items()), *((control, "control") for control in CONTROLS)]
-    rows = []
-    for what, why in tried:
-        if what == AS_IT_IS or not any((what, budget) in found[name] for name in names):
-            continue
-        gains = {
-            name: found[name][what, budget].mean - found[name][AS_IT_IS, budget].mean
-            for name in names
-            if (what, budget) in found[name]
-        }
-        shown = (f"{gains[name]:+.2f}" if name in gains else ABSENT for name in names)
-        rows.append([what, why, *shown, f"{fmean(gains.values()):+.2f}"])
-    return f"{markdown([f'at {budget:g}', 'why', *names, 'mean'], rows)}\n" if rows else ""
+Tried = Mapping[Trial, Score | None]
+"""None: the method cannot meet the budget."""
+
+
+def all_trials() -> list[Trial]:
+    """Every setting that a search can come to."""
+    steps = range(START[0] - EXTENSIONS, START[-1] + EXTENSIONS + 1)
+    return [Trial(step, dropout, other) for other in (False, True) for dropout in (0.0, DROPOUT) for step in steps]
+
+
+def next_trials(tried: Tried) -> list[Trial]:
+    """What to try next; nothing where the search has ended."""
+    if missing := [Trial(step) for step in START if Trial(step) not in tried]:
+        return missing
+    if best_of(tried) is None:
+        return []
+    rates = {trial.step: score for trial, score in tried.items() if trial == Trial(trial.step) and score}
+    best, steps = max(rates, key=lambda step: rates[step]), sorted(rates)
+    if best in (steps[0], steps[-1]) and len(steps) < len(START) + EXTENSIONS:
+        return [Trial(best - 1 if best == steps[0] else best + 1)]
+    with_dropout = Trial(best, DROPOUT)
+    if with_dropout not in tried:
+        return [with_dropout]
+    score, plain = tried[with_dropout], rates[best]
+    other = Trial(best, DROPOUT if score and score > plain else 0.0, other=True)
+    return [] if other in tried else [other]
+
+
+def best_of(tried: Tried) -> Trial | None:
+    """The best setting; None where no one is possible."""
+    scores = {trial: score for trial, score in tried.items() if score is not None}
+    return max(scores, key=lambda trial: scores[trial]) if scores else None
+
+
+def is_at_edge(tried: Tried, trial: Trial) -> bool:
+    """Whether the learning rate of a setting is the lowest or the highest of those tried."""
+    steps = [one.step for one, score in tried.items() if score is not None]
+    return trial.step in (min(steps), max(steps))
+
+
+def least_left(tried: Tried) -> int:
+    """How many more runs a search takes for each seed, if the best learning rate is not at the edge."""
+    if not next_trials(tried):
+        return 0
+    return max(1, len(START) + 2 - len(tried))
+
+
+def most_left(tried: Tried) -> int:
+    """How many more runs a search may take at most, for each seed."""
+    if not next_trials(tried):
+        return 0
+    return len(START) + EXTENSIONS + 2 - len(tried)

@@ -1,145 +1,229 @@
-"""Who wins: comparisons won, tied and lost, on the page and in short for the README."""
+"""Who wins: the primary comparisons, every control, the cells that are lost, and the short table of the README."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from statistics import fmean, geometric_mean
+from collections.abc import Callable, Mapping, Sequence
 
 from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
-from experiments.frontier.comparisons import BATCHES, COMPARED_AT, TIE, Comparison, Entries, Latencies, comparisons
-from experiments.frontier.datasets import CONTROLS, OURS, OURS_IN_TILES, TUNED_AT, UNGATED
+from dynamicgate.lab.runner.statistics import Interval
+from experiments.frontier.comparisons import (
+    CELLS,
+    Cell,
+    Entries,
+    Entry,
+    against,
+    against_best,
+    area,
+    best_control,
+    compare,
+    mean_difference,
+)
+from experiments.frontier.datasets import DATASETS
+from experiments.frontier.methods import (
+    AT_A_BUDGET,
+    BUDGETS,
+    CONTROLS,
+    DENSE,
+    OURS,
+    OURS_IN_TILES,
+    PRUNED_IN_TILES,
+    TUNED_AT,
+    UNGATED,
+    UNGATED_IN_TILES,
+)
 
-MAIN_METHODS = ("small", "random", "gate", "rigl", "pruned", OURS)
-
-
-def overview(found: Mapping[str, Entries], compared: Sequence[Comparison]) -> str:
-    """Mean accuracies of the main methods on every dataset at one budget, beside the dense network."""
-
-    def accuracy(entries: Entries, method: str, budget: float | None) -> str:
-        return f"{entries[method, budget].mean:.2f}" if (method, budget) in entries else ABSENT
-
-    rows = [
-        [name, *(accuracy(entries, method, TUNED_AT) for method in MAIN_METHODS), accuracy(entries, "dense", None)]
-        for name, entries in found.items()
-    ]
-    table = markdown([f"accuracy, % at {TUNED_AT:g}", *MAIN_METHODS, "dense, at 1"], rows, numbers=True)
-    counts = count_outcomes(compared, " comparisons")
-    return f"{table}\n\nAt 0.05, 0.1 and 0.2 against all {len(CONTROLS)} controls: {counts}."
-
-
-def caveats(
-    found: Mapping[str, Entries],
-    compared: Sequence[Comparison],
-    ungated: Sequence[Comparison],
-    latencies: Mapping[str, Latencies],
-) -> str:
-    """What a reader of the README's table has to know, with the controls that could refute it."""
-    without = [one for name, entries in found.items() for one in comparisons(name, entries, ours=UNGATED)]
-    gated = [one for one in ungated if any(run["gates"] for run in found[one.name][OURS, one.budget].runs)]
-    pruned = [one for one in compared if one.control == "pruned"]
-    slower = {batch: _latency_of_gates(gated, latencies, batch) for batch in BATCHES}
-    lines = [
-        f"**The gates are not what wins here.** The same recipe without gates is about as good: against the same "
-        f"controls it has {count_outcomes(without)}. Over the {len(gated)} comparisons in which the model has gates at "
-        f"all, they change accuracy by {fmean(one.points for one in gated):+.2f} points on average.",
-        f"**The strongest control is close.** Against `pruned` alone: {count_outcomes(pruned)}, "
-        f"{fmean(one.points for one in pruned):+.2f} points on average.",
-        "**Gates cost time on a CPU at equal MACs.** Compiled, gated models take "
-        + " and ".join(f"{ratio:.2f} times as long at batch {batch}" for batch, ratio in slower.items())
-        + " as their ungated counterparts (geometric means over the same comparisons).",
-    ]
-    return "\n".join(f"- {line}" for line in lines)
+Found = Mapping[str, Entries]
+Kind = Callable[[str, str, float], str]
+"""From dataset, method and budget to the kind of gates that was chosen."""
+NOTHING = "No runs yet.\n"
 
 
-def _latency_of_gates(gated: Sequence[Comparison], latencies: Mapping[str, Latencies], batch: int) -> float:
-    ratios = [
-        latencies[one.name][OURS, one.budget]["batches"][str(batch)]["ratio"]
-        / latencies[one.name][UNGATED, one.budget]["batches"][str(batch)]["ratio"]
-        for one in gated
-        if {(OURS, one.budget), (UNGATED, one.budget)} <= latencies[one.name].keys()
-    ]
-    return geometric_mean(ratios)
+def with_half(mean: float, half: float | None, sign: str = "") -> str:
+    """A number and half of its interval."""
+    return f"{mean:{sign}.2f}" + ("" if half is None else f" ± {half:.2f}")
 
 
-def summary(compared: Sequence[Comparison], ungated: Sequence[Comparison]) -> str:
-    """Comparisons won, tied and lost, and every lost one by name; then the comparison with the recipe without gates."""
-    if not compared:
-        return "No runs yet.\n"
+def of_interval(found: Interval | None) -> str:
+    """A mean and half of its interval."""
+    return ABSENT if found is None else with_half(found.mean, found.half)
+
+
+def accuracy(entry: Entry | None, budget: float | None = None) -> str:
+    """Mean accuracy and half of its interval, and the cost where it is not what was asked for."""
+    if entry is None:
+        return ABSENT
+    return of_interval(entry.accuracy) + ("" if entry.meets(budget) else f" at {entry.relative:.3f}")
+
+
+def outcomes(cells: Sequence[Cell]) -> str:
+    """How many cells are won, tied and lost."""
+    counts = Counter(cell.outcome for cell in cells)
+    return f"{counts['won']} won, {counts['tied']} tied, {counts['lost']} lost"
+
+
+def points(mean: float, half: float | None) -> str:
+    """A difference in words."""
+    return f"{with_half(mean, half, '+')} points"
+
+
+def in_one_line(found: Found, cells: Sequence[Cell]) -> str:
+    """A family in a few words: cells and mean difference."""
+    return f"{outcomes(cells)} of {len(cells)} cells; {points(*mean_difference(found, cells))} on average"
+
+
+def overview(found: Found) -> str:
+    """The table of the README: dense, the best control, ours without gates and ours, at one budget on all datasets."""
+    columns = [f"accuracy, % at {TUNED_AT:g}", "dense, at 1", "best control", "ours without gates", "ours"]
     rows = []
-    for control in dict.fromkeys(one.control for one in compared):
-        mine = [one for one in compared if one.control == control]
-        outcomes = Counter(one.outcome for one in mine)
-        mean = fmean(one.points for one in mine)
-        rows.append([control, *(str(outcomes[outcome]) for outcome in ("won", "tied", "lost")), f"{mean:+.2f}"])
-    text = (
-        f"## {count_outcomes(compared, ' comparisons')}\n\n"
-        f"{OURS} against each control at budgets 0.05, 0.1 and 0.2; a difference of up to {TIE} points is a tie.\n\n"
-        + markdown(["control", "won", "tied", "lost", "mean difference, points"], rows, numbers=True)
-        + "\n"
-        + list_lost("Lost", compared)
-    )
-    return text + what_gates_add(ungated)
+    for name in DATASETS:
+        entries = found.get(name, {})
+        best = best_control(entries, TUNED_AT)
+        shown = f"{accuracy(entries[best, TUNED_AT])} ({best})" if best else ABSENT
+        cells = [accuracy(entries.get((method, TUNED_AT))) for method in (UNGATED, OURS)]
+        rows.append([name, accuracy(entries.get((DENSE, None))), shown, *cells])
+    return f"{markdown(columns, rows, numbers=True)}\n\n{headline(found)}"
 
 
-def what_gates_add(ungated: Sequence[Comparison]) -> str:
-    """The recipe against itself without gates, by budget: points on every dataset."""
-    if not ungated:
-        return ""
-    names = list(dict.fromkeys(one.name for one in ungated))
-    points = {(one.budget, one.name): f"{one.points:+.2f}" for one in ungated}
-    rows = [[f"{budget:g}", *(points.get((budget, name), ABSENT) for name in names)] for budget in COMPARED_AT]
+def headline(found: Found) -> str:
+    """Both primary comparisons in one sentence, or what is missing for them."""
+    gates, best = against(found, OURS, UNGATED), against_best(found)
+    if not gates or not best:
+        return "The runs are still to be made."
+    missing = CELLS - min(len(gates), len(best))
+    partly = f" Of {CELLS} cells {missing} are still to be run." if missing else ""
     return (
-        f"\nAgainst the same recipe without gates ({UNGATED}): {count_outcomes(ungated)}. What the gates add, in "
-        f"points:\n\n{markdown(['budget', *names], rows, numbers=True)}\n"
+        f"At 0.05, 0.1 and 0.2, paired over seeds, Holm-corrected: ours against ours without gates "
+        f"{in_one_line(found, gates)}. Ours against the best control of each cell {in_one_line(found, best)}.{partly}"
     )
 
 
-def latency_summary(compared: Mapping[tuple[str, int], Sequence[Comparison]]) -> str:
-    """The comparisons at equal latency, by method and batch size."""
-    counts = {
-        ours: "; ".join(f"{count_outcomes(compared[ours, batch])} at batch {batch}" for batch in BATCHES)
-        for ours in (OURS_IN_TILES, OURS)
-        if any(compared[ours, batch] for batch in BATCHES)
-    }
-    if OURS_IN_TILES not in counts:
-        return ""
-    faster = sum(one.faster for batch in BATCHES for one in compared[OURS_IN_TILES, batch])
-    text = (
-        f"\nAt equal latency: {counts[OURS_IN_TILES]}. This compares {OURS_IN_TILES} at the same budgets, compiled, on "
-        "one thread, with each control, compiled too, at the same latency, where every method may use a faster model "
-        f"instead; {faster} are won because no timed model of the control is as fast.\n"
-    )
-    text += "".join(list_lost(f"Lost at batch {batch}", compared[OURS_IN_TILES, batch]) for batch in BATCHES)
-    return text + (f"\nWith unstructured masks ({OURS}): {counts[OURS]}.\n" if OURS in counts else "")
+def primary(found: Found, kind: Kind) -> str:
+    """Both families with single connections, every cell with its interval and test, and those that are lost."""
+    gates, best = against(found, OURS, UNGATED), against_best(found)
+    if not gates and not best:
+        return f"## The primary comparisons\n\n{NOTHING}"
+    parts = ["## The primary comparisons", headline(found)]
+    if gates:
+        same = sum(cell.same for cell in gates)
+        own = [cell for cell in gates if not cell.same]
+        apart = f" Over the other {len(own)}: {points(*mean_difference(found, own))}." if own and same else ""
+        parts += [
+            f"### Ours against ours without gates\n\nIn {same} of {len(gates)} cells validation rows chose no gates: "
+            f"both are the same model, and the cell is tied.{apart}",
+            family(gates, lambda cell: kind(cell.name, cell.ours, cell.budget), "gates"),
+        ]
+    if best:
+        parts += [
+            "### Ours against the best control of each cell\n\nThe best control is the most accurate one on test rows.",
+            family(best, lambda cell: cell.control, "best control"),
+        ]
+    parts += [lost("gates", gates), lost("best control", best)]
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def list_untimed(latencies: Mapping[str, Latencies]) -> str:
-    """The controls that were not timed, because their trained models were not at hand."""
-    missing = {
-        name: [m for m in CONTROLS if not any(method == m for method, _ in timed)]
-        for name, timed in latencies.items()
-        if timed
-    }
-    text = "; ".join(f"{name} {', '.join(methods)}" for name, methods in missing.items() if methods)
-    return f"\nNot timed, because the trained models were missing: {text}.\n" if text else ""
-
-
-def count_outcomes(compared: Sequence[Comparison], noun: str = "") -> str:
-    """How many were won, tied and lost."""
-    counts = Counter(one.outcome for one in compared)
-    return f"{counts['won']}{noun} won, {counts['tied']} tied, {counts['lost']} lost"
-
-
-def list_lost(title: str, compared: Sequence[Comparison]) -> str:
-    """Every lost comparison by name."""
-    lost = [one for one in compared if one.outcome == "lost"]
-    names = [
-        f"{x.name} at {x.budget:g} to {x.control}, {x.points:+.2f}" + (f" ± {x.half:.2f}" if x.half is not None else "")
-        for x in lost
+def family(cells: Sequence[Cell], what: Callable[[Cell], str], title: str) -> str:
+    """Every cell of a family."""
+    rows = [
+        [
+            cell.name,
+            f"{cell.budget:g}",
+            what(cell),
+            with_half(cell.difference, cell.half, "+") if not cell.same else "same model",
+            ABSENT if cell.p is None or cell.same else f"{cell.p:.3f}",
+            ABSENT if cell.same else f"{cell.p_holm:.3f}",
+            str(cell.n),
+            cell.outcome,
+        ]
+        for cell in cells
     ]
-    beyond = sum(x.half is not None and x.points < -x.half for x in lost)
-    intervals = " ± is half of a 95 % interval over paired seeds: {} beyond it.".format(
-        {0: "none is", 1: "one is"}.get(beyond, f"{beyond} are")
+    columns = ["dataset", "budget", title, "difference, points", "p", "p, Holm", "seeds", "outcome"]
+    return markdown(columns, rows, numbers=True)
+
+
+def lost(title: str, cells: Sequence[Cell]) -> str:
+    """The cells of a family that are lost, and those in which ours is lower without that being certain."""
+    found = [cell for cell in cells if cell.outcome == "lost"]
+    lower = [cell for cell in cells if cell.outcome == "tied" and cell.difference < 0.0 and not cell.same]
+    if not cells:
+        return ""
+
+    def names(some: Sequence[Cell]) -> str:
+        return "; ".join(
+            f"{c.name} at {c.budget:g} to {c.control} {with_half(c.difference, c.half, '+')}" for c in some
+        )
+
+    return f"Lost ({title}): {names(found) or 'none'}. Lower, but tied: {names(lower) or 'none'}."
+
+
+def every_control(found: Found) -> str:
+    """Ours against each control, and the same with the recipe without gates."""
+    rows = []
+    for control in (*CONTROLS, UNGATED):
+        cells = against(found, OURS, control)
+        if not cells:
+            continue
+        without = against(found, UNGATED, control) if control != UNGATED else []
+        counts = Counter(cell.outcome for cell in cells)
+        rows.append(
+            [
+                control,
+                *(str(counts[outcome]) for outcome in ("won", "tied", "lost")),
+                with_half(*mean_difference(found, cells), sign="+"),
+                with_half(*mean_difference(found, without), sign="+") if without else ABSENT,
+            ]
+        )
+    if not rows:
+        return ""
+    columns = ["control", "won", "tied", "lost", "ours − control, points", "ours without gates − control, points"]
+    return (
+        "## Every control\n\nPaired tests over seeds, corrected by Holm over the cells of each control; a control that "
+        f"misses a budget by more than a point is not compared there.\n\n{markdown(columns, rows, numbers=True)}\n"
     )
-    return f"\n{title}: {'; '.join(names)}.{intervals * any(x.half is not None for x in lost)}\n" if names else ""
+
+
+def tiles(found: Found) -> str:
+    """The secondary families, with masks of tiles."""
+    parts = []
+    for control in (UNGATED_IN_TILES, PRUNED_IN_TILES):
+        if cells := against(found, OURS_IN_TILES, control):
+            parts += [
+                f"{OURS_IN_TILES} against {control}: {in_one_line(found, cells)}.",
+                family(cells, lambda cell: cell.control, "control"),
+                lost(control, cells),
+            ]
+    return "\n\n".join(["## Masks of tiles of 16 outputs", *parts]) + "\n" if parts else ""
+
+
+def gate_against_small(found: Found) -> str:
+    """The gate alone against a narrow dense network, at 0.1 and 0.2."""
+    cells = [
+        cell
+        for name, entries in found.items()
+        for budget in (0.1, 0.2)
+        if (cell := compare(name, budget, entries, "gate", "small"))
+    ]
+    if not cells:
+        return ""
+    lower = [cell for cell in cells if cell.difference < 0.0]
+    worse = [cell for cell in lower if cell.half is not None and cell.difference < -cell.half]
+    names = ", ".join(f"{cell.name} at {cell.budget:g}" for cell in lower)
+    rows = [[c.name, f"{c.budget:g}", with_half(c.difference, c.half, "+")] for c in cells]
+    return (
+        "## Gates alone against a narrow network\n\n"
+        f"The mean of `gate` is at least that of `small` in {len(cells) - len(lower)} of {len(cells)} cells at 0.1 and "
+        f"0.2. Lower: {names or 'none'}; beyond the 95 % interval: {len(worse)}.\n\n"
+        + markdown(["dataset", "budget", "gate − small, points"], rows, numbers=True)
+        + "\n"
+    )
+
+
+def areas(found: Found) -> str:
+    """The area under the frontier of every method on every dataset."""
+    if not found:
+        return ""
+    rows = [[method, *(of_interval(area(entries, method)) for entries in found.values())] for method in AT_A_BUDGET]
+    return (
+        f"## Areas\n\nMean accuracy over the logarithm of the budget, {BUDGETS[0]:g} to {BUDGETS[-1]:g}, in %, over "
+        f"all seeds.\n\n{markdown(['area', *found], rows, numbers=True)}\n"
+    )

@@ -1,7 +1,8 @@
-"""One run of the frontier: trained and measured like any other, and what its gates are worth."""
+"""One run of the frontier: trained and measured like any other, with the rows it has right and what its gates add."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from dynamicgate.gating.recording import usage
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import MODELS, run_one
 from dynamicgate.lab.methods.models import FIXED_LOGIT
+from dynamicgate.lab.methods.train_one import SAMPLES_FILE
 from dynamicgate.lab.runner import Job
 from dynamicgate.lab.runner.training import settings_of
 
@@ -21,9 +23,15 @@ ROWS = 2048
 
 
 def train(job: Job, splits: Splits) -> dict[str, Any]:
-    """The run, and what its gates are worth."""
+    """The run, the rows that it has right, and what its gates are worth."""
     run = train_within_budget(job, splits)
-    if any(gate["kind"] == "dynamic" for gate in run.get("gates", [])):
+    if "unreachable" in run:
+        return run
+    samples = json.loads((job.folder / SAMPLES_FILE).read_text(encoding="utf-8"))
+    run = {**run, "right": samples["right"]}
+    run.pop("curve", None)  # of a model in stages: long, and nothing here reads it
+    tuning = splits.test is splits.valid
+    if not tuning and any(gate["kind"] == "dynamic" for gate in run["gates"]):
         trained = dg.load(job.folder / "model.safetensors")
         run = {**run, "accuracy_of_mean_mask": accuracy_of_mean_mask(trained, splits)}
     return run

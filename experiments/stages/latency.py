@@ -65,7 +65,7 @@ def time_dataset(experiment: Experiment, name: str, *, data_dir: Path | None) ->
         {
             "data": name,
             "model": model,
-            "hash": hashes.get(model) or _hash(name, model),
+            "hash": hashes.get(model) or hash_of(name, model),
             **quality.get(model, {}),
             "batches": {str(batch): found[batch][model] for batch in batches},
             "threads": 1,
@@ -82,7 +82,7 @@ def time_dataset(experiment: Experiment, name: str, *, data_dir: Path | None) ->
         print(f"{name}  {row['model']}{times}", flush=True)
 
 
-def _hash(*words: str) -> str:
+def hash_of(*words: str) -> str:
     """Tells the dense networks apart: they are not trained, because their weights do not matter for their time."""
     return hashlib.blake2b(" ".join(words).encode(), digest_size=4).hexdigest()
 

@@ -1,7 +1,8 @@
-"""The frontier: its tables, its accounts, and a few of its runs from end to end."""
+"""The frontier: its tables, its statistics and pages, and a few of its runs from end to end."""
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -10,182 +11,161 @@ from typing import Any
 import pytest
 import torch
 from experiments.frontier import __main__ as command
-from experiments.frontier import page, summary
+from experiments.frontier import looks, record, summary
 from experiments.frontier.comparisons import (
-    BATCHES,
+    Entries,
     Entry,
-    accuracy_at,
+    against,
+    against_best,
     area,
-    comparisons,
-    latency_comparisons,
+    best_control,
+    entries_of,
+    mean_difference,
 )
-from experiments.frontier.datasets import (
+from experiments.frontier.datasets import DATASETS, method_of
+from experiments.frontier.experiment import FRONTIER
+from experiments.frontier.latency import DENSE_EAGER, DENSE_PLAN, DENSE_TORCH, rival_of, twins
+from experiments.frontier.methods import (
     AT_A_BUDGET,
     BUDGETS,
     CONTROLS,
-    DATASETS,
     OURS,
-    OURS_IN_TILES,
-    method_of,
+    SPARSE,
+    TUNED,
+    UNGATED,
+    Choice,
+    asked,
+    asked_of_ours,
 )
-from experiments.frontier.experiment import FRONTIER, choose_tables
-from experiments.frontier.search import search_tables
+from experiments.frontier.tables import final_models, tables_of
 from experiments.frontier.train import accuracy_of_mean_mask
-from experiments.transfer import TRANSFER
 
 import dynamicgate as dg
 from dynamicgate.data import check_arrays
+from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.result_file import read_runs, write_runs
+from dynamicgate.lab.methods.samples import unpack_rows
+from dynamicgate.lab.result_file import read_runs
+from dynamicgate.lab.runner.training import settings_of
 
 
-def entry(*accuracy: float, cost: float = 0.1) -> Entry:
-    return Entry(accuracy, [cost] * len(accuracy), [])
+def entry(*accuracy: float, cost: float = 0.1, **more: Any) -> Entry:
+    runs = [
+        {"seed": seed, "model": "x", "quality": {"accuracy": a}, "macs": {"relative": cost}, "gates": [], **more}
+        for seed, a in enumerate(accuracy)
+    ]
+    return Entry(runs)
 
 
 def test_tuning_cannot_see_the_test_rows() -> None:
     parts = [check_arrays(torch.full((4, 2), float(part)), torch.arange(4) % 2) for part in range(3)]
     splits = Splits("clouds", *parts, 2, 0.0, 1.0)
-    for kind in ("digits-tuning", "digits-ablation"):
+    for kind in ("digits-tuning", "digits-gates"):
         (change,) = FRONTIER.table(kind).changes
         assert change.apply(splits).test is splits.valid
-    for table in (*choose_tables("tuning"), *choose_tables("ablation")):
-        assert table.changes[-1].name == "without_test"
-
-
-def test_every_method_is_run_at_every_budget_with_the_same_tuning() -> None:
     for name in DATASETS:
-        models = FRONTIER.table(name).models
-        assert {f"{m} {b:g}" for m in AT_A_BUDGET for b in BUDGETS} | {"dense", "dropout"} == set(models)
-        trials = [model.split(" ")[0] for model in FRONTIER.table(f"{name}-tuning").models]
-        assert {method: trials.count(method) for method in ("rigl", "gate+rigl", "pruned", "small")} == {
-            "rigl": 4, "gate+rigl": 4, "pruned": 4, "small": 2,
-        }  # fmt: skip
+        for kind in ("tuning", "gates"):
+            table = FRONTIER.table(f"{name}-{kind}")
+            assert table.changes[-1].name == "without_test"
+            assert min(table.seeds) >= 100
+            assert not set(table.seeds) & set(FRONTIER.table(name).seeds)
 
 
-def test_tables_are_chosen_by_dataset_and_kind() -> None:
-    assert [table.name for table in choose_tables("all")] == list(DATASETS)
-    assert len(choose_tables("tuning")) == 7
-    assert len(choose_tables("ablation")) == 6
-    assert [table.name for table in choose_tables("mnist-tuning")] == ["mnist-tuning"]
-    with pytest.raises(ValueError, match="unknown table 'mnst': the tables of frontier are digits, digits-tuning"):
-        choose_tables("mnst")
+def test_every_method_has_the_same_search_and_is_run_at_every_budget() -> None:
+    (table, tuning, _), *_ = (tables_of({})[i : i + 3] for i in range(0, 3 * len(DATASETS), 3))
+    assert {f"{m} {b:g}" for m in AT_A_BUDGET for b in BUDGETS} | {"dense"} == set(table.models)
+    trials = [model.split(",")[0] for model in tuning.models]
+    assert {trials.count(method) for method in TUNED} == {36}
+    assert set(trials) == set(TUNED)
+
+
+@pytest.mark.parametrize("method", SPARSE)
+def test_controls_with_sparse_layers_have_what_the_recipe_has(method: str) -> None:
+    dataset = DATASETS["mnist"]
+    found = asked(method, 0.2, dataset, Choice(0.01, 0.2, other=False))
+    ours = asked_of_ours(OURS, "units", 0.2, dataset, Choice(0.01, 0.2, other=False))
+    shared = ("distribution", "widen", "every", "lr", "dropout", "epochs", "batch")
+    assert {key: found[key] for key in shared} == {key: ours[key] for key in shared}
+    assert found["distribution"] == "erk"
+    plain = asked(method, 0.2, dataset, Choice(0.01, 0.2, other=True))
+    assert (plain["distribution"], plain["widen"]) == ("uniform", 1.0)
+
+
+@pytest.mark.parametrize("method", SPARSE)
+def test_masks_are_updated_fifty_times_or_more(method: str) -> None:
+    splits = load_dataset("digits", seed=0)
+    job = next(job for job in FRONTIER.jobs([FRONTIER.table("digits")]) if job.model == f"{method} 0.1")
+    settings = settings_of(job, splits)
+    steps = settings.epochs * -(-len(splits.train) // settings.batch)  # type: ignore[operator]
+    first = 0.2 if method.startswith("pruned") else 0.0
+    assert (0.75 - first) * steps / settings.every >= 50  # type: ignore[operator]
+
+
+def test_ours_is_left_out_where_it_has_no_gates_and_a_refused_method_everywhere() -> None:
+    chosen = {"gates": {OURS: {"0.05": "no gates", "0.1": "two stages", "0.2": "units"}}, "switch": None}
+    models = final_models(DATASETS["mnist"], chosen)
+    assert f"{OURS} 0.05" not in models
+    assert models[f"{OURS} 0.1"]["model"] == "staged"
+    assert models[f"{OURS} 0.1"]["stages"] == "two"
+    assert models[f"{OURS} 0.2"]["model"] == "gate+rigl"
+    assert not any(model.startswith("switch") for model in models)
 
 
 def test_a_name_says_method_and_budget() -> None:
-    assert method_of("gate+rigl 16x1 0.05") == ("gate+rigl 16x1", 0.05)
-    assert method_of("dropout") == ("dropout", None)
+    assert method_of("ours 16x1 0.05") == ("ours 16x1", 0.05)
+    assert method_of("dense") == ("dense", None)
 
 
-def test_a_tenth_of_a_point_is_a_tie_and_a_control_over_budget_is_not_compared() -> None:
-    entries = {
-        ("gate+rigl", 0.1): entry(0.9, 0.9), ("rigl", 0.1): entry(0.9009, 0.9009), ("small", 0.1): entry(0.95, 0.83),
-        ("pruned", 0.1): entry(0.95, 0.95), ("switch", 0.1): entry(0.99, 0.99, cost=0.2),
-    }  # fmt: skip
-    assert {one.control: one.outcome for one in comparisons("clouds", entries)} == {
-        "rigl": "tied", "small": "won", "pruned": "lost",
-    }  # fmt: skip
-
-
-def test_a_lost_comparison_has_an_interval_over_paired_seeds() -> None:
-    def runs(*accuracy: float, first: int = 0) -> Entry:
-        found = [{"seed": first + i, "quality": {"accuracy": x}} for i, x in enumerate(accuracy)]
-        return Entry(accuracy, [0.1] * len(accuracy), found)
-
-    entries = {
-        ("gate+rigl", 0.1): runs(0.80, 0.90, 0.85), ("rigl", 0.1): runs(0.81, 0.911, 0.86),
-        ("set", 0.1): runs(0.90, 0.86, 0.90), ("small", 0.1): runs(0.99, 0.99, first=7),
-    }  # fmt: skip
-    found = {one.control: one for one in comparisons("clouds", entries)}
-    assert found["rigl"].points == pytest.approx(-1.0333, abs=1e-3)
-    assert found["rigl"].half == pytest.approx(4.3027 * 0.057735 / 3**0.5, rel=1e-3), "seeds are paired"
-    assert found["small"].half is None, "no seed in common"
-    text = summary.list_lost("Lost", list(found.values()))
-    assert "clouds at 0.1 to rigl, -1.03 ± 0.14" in text
-    assert "to small, -14.00;" in text or "to small, -14.00." in text
-    assert "one is beyond it" in text
-    assert summary.list_lost("Lost", []) == ""
-
-
-def test_the_search_page_has_one_table_for_each_budget_that_was_tried() -> None:
-    text = search_tables(
-        {
-            "digits": {
-                ("as it is", 0.05): entry(0.9), ("lighter gate", 0.05): entry(0.91), ("pruned", 0.05): entry(0.88),
-            },
-            "mnist": {("as it is", 0.05): entry(0.5), ("lighter gate", 0.05): entry(0.52)},
-            "speech": {},
-        }
-    )  # fmt: skip
-    assert "| at 0.05 | why | digits | mnist | mean |" in text
-    assert "| lighter gate | it takes 2 % and leaves 95 % open | +1.00 | +2.00 | +1.50 |" in text
-    assert "| pruned | control | -2.00 | – | -2.00 |" in text
-    assert "as it is" not in text
-    assert "| at 0.1 |" not in text
-    assert search_tables({"digits": {}}) == ""
-
-
-def test_controls_without_a_time_are_named() -> None:
-    timed = {(method, 0.05): {} for method in CONTROLS}
-    some = {key: row for key, row in timed.items() if key[0] not in ("gate", "switch")}
-    text = summary.list_untimed({"digits": timed, "mnist": some, "speech": {}})
-    assert text == "\nNot timed, because the trained models were missing: mnist gate, switch.\n"
-    assert summary.list_untimed({"digits": timed}) == ""
-
-
-def latencies_of(**ratios: tuple[float, ...]) -> dict[tuple[str, float], object]:
-    """Latencies of methods at the first so many budgets, the same at both batch sizes."""
-    return {
-        (method.replace("_", " ").replace("ours", OURS_IN_TILES), budget): {
-            "batches": {str(batch): {"ratio": ratio} for batch in BATCHES}
-        }
-        for method, row in ratios.items()
-        for budget, ratio in zip(BUDGETS, row, strict=False)
+def test_a_cell_is_won_or_lost_only_by_a_corrected_test() -> None:
+    noisy, steady = (0.80, 0.95, 0.81, 0.93), (0.9000, 0.9001, 0.9002, 0.9001)
+    found = {
+        "clear": {(OURS, 0.1): entry(*steady), (UNGATED, 0.1): entry(0.5, 0.5002, 0.5, 0.5001)},
+        "noise": {(OURS, 0.1): entry(*noisy), (UNGATED, 0.1): entry(0.9, 0.9, 0.9, 0.9)},
+        "worse": {(OURS, 0.1): entry(0.5, 0.5002, 0.5, 0.5001), (UNGATED, 0.1): entry(*steady)},
     }
+    cells = {cell.name: cell for cell in against(found, OURS, UNGATED)}
+    assert {name: cell.outcome for name, cell in cells.items()} == {"clear": "won", "noise": "tied", "worse": "lost"}
+    assert cells["clear"].p_holm == pytest.approx(21 * cells["clear"].p, rel=0.2), "missing cells count"
+    text = summary.lost("gates", list(cells.values()))
+    assert text.startswith("Lost (gates): worse at 0.1 to rigl from dense -40.00 ± ")
+    assert "Lower, but tied: noise at 0.1" in text
 
 
-def test_controls_are_compared_by_what_they_reach_at_the_same_latency() -> None:
-    # At budget 0.05 ours takes 0.2 of the time of dense. Interpolated in log latency, rigl reaches 85 % there. pruned
-    # counts its best model that is no slower: 90 %. Every model of small is slower than ours. static was not timed.
-    accuracy = {
-        OURS_IN_TILES: (0.7, 0.8505), "rigl": (0.8, 0.9), "pruned": (0.9, 0.6, 0.95), "small": (0.5, 0.9, 0.95),
-        "set": (0.6, 0.84), "static": (0.9, 0.9),
+def test_the_same_model_is_tied_with_itself_and_said_to_be_the_same() -> None:
+    same = entry(0.9, 0.91)
+    (cell,) = against({"clouds": {(OURS, 0.1): same, (UNGATED, 0.1): same}}, OURS, UNGATED)
+    assert (cell.same, cell.outcome, cell.p_holm) == (True, "tied", 1.0)
+    assert "same model" in summary.family([cell], lambda _: "no gates", "gates")
+
+
+def test_the_best_control_meets_the_budget_and_is_named() -> None:
+    entries: Entries = {
+        (OURS, 0.1): entry(0.9, 0.92), ("rigl", 0.1): entry(0.95, 0.93), ("small", 0.1): entry(0.5, 0.5),
+        ("switch", 0.1): entry(0.99, 0.99, cost=0.2), (UNGATED, 0.1): entry(0.99, 0.99),
     }  # fmt: skip
-    entries = {
-        (method, budget): entry(x, x)
-        for method, row in accuracy.items()
-        for budget, x in zip(BUDGETS, row, strict=False)
+    assert best_control(entries, 0.1) == "rigl", "switch misses the budget, and the recipe is no control of itself"
+    (cell,) = against_best({"clouds": entries})
+    assert (cell.control, cell.difference) == ("rigl", pytest.approx(-3.0))
+
+
+def test_the_mean_over_cells_has_an_interval_over_seeds() -> None:
+    found = {
+        "a": {(OURS, 0.1): entry(0.90, 0.92), ("rigl", 0.1): entry(0.90, 0.90)},
+        "b": {(OURS, 0.1): entry(0.80, 0.80), ("rigl", 0.1): entry(0.80, 0.80)},
     }
-    latencies = latencies_of(
-        ours=(0.1, 0.2), rigl=(0.1, 0.4), pruned=(0.1, 0.2, 0.4), small=(0.3, 0.4, 0.5), set=(0.05, 0.1)
-    )
-    for batch in BATCHES:
-        found = {one.control: one for one in latency_comparisons("clouds", entries, latencies, batch)}
-        assert {one.budget for one in found.values()} == {0.05}
-        assert {control: (one.outcome, one.faster) for control, one in found.items()} == {
-            "rigl": ("tied", False), "pruned": ("lost", False), "small": ("won", True), "set": ("won", False),
-        }  # fmt: skip
-        assert found["rigl"].points == pytest.approx(0.05)
-        assert found["pruned"].points == pytest.approx(-4.95), "its slower model is worse than its faster one"
-        assert found["set"].points == pytest.approx(1.05), "beyond its slowest model it has no better one"
-        assert found["small"].points == pytest.approx(35.05), "shown, but it does not decide"
-    assert latency_comparisons("clouds", entries, latencies, 1, OURS) == []
-    entries[OURS_IN_TILES, 0.02] = entry(0.9)
-    (pruned,) = (one for one in latency_comparisons("clouds", entries, latencies, 1) if one.control == "pruned")
-    assert pruned.points == pytest.approx(0.0), "ours may take its faster model, too"
-
-
-def test_a_longer_latency_never_means_a_lower_accuracy() -> None:
-    points = [(0.1, 80.0), (0.2, 70.0), (0.4, 90.0)]
-    assert accuracy_at(points, 0.2) == pytest.approx(80.0)
-    assert accuracy_at(points, 0.2 * 2**0.5) == pytest.approx(85.0)
-    assert accuracy_at(points, 3.0) == pytest.approx(90.0)
+    mean, half = mean_difference(found, against(found, OURS, "rigl"))
+    assert mean == pytest.approx(0.5)
+    assert half == pytest.approx(12.706 * 0.5 * 2**0.5 / 2**0.5, rel=1e-3), "t(1) times half of 1.414 / sqrt 2"
+    single = {"a": {(OURS, 0.1): entry(0.9), ("rigl", 0.1): entry(0.8)}}
+    assert mean_difference(single, against(single, OURS, "rigl")) == (pytest.approx(10.0), None)
 
 
 def test_the_area_is_the_mean_over_the_logarithm_of_the_budget() -> None:
-    flat = {("rigl", budget): entry(0.9, 0.8) for budget in BUDGETS}
+    flat: Entries = {("rigl", budget): entry(0.9, 0.8) for budget in BUDGETS}
     found = area(flat, "rigl")
+    assert found is not None
     assert found.mean == pytest.approx(85.0)
+    assert found.n == 2
     assert area(dict(list(flat.items())[1:]), "rigl") is None
 
 
@@ -202,11 +182,66 @@ def test_a_gate_that_ignores_its_input_loses_nothing_with_its_mean_mask() -> Non
     assert accuracy_of_mean_mask(model, splits) == before
 
 
-def test_the_readme_shows_one_budget_beside_dense() -> None:
-    entries = {("small", 0.1): entry(0.5), ("gate+rigl", 0.1): entry(0.6, 0.7), ("dense", None): entry(0.75)}
-    table = summary.overview({"clouds": entries}, comparisons("clouds", entries))
-    assert "| clouds | 50.00 | – | – | – | – | 65.00 | 75.00 |" in table
-    assert table.endswith("against all 8 controls: 1 comparisons won, 0 tied, 0 lost.")
+def test_the_readme_shows_dense_best_control_and_ours_with_and_without_gates() -> None:
+    entries: Entries = {
+        ("small", 0.1): entry(0.5), (OURS, 0.1): entry(0.6, 0.7), (UNGATED, 0.1): entry(0.6), ("dense", None): entry(1),
+    }  # fmt: skip
+    text = summary.overview({"digits": entries})
+    assert "| digits | 100.00 | 50.00 (small) | 60.00 | 65.00 ± 63.53 |" in text
+    assert "| mnist | – | – | – | – |" in text
+    assert "Of 21 cells 20 are still to be run." in text
+    assert summary.overview({}).endswith("The runs are still to be made.")
+
+
+def test_gates_alone_are_compared_with_a_narrow_network() -> None:
+    entries: Entries = {
+        ("gate", 0.1): entry(0.9, 0.9), ("small", 0.1): entry(0.8, 0.8), ("gate", 0.2): entry(0.7, 0.7),
+        ("small", 0.2): entry(0.8, 0.8),
+    }  # fmt: skip
+    text = summary.gate_against_small({"clouds": entries})
+    assert "in 1 of 2 cells at 0.1 and 0.2. Lower: clouds at 0.2; beyond the 95 % interval: 1." in text
+
+
+def test_a_dead_layer_that_was_not_reported_is_named() -> None:
+    dead = {"gates": [{"open": 0.5}, {"open": 0.001}]}
+    found = {"clouds": {("gate", 0.1): entry(0.5, 0.5, **dead, collapses=[]), ("gate", 0.2): entry(0.5, collapses=[])}}
+    assert "| clouds | gate | 2 | 0 | 2 | 2 |" in record.collapses(found)
+    assert "reported: 2 (clouds x seed 0, clouds x seed 1)." in record.collapses(found)
+    known = {"clouds": {("gate", 0.1): entry(0.5, **dead, collapses=["closed"])}}
+    assert "reported: 0." in record.collapses(known)
+
+
+def test_running_again_with_other_settings_is_another_look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path = tmp_path / "looks.json"
+    path.write_text(json.dumps({"digits": {"rigl": 2}}), encoding="utf-8")
+    monkeypatch.setattr(looks, "LOOKS", path)
+    jobs = [job for job in FRONTIER.jobs([FRONTIER.table("digits")]) if job.model in ("rigl 0.1", "pruned 16x1 0.2")]
+    looks.count_another_look(jobs)
+    assert looks.read_looks() == {"digits": {"rigl": 3, "pruned 16x1": 1}}, "one for each method, not for each seed"
+
+
+def test_looks_are_counted_for_every_dataset_and_method() -> None:
+    found = looks.read_looks()
+    assert set(found) == set(DATASETS)
+    assert all(set(counts) == {"dense", *AT_A_BUDGET} for counts in found.values())
+
+
+def timed(**times: float) -> dict[str, Any]:
+    names = {
+        "eager": DENSE_EAGER,
+        "torch": DENSE_TORCH,
+        "plan": DENSE_PLAN,
+        "ours": "ours 0.1",
+        "twin": f"{UNGATED} 0.1",
+    }
+    return {names[key]: {"batches": {"1": {"mean_us": t}, "256": {"mean_us": t}}} for key, t in times.items()}
+
+
+def test_gated_models_are_timed_against_their_twins_and_dense_in_its_faster_compiled_form() -> None:
+    found = timed(eager=1.0, torch=5.0, plan=4.0, ours=2.2, twin=2.0)
+    assert rival_of(found, 1) == (DENSE_PLAN, 4.0), "eager is no rival, however fast"
+    assert [(row.batch, row.ratio) for row in twins({"clouds": found})] == [(1, pytest.approx(1.1)), (256, 1.1)]
+    assert rival_of(timed(eager=1.0), 1) is None
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
@@ -218,65 +253,48 @@ def test_a_few_runs_from_end_to_end(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(command, "FRONTIER", replace(FRONTIER, root=tmp_path))
-    methods, budgets = ("dense", "small", "gate", "gate+rigl", "gate+rigl 16x1"), ("0.02", "0.1")
-    run(monkeypatch, "digits", "--quick", "--jobs", "1", "--only", *methods, "--budgets", *budgets)
+    methods = ("dense", "small", "gate", UNGATED, OURS)
+    words = ("digits", "--quick", "--jobs", "1", "--only", *methods, "--budgets", "0.2")
+    run(monkeypatch, *words, "--dry-run")
+    assert "in all: 5 of 5 runs left" in capsys.readouterr().out
+    run(monkeypatch, *words)
     assert "wrote runs/frontier-quick/docs/why-it-works.md" in capsys.readouterr().out
     where = tmp_path / "runs" / "frontier-quick"
-    runs = [one for one in read_runs(where / "results" / "digits.jsonl") if one["model"].startswith("gate")]
-    assert any("unreachable" in one for one in runs), "2 % of digits is too little for a gate"
-    assert any("accuracy_of_mean_mask" in one for one in runs)
-    assert "digits, 64-128-10" in (where / "docs" / "why-it-works.md").read_text(encoding="utf-8")
-    for before in (0, 7):  # the second time everything that can be timed is found
-        asked = ("--seconds", "0.02", "--repeats", "1", "--only", *methods, "--budgets", *budgets)
-        run(monkeypatch, "latency", "digits", "--quick", *asked)
-        assert f"{before} timed before, 1 skipped" in capsys.readouterr().out
-    rows = read_runs(where / "results" / "latency.jsonl")
-    assert [row["model"] for row in rows] == [
-        "gate 0.1", "gate+rigl 0.02", "gate+rigl 0.1", "gate+rigl 16x1 0.02", "gate+rigl 16x1 0.1", "small 0.02",
-        "small 0.1",
-    ]  # fmt: skip
-    for row in rows:
-        assert row["meta"]["machine"]["threads"] == 1
-        assert row["data"] == "digits"
-        assert 0.0 < row["accuracy"] <= 1.0
-        assert row["relative"] == pytest.approx(method_of(row["model"])[1], abs=0.02)
-        assert list(row["batches"]) == ["1", "256"]
-        for timed in row["batches"].values():
-            assert timed["ratio"] == pytest.approx(timed["ours_us"] / timed["dense_us"])
-            assert len(timed["choices"]) == 2
+    runs = {one["model"]: one for one in read_runs(where / "results" / "digits.jsonl")}
+    assert set(runs) == {"dense", "small 0.2", "gate 0.2", f"{UNGATED} 0.2", f"{OURS} 0.2"}
+    assert "accuracy_of_mean_mask" in runs["gate 0.2"]
+    for one in runs.values():
+        right = unpack_rows(one["right"], one["meta"]["data"]["test"])
+        assert float(right.double().mean()) == pytest.approx(one["quality"]["accuracy"])
     text = (where / "docs" / "why-it-works.md").read_text(encoding="utf-8")
-    assert "At equal latency: " in text
-    for batch in ("1", "256"):
-        assert f"figures/latency-digits-{batch}.svg" in text
-        drawn = (where / "docs" / "figures" / f"latency-digits-{batch}.svg").read_text(encoding="utf-8")
-        assert f"latency at batch {batch}, relative to dense" in drawn
+    assert "digits, 64-128-10" in text
+    assert "Not run yet: mnist, " in text
+    run(monkeypatch, *words, "--dry-run")
+    assert "in all: 0 of 5 runs left" in capsys.readouterr().out
+    entries = entries_of(runs.values())
+    assert entries["gate", 0.2].meets(0.2)
 
 
-def test_data_that_was_not_used_for_tuning_has_a_section_where_there_are_results(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    transfer = replace(TRANSFER, root=tmp_path)
-    monkeypatch.setattr(page, "TRANSFER", transfer)
-    assert page.transfer_section(page.read_transfer()) == ""
-    accuracy = {"dense": (0.5, 0.5), "small": (0.4, 0.42), "rigl": (0.5, 0.501), "gate+rigl": (0.49, 0.51)}
-    sizes = {"name": "x", "train": 3, "valid": 1, "test": 1, "features": 5, "classes": 3}
-    runs: list[dict[str, Any]] = []
-    for job in transfer.jobs():
-        method, budget = method_of(job.model)
-        if method in accuracy and budget in (0.05, 0.1) and job.seed < 2:
-            gain = 0.02 * (method == "rigl" and budget == 0.1)
-            quality = {"accuracy": accuracy[method][job.seed] + gain}
-            runs.append(
-                {"model": job.model, "seed": job.seed, "hash": job.hash, "quality": quality,
-                 "macs": {"relative": budget}, "meta": {"created": "", "data": sizes}}
-            )  # fmt: skip
-    write_runs(transfer.results / "characters.jsonl", runs)
-    text = page.transfer_section(page.read_transfer())
-    assert "2 comparisons won, 1 tied, 1 lost" in text
-    assert "| gate+rigl | 50.00 ± 1.41 | 50.00 ± 1.41 | – |" in text
-    assert "Lost: characters at 0.1 to rigl, -2.05 ± " in text
+def test_test_rows_are_not_looked_at_before_tuning_has_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(command, "FRONTIER", replace(FRONTIER, root=tmp_path))
+    monkeypatch.setattr(command, "read_chosen", dict)
+    with pytest.raises(ValueError, match=r"tuning has not ended on digits \(dense, small, .*run `python -m"):
+        run(monkeypatch, "digits", "--jobs", "1")
 
 
-def test_a_dataset_that_cannot_be_timed_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="unknown datasets mnst: those that can be timed are digits, mnist"):
-        run(monkeypatch, "latency", "mnst")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("mnst",), "unknown datasets mnst: there are digits, mnist"),
+        (("latency", "mnst"), "unknown datasets mnst"),
+        (("digits", "--only", "rigle"), "unknown methods rigle: there are dense, small"),
+        (("digits", "--budgets", "0.3"), "unknown budgets 0.3: there are 0.05, 0.1, 0.2"),
+    ],
+)
+def test_what_there_is_none_of_is_a_mistake(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        run(monkeypatch, *words)
+
+
+def test_controls_are_all_methods_that_are_not_the_recipe() -> None:
+    assert set(AT_A_BUDGET) - set(CONTROLS) == {m for m in AT_A_BUDGET if m.startswith((UNGATED, OURS)) or "16x1" in m}

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from benchmarks import pages as benchmarks
 from experiments.frontier import page as frontier
+from experiments.frontier.datasets import DATASETS
 from experiments.frontier.experiment import FRONTIER
 from experiments.language import page as language
 from experiments.language.tables import LANGUAGE
@@ -17,12 +18,19 @@ from experiments.stages import page as stages
 from experiments.stages.experiment import STAGES
 
 from dynamicgate.lab.runner.docs_pages import Pages, rendered
+from dynamicgate.lab.runner.results import table_path
 from experiments import sparse_mnist
 from tests.places import ROOT
 
+
+def datasets_run() -> int:
+    """The datasets of the frontier that have results."""
+    return sum(table_path(FRONTIER.results, name).exists() for name in DATASETS)
+
+
 MAKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "paper": (lambda: paper.pages(PAPER), 1),
-    "frontier": (lambda: frontier.pages(FRONTIER), 1 + 7 + 2 * 7 + 1),  # page, figures of cost and latency, README
+    "frontier": (lambda: frontier.pages(FRONTIER), 2 + datasets_run()),  # page, README, and a figure for each dataset
     "stages": (lambda: stages.pages(STAGES), 1),
     "language": (lambda: language.pages(LANGUAGE), 1),
     "sparse-mnist": (lambda: sparse_mnist.pages(sparse_mnist.SPARSE_MNIST), 1),

@@ -26,7 +26,7 @@ LATENCIES = latency.latency_path(FRONTIER)
 KEYS = {LATENCIES: latency.KEY, stages_latency.latency_path(STAGES): stages_latency.KEY}  # of files with latencies
 RUNS = {
     "paper": (PAPER, 620),
-    "frontier": (FRONTIER, 2930),
+    "frontier": (FRONTIER, 0),  # to be run anew: experiments/frontier/protocol.md
     "sparse-mnist": (SPARSE_MNIST, 45),
     "transfer": (TRANSFER, 90),
     "stages": (STAGES, 908),
@@ -92,7 +92,7 @@ def test_every_stored_run_is_one_that_the_code_asks_for_and_none_is_lost(name: s
 
 def test_every_stored_latency_is_that_of_a_model_that_the_code_asks_for() -> None:
     found = latency.read_latencies(FRONTIER)
-    assert sum(map(len, found.values())) == len(read_runs(LATENCIES)) >= 278
+    assert sum(map(len, found.values())) == len(read_runs(LATENCIES))
 
 
 def test_results_are_few_files() -> None:

@@ -45,6 +45,13 @@ def test_the_small_network_costs_what_the_budget_allows_to_within_a_unit(
     assert max(widths) - min(widths) <= 1 / min(hidden), "all layers shrink by the same factor"
 
 
+@pytest.mark.parametrize("name", ["dense", "small"])
+def test_dense_networks_have_a_dropout_of_their_own(settings: Settings, name: str) -> None:
+    splits = load_dataset(settings.data)
+    asked = replace(settings, model=name, dropout=0.5, dense_dropout=0.2).resolved(splits)
+    assert MODELS[name](asked, splits).model.dropout.p == 0.2
+
+
 def test_the_models_are_what_they_are_called(settings: Settings) -> None:
     splits = load_dataset(settings.data)
     made = {

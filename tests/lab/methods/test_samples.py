@@ -16,7 +16,7 @@ from dynamicgate.data import Arrays
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import Settings, run_one
-from dynamicgate.lab.methods.samples import SampleStats, cost_levels, histogram, picture, show
+from dynamicgate.lab.methods.samples import SampleStats, cost_levels, histogram, picture, show, unpack_rows
 
 
 def splits_of(x: torch.Tensor, name: str = "mine", classes: int = 3, **options: object) -> Splits:
@@ -48,6 +48,14 @@ def test_the_cost_of_samples_is_what_a_measurement_of_each_alone_says(gated: tup
         assert [sample["macs"] for sample in found[kind]] == [alone[sample["row"]] for sample in found[kind]]
     assert [sample["macs"] for sample in found["cheapest"]] == sorted(alone)[:3]
     assert [sample["macs"] for sample in found["most_expensive"]] == sorted(alone)[:-4:-1]
+
+
+def test_the_rows_that_are_right_can_be_read_again(gated: tuple[torch.nn.Module, Splits]) -> None:
+    model, splits = gated
+    with torch.no_grad():
+        right = model.eval()(splits.test.x).argmax(1) == splits.test.y
+    assert 0 < int(right.sum()) < 40
+    assert unpack_rows(gathered(model, splits)["right"], 40).equal(right)
 
 
 def test_the_easiest_are_the_most_certain_and_the_hardest_the_least(gated: tuple[torch.nn.Module, Splits]) -> None:

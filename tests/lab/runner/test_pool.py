@@ -79,6 +79,14 @@ def test_tasks_run_in_parallel_and_come_back_with_their_items() -> None:
         list(run_parallel(square, [-1], processes=1))
 
 
+def test_further_tasks_are_asked_for_as_others_finish_and_are_taken_first() -> None:
+    further = {1: [10, 11], 10: [100]}
+    done = list(run_parallel(square, [1, 2, 3, 4, 5], processes=1, more=lambda item: further.get(item, [])))
+    assert sorted(item for item, _ in done) == [1, 2, 3, 4, 5, 10, 11, 100]
+    order = [item for item, _ in done]
+    assert order.index(10) < order.index(11) < order.index(4)
+
+
 def test_runs_are_done_once_and_again_if_deleted_with_the_same_result(finished: Experiment, tmp_path: Path) -> None:
     experiment = copy_of(finished, tmp_path)
     path = table_path(experiment.results, TABLE)

@@ -61,6 +61,8 @@ class Hyperparameters:
     """Decay of weight matrices."""
     dropout: float = 0.1
     """Dropout of all models except dense and small."""
+    dense_dropout: float = 0.0
+    """Dropout of dense and small."""
     activation: Literal["relu", "gelu", "silu", "tanh"] = "relu"
     """What follows each hidden layer; only relu produces zeros that can be skipped."""
     block: int | None = None

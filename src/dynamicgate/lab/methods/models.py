@@ -37,12 +37,12 @@ class Prepared(NamedTuple):
 
 def dense(s: Settings, splits: Splits) -> Prepared:
     """The plain network: the quality to reach and the MACs to save."""
-    return Prepared(_mlp(s, splits, dropout=0.0))
+    return Prepared(_mlp(s, splits, dropout=s.dense_dropout))
 
 
 def small(s: Settings, splits: Splits) -> Prepared:
     """A dense network as narrow as the budget: the control that every method must beat."""
-    return Prepared(_mlp(s, splits, _affordable(s, splits), dropout=0.0))
+    return Prepared(_mlp(s, splits, _affordable(s, splits), dropout=s.dense_dropout))
 
 
 def dropout(s: Settings, splits: Splits) -> Prepared:

@@ -16,6 +16,7 @@ import struct
 import zlib
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -89,9 +90,21 @@ class SampleStats:
             "macs_if_wrong": mean_of(macs_N[~right_N]),
             "correlation": rounded(correlation(hardness_N, macs_N)),
             "cost_error": rounded(correlation((~right_N).double(), macs_N)),
+            "right": pack_rows(right_N),
             "levels": cost_levels(macs_N, ~right_N, hardness_N),
             **{name: [shown(row) for row in order[:SHOWN].tolist()] for name, order in orders.items()},
         }
+
+
+def pack_rows(right_N: Tensor) -> str:
+    """Which rows are right, as a short text: one bit a row, compressed."""
+    return base64.b64encode(zlib.compress(np.packbits(right_N.numpy()).tobytes(), 9)).decode("ascii")
+
+
+def unpack_rows(text: str, count: int) -> Tensor:
+    """What `pack_rows` packed."""
+    bits = np.unpackbits(np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8), count=count)
+    return torch.from_numpy(bits.astype(bool))
 
 
 def histogram(values_N: Tensor) -> list[int]:

@@ -10,8 +10,9 @@ import os
 import sys
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,11 +33,18 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def run_parallel(task: Callable[[T], R], items: Sequence[T], *, processes: int | None = None) -> Iterator[tuple[T, R]]:
+def run_parallel(
+    task: Callable[[T], R],
+    items: Sequence[T],
+    *,
+    processes: int | None = None,
+    more: Callable[[T], Sequence[T]] | None = None,
+) -> Iterator[tuple[T, R]]:
     """Each item with what `task` returns for it, as they finish; the first error ends all.
 
     Every process has one thread. Its task and items are copied to it; functions are found by their import path.
-    None is as many processes as there are cores.
+    None is as many processes as there are cores. `more` is asked for further items after each that has finished; they
+    are taken first, so that what was begun ends before anything else begins.
     """
     if processes is not None and processes < 1:
         raise ValueError(f"at least one process is needed, received {processes}")
@@ -44,12 +52,22 @@ def run_parallel(task: Callable[[T], R], items: Sequence[T], *, processes: int |
         return
     # spawn: a forked process would share torch's threads and the GPU with its parent
     spawn = multiprocessing.get_context("spawn")
-    workers = min(processes or available_cores(), len(items))
+    workers = processes or available_cores()
+    if more is None:
+        workers = min(workers, len(items))
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=start_worker) as pool:
         try:
-            futures = {pool.submit(task, item): item for item in items}
-            for future in as_completed(futures):
-                yield futures[future], future.result()
+            waiting, futures = deque(items), dict[Future[R], T]()
+            while waiting or futures:
+                while waiting and len(futures) <= workers:  # one more than can run: no process waits for this one
+                    item = waiting.popleft()
+                    futures[pool.submit(task, item)] = item
+                finished, _ = wait(futures, return_when=FIRST_COMPLETED)
+                for future in finished:
+                    item = futures.pop(future)
+                    yield item, future.result()
+                    if more is not None:
+                        waiting.extendleft(reversed(more(item)))
         except BaseException:  # an error, or Ctrl-C: do not wait for the other processes
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
@@ -77,8 +95,11 @@ def run_jobs(
     processes: int | None = None,
     data_dir: Path | None = None,
     command: str = "",
+    more: Callable[[Job], Sequence[Job]] | None = None,
 ) -> int:
     """Run the jobs whose runs are missing from the tables in `results`, and collect them there; returns how many ran.
+
+    more: asked after each finished job for further ones, whose runs must be missing.
 
     A finished run is found in its table, or in its own folder where the call that made it was interrupted; an
     unfinished one continues from its checkpoint. A stale one is run again and replaced.
@@ -92,14 +113,23 @@ def run_jobs(
     if stale:
         print(f"{say_stale(stale)}; they are run again and replaced", file=sys.stderr, flush=True)
     print(f"{len(jobs)} runs, {len(found)} of them found in {results}", file=sys.stderr, flush=True)
-    progress = Progress(missing, min(processes or available_cores(), max(1, len(missing))))
+    workers = processes or available_cores()
+    progress = Progress(missing, workers if more else min(workers, max(1, len(missing))))
     task = partial(run_job, data_dir=data_dir, command=command)
+    asked = list(jobs)
+
+    def ask_for_more(job: Job) -> Sequence[Job]:
+        further = more(job) if more else ()
+        asked.extend(further)
+        progress.add(further)
+        return further
+
     try:
-        for job, outcome in run_parallel(task, missing, processes=processes):
+        for job, outcome in run_parallel(task, missing, processes=processes, more=ask_for_more if more else None):
             print(progress.line(job, outcome), file=sys.stderr, flush=True)
     finally:
-        collect(results, jobs)
-    return len(missing)
+        collect(results, asked)
+    return progress.total
 
 
 @dataclass(frozen=True)
@@ -158,9 +188,16 @@ class Progress:
 
     def __init__(self, jobs: Iterable[Job], processes: int) -> None:
         """Nothing done yet."""
-        self.left = [job.table.name for job in jobs]
-        self.total, self.processes = len(self.left), processes
+        self.left: list[str] = []
+        self.total, self.processes = 0, processes
         self.seconds: dict[str, list[float]] = {}
+        self.add(jobs)
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        """More to do."""
+        names = [job.table.name for job in jobs]
+        self.left += names
+        self.total += len(names)
 
     def line(self, job: Job, outcome: Outcome) -> str:
         """One more run is done."""

@@ -35,7 +35,7 @@ def load_splits(job: Job, data_dir: Path | None) -> Splits:
     return _load(table.data, options, job.seed, table.changes, table.quick_rows if job.quick else None, data_dir)
 
 
-@lru_cache(maxsize=2)
+@lru_cache(maxsize=4)
 def _load(
     data: str, options: str, seed: int, changes: tuple[Change, ...], rows: int | None, data_dir: Path | None
 ) -> Splits:

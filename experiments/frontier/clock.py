@@ -1,0 +1,67 @@
+"""Latency on the page: gated models against their twins without gates, and everything against the dense rival."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
+from experiments.frontier.latency import (
+    DENSE_WAYS,
+    MOST_SLOWER,
+    TIMED,
+    Latencies,
+    mean_ratio,
+    microseconds,
+    relative_times,
+    rival_of,
+    twins,
+)
+from experiments.frontier.methods import BUDGETS
+from experiments.stages.latency import BATCHES
+
+
+def latency_summary(found: Mapping[str, Latencies]) -> str:
+    """Gated models against their twins; every one that is slower by more than a few per cent is named."""
+    if not found:
+        return "## Latency\n\nNot timed yet.\n"
+    rows = twins(found)
+    if not rows:
+        return "## Latency\n\nNo gated model was timed beside its twin without gates.\n"
+    slower = [row for row in rows if row.ratio > MOST_SLOWER]
+    names = "; ".join(f"{r.name} {r.method} {r.budget:g} at batch {r.batch}, {r.ratio:.2f}" for r in slower)
+    means = " and ".join(
+        f"{mean_ratio(of_batch):.2f} at batch {batch}"
+        for batch in BATCHES
+        if (of_batch := [row for row in rows if row.batch == batch])
+    )
+    return (
+        "## Latency\n\nCompiled, one thread, the model of the first seed. Gated models take, relative to their twins "
+        f"without gates (geometric means over {len(rows)} pairs of model and batch size), {means} of the time. Slower "
+        f"by more than {MOST_SLOWER - 1:.0%}: {len(slower)} of {len(rows)}" + (f" ({names})" if names else "") + ".\n"
+    )
+
+
+def latency_section(latencies: Latencies) -> str:
+    """The latencies of a dataset relative to the dense rival; empty where nothing was timed."""
+    if not latencies:
+        return ""
+
+    def ratios(method: str, budget: float) -> str:
+        found = relative_times(latencies, f"{method} {budget:g}")
+        return " / ".join(f"{ratio:.3f}" for ratio in found.values()) or ABSENT
+
+    columns = [f"latency at batch {' / '.join(map(str, BATCHES))}", *(f"{budget:g}" for budget in BUDGETS)]
+    rows = [[method, *(ratios(method, budget) for budget in BUDGETS)] for method in TIMED]
+    dense = []
+    for batch in BATCHES:
+        if rival := rival_of(latencies, batch):
+            times = [
+                f"{way.removeprefix('dense, ')} {t:.1f}"
+                for way in DENSE_WAYS
+                if (t := microseconds(latencies, way, batch))
+            ]
+            dense.append(f"batch {batch}: {', '.join(times)} µs, so the rival is {rival[0]}")
+    return (
+        f"{markdown(columns, rows, numbers=True)}\n\nRelative to the faster compiled form of the dense network. At "
+        f"{'; '.join(dense)}.\n"
+    )

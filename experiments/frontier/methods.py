@@ -1,0 +1,71 @@
+"""The methods: what each is asked for, the one alternative that tuning tries, and the kinds of gates of ours."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from dynamicgate.presets.sparsify import DISTRIBUTION, spending
+from experiments.frontier.datasets import Dataset
+
+BUDGETS = (0.05, 0.1, 0.2)
+TUNED_AT = 0.1
+DENSE = "dense"
+OURS = "ours"
+OURS_IN_TILES = "ours 16x1"  # for speed: vector units handle 16 outputs that share an input at once
+UNGATED = "rigl from dense"  # the recipe without its gates: what they add or cost
+UNGATED_IN_TILES = "rigl from dense 16x1"
+PRUNED_IN_TILES = "pruned 16x1"
+TILES = "16x1"
+CONTROLS = ("small", "pruned", "set", "rigl", "static", "random", "gate", "switch")
+TUNED = (DENSE, *CONTROLS, UNGATED, UNGATED_IN_TILES, PRUNED_IN_TILES)
+AT_A_BUDGET = (*CONTROLS, UNGATED, OURS, PRUNED_IN_TILES, UNGATED_IN_TILES, OURS_IN_TILES)
+WITHOUT_GATES = {OURS: UNGATED, OURS_IN_TILES: UNGATED_IN_TILES}
+NO_GATES = "no gates"
+KINDS = (NO_GATES, "units", "two stages", "three stages")
+PLANS = {"two stages": "two", "three stages": "three"}
+SPARSE = ("pruned", "set", "rigl", UNGATED, UNGATED_IN_TILES, PRUNED_IN_TILES)
+NOISY = ("gate", "static")
+HEAVY_DECAY = 0.5
+
+
+class Choice(NamedTuple):
+    """What tuning chooses for a method. other: the alternative instead of the usual."""
+
+    lr: float
+    dropout: float
+    other: bool
+
+
+def asked(method: str, budget: float, dataset: Dataset, choice: Choice) -> dict[str, Any]:
+    """What a method is asked for at a budget."""
+    own: dict[str, Any] = {"model": method.split(" ")[0], "budget": budget, "lr": choice.lr}
+    if method in (DENSE, "small"):
+        own["dense_dropout"] = choice.dropout
+    else:
+        own["dropout"] = choice.dropout
+    if method in SPARSE:
+        own |= _layers(budget, dataset, choice)
+        if method in WITHOUT_GATES.values():
+            own["initial_density"] = 1.0
+        if method.endswith(TILES):
+            own["pattern"] = TILES
+    elif choice.other:
+        own |= {"policy": "gumbel"} if method in NOISY else {"weight_decay": HEAVY_DECAY}
+    return {**dataset.shared, **own}
+
+
+def asked_of_ours(method: str, kind: str, budget: float, dataset: Dataset, choice: Choice) -> dict[str, Any]:
+    """What ours is asked for with a kind of gates, by what was chosen for the recipe without them."""
+    without = asked(WITHOUT_GATES[method], budget, dataset, choice)
+    if kind == NO_GATES:
+        return without
+    if kind == "units":
+        return {**without, "model": "gate+rigl"}
+    own = {key: value for key, value in without.items() if key not in ("initial_density", "distribution", "widen")}
+    return {**own, "model": "staged", "stages": PLANS[kind], **({"widen": 1.0} if choice.other else {})}
+
+
+def _layers(budget: float, dataset: Dataset, choice: Choice) -> dict[str, Any]:
+    """Sparse layers as in the recipe, or uniform ones that are as wide as asked for."""
+    usual = {"distribution": DISTRIBUTION, "widen": spending(budget).widen}
+    return {"every": dataset.every, **({"distribution": "uniform", "widen": 1.0} if choice.other else usual)}
