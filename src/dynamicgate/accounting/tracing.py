@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dynamicgate.accounting.attention import module_around
 from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.accounting.grouped_matmul import grouped_formulas
 from dynamicgate.accounting.scaling import Scaling
 from dynamicgate.data.contract import Inputs, call, count_samples
 from dynamicgate.gating.integrations import Tokens, watch_tokens
@@ -36,7 +37,7 @@ def count_macs(model: nn.Module, example: Inputs) -> MacCounter:
 
     base, samples = unwrap(model), count_samples(example)
     around = {name: module_around(g.site_at(name)) for name, g in named_gates(base).items() if g.site.is_heads}
-    flops = FlopCounterMode(display=False)
+    flops = FlopCounterMode(display=False, custom_mapping=grouped_formulas())
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel is one op that no counter looks into
     with watch_tokens(base, {}) as tokens:
@@ -50,6 +51,7 @@ def count_macs(model: nn.Module, example: Inputs) -> MacCounter:
         finally:
             torch.backends.mha.set_fastpath_enabled(fastpath)
             trace.remove_hooks()
+    trace.check_experts()
     work = None if tokens is None else tokens.work()
     if tokens is None or work is None:
         attention = {site: max(0.0, round(trace.macs[name] / samples)) for site, name in around.items()}
@@ -111,11 +113,13 @@ class _Trace:
         """MACs of all linear layers. Masked weights are multiplied all the same here, and gate networks too."""
         modules = dict(model.named_modules())
         watched = [] if tokens is None else [*tokens.parts, *tokens.attentions]
-        self.macs = dict.fromkeys(["", *watched, *others], 0.0)
+        self._experts = [name for name, m in modules.items() if _holds_experts(m)]
+        self.macs = dict.fromkeys(["", *watched, *others, *self._experts], 0.0)
         """By module: what it computes outside of linear layers and of the other modules named here."""
         # Angles are products of two numbers, which torch writes as a matrix product.
         rotary = [name for name, m in modules.items() if tokens is not None and type(m).__name__.endswith(ROTARY)]
         self._running: list[str] = []
+        self._called: set[str] = set()
         self._handles: list[Any] = []
         for name in {**self.macs, **dict.fromkeys(rotary)}:
             self._handles += self._around(modules[name], name)
@@ -126,6 +130,15 @@ class _Trace:
         """Leave the model as it was."""
         for handle in self._handles:
             handle.remove()
+
+    def check_experts(self) -> None:
+        """An error for experts that ran and of which nothing was seen."""
+        unseen = [name for name in self._experts if name in self._called and not self.macs[name]]
+        if unseen:
+            raise ValueError(
+                f"the experts at {unseen[0]!r} are computed by a kernel whose MACs cannot be counted: call "
+                'model.set_experts_implementation("grouped_mm"), or "eager"'
+            )
 
     def _settle(self) -> None:
         """Give what was computed since the last time to the innermost module that is running."""
@@ -138,6 +151,7 @@ class _Trace:
         def start(_module: nn.Module, _args: tuple[Any, ...]) -> None:
             self._settle()
             self._running.append(name)
+            self._called.add(name)
 
         def stop(_module: nn.Module, _args: tuple[Any, ...], _out: Any) -> None:
             self._settle()
@@ -160,6 +174,11 @@ class _Trace:
                 self.streams.setdefault(name, Counter())[stream] += 1
 
         return count
+
+
+def _holds_experts(module: nn.Module) -> bool:
+    """Whether it holds one weight matrix for each of several experts."""
+    return "Experts" in type(module).__name__ and any(p.ndim == 3 for p in module.parameters(recurse=False))
 
 
 def _is_below(name: str, module: str) -> bool:
