@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, StaticCache
+from transformers import (
+    MambaConfig,
+    MambaForCausalLM,
+    MptConfig,
+    MptForCausalLM,
+    PreTrainedModel,
+    StaticCache,
+    XLNetConfig,
+    XLNetLMHeadModel,
+)
 
 import dynamicgate as dg
 from dynamicgate import hf
@@ -204,3 +213,31 @@ def test_gradient_checkpointing_counts_pairs_once() -> None:
     with dg.usage(model) as used:
         model(input_ids=tokens(2, 6), labels=tokens(2, 6)).loss.backward()
     assert pairs(used) == {2 * 21}
+
+
+def odd_model(name: str) -> PreTrainedModel:
+    """Models whose attention is not what it is elsewhere."""
+    torch.manual_seed(0)
+    common = {"vocab_size": VOCAB, "pad_token_id": PAD}
+    match name:
+        case "mpt":  # says which keys are hidden, not which are seen
+            return MptForCausalLM(MptConfig(d_model=32, n_heads=4, n_layers=1, max_seq_len=64, **common)).eval()
+        case "xlnet":
+            return XLNetLMHeadModel(XLNetConfig(d_model=32, n_layer=1, n_head=4, d_inner=48, **common)).eval()
+        case _:
+            return MambaForCausalLM(MambaConfig(hidden_size=32, num_hidden_layers=1, state_size=4, **common)).eval()
+
+
+def test_a_mask_may_say_which_keys_are_hidden() -> None:
+    model = odd_model("mpt")
+    expected = 7 * (4 * 32**2 + 2 * 32 * 128 + 32 * VOCAB) + 2 * 32 * 28
+    assert dg.count_macs(model, {"input_ids": tokens(2, 7)}).dense == expected
+    assert dg.count_macs(model, padded(tokens(2, 7), 4)).dense == expected
+
+
+@pytest.mark.parametrize("name", ["mpt", "xlnet", "mamba"])
+def test_what_one_length_does_not_show_is_counted_for_each(name: str) -> None:
+    model, batches = odd_model(name), [{"input_ids": tokens(2, length)} for length in (9, 4)]
+    alone = [dg.count_macs(model, batch).dense for batch in batches]
+    found = hf.measure(model, batches)
+    assert found.macs["dense"] * found.tokens == pytest.approx(2 * sum(alone), rel=1e-12)

@@ -169,7 +169,8 @@ class MacCounter:
     @property
     def depends_on_shape(self) -> bool:
         """Whether a sample of another shape may cost something else, and nobody knows how much."""
-        return self.scaling is None and self.shape is not None and (self.other > 0 or {*self.rows.values()} != {1.0})
+        known = self.scaling is not None and not self.scaling.one_length
+        return not known and self.shape is not None and (self.other > 0 or {*self.rows.values()} != {1.0})
 
     def counts(self, gates: Mapping[str, Gate], stages: StageGate | None) -> bool:
         """Whether it was made for the model with these gates, and not for another one or a copy."""

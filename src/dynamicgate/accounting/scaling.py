@@ -34,6 +34,10 @@ class Scaling:
     heads: Mapping[str, str] = field(default_factory=dict)
     """By site of gated heads: its attention layer."""
 
+    one_length: bool = False
+    """Whether something else changes with the length of a sample, in a way that one example does not show: it is then
+    counted again for each length, and scaled for padding only."""
+
     def costs(self, work: Work) -> Costs:
         """What the mean sample of `work` costs."""
         samples = max(1, work.samples)

@@ -39,4 +39,4 @@ class ShapeCounters:
 
 def _key(counter: MacCounter, shape: Shape) -> Shape:
     """The part of a shape that costs depend on."""
-    return shape if counter.scaling is None else tuple(each for each in shape if each[2])
+    return shape if counter.scaling is None or counter.scaling.one_length else tuple(each for each in shape if each[2])

@@ -23,6 +23,7 @@ from dynamicgate.linears import is_linear, outer_name
 from dynamicgate.modules import evaluating, unwrap
 
 ROTARY = "RotaryEmbedding"
+NOT_ROW_BY_ROW = (torch.ops.aten.bmm, torch.ops.aten.baddbmm, torch.ops.aten.convolution)
 Shape: TypeAlias = tuple[tuple[str | int, tuple[int, ...], bool], ...]
 
 
@@ -86,9 +87,10 @@ def _scaling(tokens: Tokens, trace: _Trace, around: Mapping[str, str], samples: 
     }
     left = dict.fromkeys(tokens.parts, 0.0) | {"": 0.0}  # by part, what is neither linear layer nor attention
     for name, macs in trace.macs.items():
-        part = max((part for part in tokens.parts if part == name or _is_below(name, part)), key=len, default="")
-        left[part] += 0.0 if name in pairs else max(0.0, macs)
+        left[_part_around(name, tokens.parts)] += 0.0 if name in pairs else max(0.0, macs)
     per_token = {part: macs / tokens.positions[part] for part, macs in left.items() if tokens.positions.get(part)}
+    # An attention of other kinds of pairs, or convolutions along a sequence, which read beyond its ends.
+    unknown = any(part in per_token for name, part in trace.unknown(tokens.parts).items() if name not in pairs)
     heads = {site: next((n for n in pairs if n == name or _is_below(n, name)), name) for site, name in around.items()}
     return Scaling(
         calls={outer_name(name): dict(streams) for name, streams in trace.streams.items()},
@@ -97,6 +99,7 @@ def _scaling(tokens: Tokens, trace: _Trace, around: Mapping[str, str], samples: 
         fixed_other=sum(macs for part, macs in left.items() if part not in per_token) / samples,
         pairs=pairs,
         heads=heads,
+        one_length=unknown,
     )
 
 
@@ -120,11 +123,12 @@ class _Trace:
         rotary = [name for name, m in modules.items() if tokens is not None and type(m).__name__.endswith(ROTARY)]
         self._running: list[str] = []
         self._called: set[str] = set()
+        self._batched: Counter[str] = Counter()
         self._handles: list[Any] = []
         for name in {**self.macs, **dict.fromkeys(rotary)}:
             self._handles += self._around(modules[name], name)
         self._handles += [m.register_forward_pre_hook(self._linear(n)) for n, m in modules.items() if is_linear(m)]
-        self._seen = 0
+        self._seen = self._seen_batched = 0
 
     def remove_hooks(self) -> None:
         """Leave the model as it was."""
@@ -140,12 +144,19 @@ class _Trace:
                 'model.set_experts_implementation("grouped_mm"), or "eager"'
             )
 
+    def unknown(self, parts: Iterable[str]) -> dict[str, str]:
+        """Modules whose cost is not known to be in proportion to tokens, and the part that each is in."""
+        return {n: _part_around(n, parts) for n, count in self._batched.items() if count and n not in self._experts}
+
     def _settle(self) -> None:
         """Give what was computed since the last time to the innermost module that is running."""
         now = self.flops.get_total_flops()
+        by_operation = self.flops.flop_counts["Global"]
+        batched = sum(by_operation.get(operation, 0) for operation in NOT_ROW_BY_ROW)
         if self._running and self._running[-1] in self.macs:
             self.macs[self._running[-1]] += (now - self._seen) / 2
-        self._seen = now
+            self._batched[self._running[-1]] += batched - self._seen_batched
+        self._seen, self._seen_batched = now, batched
 
     def _around(self, module: nn.Module, name: str) -> list[Any]:
         def start(_module: nn.Module, _args: tuple[Any, ...]) -> None:
@@ -179,6 +190,10 @@ class _Trace:
 def _holds_experts(module: nn.Module) -> bool:
     """Whether it holds one weight matrix for each of several experts."""
     return "Experts" in type(module).__name__ and any(p.ndim == 3 for p in module.parameters(recurse=False))
+
+
+def _part_around(name: str, parts: Iterable[str]) -> str:
+    return max((part for part in parts if part == name or _is_below(name, part)), key=len, default="")
 
 
 def _is_below(name: str, module: str) -> bool:

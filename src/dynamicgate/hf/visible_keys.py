@@ -34,7 +34,9 @@ def visible_keys(layer: nn.Module, given: Mapping[str, Any], states_BQD: Tensor)
     names = ("encoder_attention_mask", *MASKS) if others is not None else MASKS
     mask = next((given[name] for name in names if isinstance(given.get(name), Tensor)), None)
     if mask is not None and mask.ndim == 4:
-        return allowed(mask).float().mean(1).sum(-1).expand(B, Q), mask.shape[-1]
+        hidden = mask.dtype == torch.bool and not hasattr(layer, "is_causal")  # older layers: MPT
+        seen = ~mask if hidden else allowed(mask)
+        return seen.float().mean(1).sum(-1).expand(B, Q), mask.shape[-1]
     K = others.shape[1] if others is not None else cached_length(given, layer) + Q
     causal = others is None and bool(given.get("is_causal", getattr(layer, "is_causal", False)))
     held_BK = torch.ones(1, 1, device=states_BQD.device).expand(B, K) if mask is None else _last(mask, K)
@@ -63,6 +65,7 @@ def cached_length(given: Mapping[str, Any], layer: nn.Module | None = None) -> i
 
 def _last(mask_BL: Tensor, K: int) -> Tensor:
     """The mask of the K keys that there are; keys of a cache that are not in the mask come before and count."""
+    mask_BL = allowed(mask_BL)
     missing = K - mask_BL.shape[1]
     return mask_BL[:, -K:] if missing <= 0 else torch.nn.functional.pad(mask_BL.float(), (missing, 0), value=1.0)
 
