@@ -8,6 +8,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
@@ -142,3 +143,32 @@ def test_a_model_card_says_how_to_load_the_model_and_what_it_costs() -> None:
     with pytest.raises(ValueError, match="no gates"):
         hf.card(tiny_llama())
     assert hf.card(model).data.eval_results is None
+
+
+def test_a_batch_of_padding_alone_adds_nothing() -> None:
+    model, ids = gated(tiny_llama()), tokens(2, 5)
+    empty = padded(ids, 2)
+    empty["attention_mask"] = torch.zeros_like(empty["attention_mask"])
+    assert hf.measure(model, [{"input_ids": ids}, empty]).macs == pytest.approx(hf.measure(model, ids).macs)
+    assert hf.measure(model, [{"input_ids": ids}, empty]).tokens == 10
+
+
+class LastLogits(nn.Module):
+    """A user's own module around a Hugging Face model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = gated(tiny_llama())
+
+    def forward(self, **inputs: Tensor) -> Tensor:
+        logits: Tensor = self.model(**inputs).logits
+        return logits[:, -1]
+
+
+def test_the_measure_of_the_core_refuses_padding() -> None:
+    ids = tokens(3, 6)
+    same = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    per_token = hf.measure(LastLogits().model, ids).macs["executed"]
+    assert dg.measure(LastLogits(), same).macs["executed"] == pytest.approx(6 * per_token, rel=1e-6)
+    with pytest.raises(ValueError, match=r"has padding.*dynamicgate\.hf\.measure"):
+        dg.measure(LastLogits(), padded(ids, 3))

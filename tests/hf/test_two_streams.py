@@ -8,7 +8,13 @@ from torch import Tensor
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
+    BertConfig,
     BertForSequenceClassification,
+    BertLMHeadModel,
+    BertModel,
+    CLIPConfig,
+    CLIPModel,
+    EncoderDecoderModel,
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
@@ -190,3 +196,34 @@ def test_padding_of_neither_side_is_looked_at_for_a_conversion(name: str) -> Non
     )
     expected = [[sum(READ)] * 2, [sum(WRITTEN)] * 2]
     assert list(rows.values()) == expected
+
+
+@pytest.mark.filterwarnings("ignore:Version v4.12.0:FutureWarning")
+def test_two_models_in_one_count_as_an_encoder_and_a_decoder() -> None:
+    """The whole model makes a mask for its decoder that knows padding, and not where labels end."""
+    sizes = {"hidden_size": WIDTH, "intermediate_size": FFN, "num_hidden_layers": 1, "num_attention_heads": 4}
+    configs = [BertConfig(**sizes, vocab_size=VOCAB, is_decoder=d, add_cross_attention=d) for d in (False, True)]
+    encoder, decoder = BertModel(configs[0], add_pooling_layer=False), BertLMHeadModel(configs[1])
+    model = EncoderDecoderModel(encoder=encoder, decoder=decoder).eval()
+    model.config.decoder_start_token_id, model.config.pad_token_id = 1, PAD
+    transform = sum(WRITTEN) * WIDTH**2  # BERT has one more layer in front of the output layer
+    for more in (0, 3):
+        found = hf.measure(model, batch(more, "labels"))
+        assert found.counts == {"encoder": sum(READ), "decoder": sum(WRITTEN)}
+        assert found.macs["dense"] * found.tokens == pytest.approx(by_hand(model) + transform, rel=1e-12)
+
+
+def test_images_and_texts_in_one_model() -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    special = {"pad_token_id": PAD, "bos_token_id": 1, "eos_token_id": 2}
+    text = {**sizes, **special, "vocab_size": VOCAB, "max_position_embeddings": 32}
+    vision = {**sizes, "image_size": 8, "patch_size": 4}
+    model = CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=16)).eval()
+    images = torch.randn(2, 3, 8, 8)
+    alone, with_pads = (hf.measure(model, {**padded(tokens(2, 6), n), "pixel_values": images}) for n in (0, 4))
+    assert alone.counts == with_pads.counts == {"tokens": 12}
+    layer = 4 * 32**2 + 2 * 32 * 48
+    expected = 6 * layer + 2 * 32 * 21 + 5 * layer + 2 * 32 * 25 + 4 * 48 * 32 + 2 * 32 * 16
+    assert alone.macs["dense"] * 6 == pytest.approx(expected + 2 * 16, rel=1e-12)  # each text with both images
+    linear = [found.macs["dense"] - found.macs["other"] for found in (alone, with_pads)]
+    assert linear[0] == pytest.approx(linear[1], rel=1e-12)

@@ -148,6 +148,11 @@ def _observe(model: nn.Module, counter: MacCounter, inputs: Inputs) -> tuple[Ten
                 f"expected a model that returns one tensor, with a row for each sample; this one returns "
                 f"{type(out).__name__}. For Hugging Face models use dynamicgate.hf.measure"
             )
+        if used.padded:
+            raise ValueError(
+                "this batch has padding, which is no row, so that rows do not say where a sample ends: use "
+                "dynamicgate.hf.measure, which counts tokens, or batches of sequences of one length"
+            )
         return out, used, nonzero
     finally:
         for handle in handles:

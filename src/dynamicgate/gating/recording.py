@@ -67,6 +67,12 @@ class Usage(Mapping[str, Decision]):
         return found
 
     @property
+    def padded(self) -> bool:
+        """Whether rows were left out."""
+        masks = {id(mask): mask for calls in self._calls.values() for _, mask in calls if mask is not None}
+        return any(not bool(mask.all()) for mask in masks.values())
+
+    @property
     def work(self) -> Work | None:
         """How many tokens the forward passes had, and how many keys each looked at; None for a model without tokens."""
         return None if self._tokens is None else self._tokens.work()

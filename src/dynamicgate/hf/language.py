@@ -146,7 +146,9 @@ def _counts(work: Work, inputs: Mapping[str, Any]) -> dict[str, int]:
         decoder = max(decoders, key=len)
         return {"encoder": int(work.tokens[f"{decoder}{ENCODER}"]), "decoder": int(work.tokens[decoder])}
     tokens = int(max(work.tokens.values()))
-    return {"tokens": tokens} if tokens else {"images" if "pixel_values" in inputs else "samples": work.samples}
+    if tokens or any(name in inputs for name in ("input_ids", "inputs_embeds")):  # which may be all padding
+        return {"tokens": tokens}
+    return {"images" if "pixel_values" in inputs else "samples": work.samples}
 
 
 class _Tally:
@@ -160,8 +162,7 @@ class _Tally:
         self.loss = self.dense = 0.0
         self.parts = dict.fromkeys(("executed", "head", "head_dense", "gates", "other"), 0.0)
         self.open = {name: OpenBlocks(gate, CHUNK) for name, gate in named_gates(model).items()}
-        find = getattr(model, "get_output_embeddings", None)
-        self.head = find() if find is not None else None
+        self.head = _embeddings(model, "get_output_embeddings")
 
     @property
     def tokens(self) -> int:
@@ -177,7 +178,8 @@ class _Tally:
         counter = self.counters.counter_for(inputs).at(work)
         open_blocks = deployed(counter.gates, used)
         for part in counter.parts:
-            macs = float(part.executed(open_blocks).double().mean()) * part.rows * work.samples
+            found = part.executed(open_blocks).double()
+            macs = float(found.sum()) / max(1, found.numel()) * part.rows * work.samples  # a batch may be all padding
             self.parts["executed"] += macs
             if isinstance(part, LayerMacs) and part.linear is self.head:
                 self.parts["head"] += macs
@@ -232,9 +234,17 @@ class _Tally:
         )
 
 
+def _embeddings(model: nn.Module, getter: str) -> nn.Module | None:
+    """The layer that a method of the model gives; None where it has none, or several as CLIP has."""
+    try:
+        found = getattr(model, getter, lambda: None)()
+    except NotImplementedError:
+        return None
+    return found if isinstance(found, nn.Module) else None
+
+
 def _parameters(model: nn.Module, head: nn.Module | None) -> dict[str, int]:
-    find = getattr(model, "get_input_embeddings", None)
-    embedding = find() if find is not None else None
+    embedding = _embeddings(model, "get_input_embeddings")
     looked_up = set() if embedding is None else {id(p) for p in embedding.parameters()}
     return {
         "total": sum(p.numel() for p in model.parameters()),

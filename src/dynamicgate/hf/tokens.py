@@ -74,8 +74,8 @@ def read_call(part: PreTrainedModel, given: Mapping[str, Any], from_labels: Tens
     counted = _counted(mask, shape[1], given)
     encoded = given.get("encoder_hidden_states")
     decodes = writes or isinstance(encoded, Tensor)
-    if counted is None and decodes and from_labels is not None and from_labels.shape == shape:
-        counted = from_labels
+    if decodes and from_labels is not None and from_labels.shape == shape:
+        counted = from_labels if counted is None else counted & from_labels  # a mask that the whole model has made
     if counted is None and mask is None and isinstance(ids, Tensor) and ids.ndim == 2:
         counted = _from_ids(part, ids, given, decodes=decodes)
     keep = given.get("logits_to_keep")
