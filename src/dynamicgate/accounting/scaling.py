@@ -44,11 +44,7 @@ class Scaling:
         rows = dict(self.fixed_rows)
         for layer, streams in self.calls.items():
             rows[layer] = rows.get(layer, 0.0) + sum(n * work.tokens.get(s, 0.0) for s, n in streams.items()) / samples
-        macs = {
-            name: each * float(work.keys[name].sum()) / samples
-            for name, each in self.pairs.items()
-            if name in work.keys
-        }
+        macs = {name: each * work.pairs[name] / samples for name, each in self.pairs.items() if name in work.pairs}
         attention = {site: macs.get(name, 0.0) for site, name in self.heads.items()}
         gated = {*self.heads.values()}
         other = self.fixed_other + sum(each * work.tokens.get(s, 0.0) for s, each in self.other.items()) / samples

@@ -260,8 +260,7 @@ class Budget(GateBudget):
 
 def _weight(counter: MacCounter, used: Usage, means: RowMeans) -> float:
     """What the cost of this process's rows weighs in the mean over processes: more, if its sequences are longer."""
-    work = used.work
-    if world_size() == 1 or work is None or counter.scaling is None:
+    if world_size() == 1 or counter.scaling is None or (work := used.work) is None:
         return means.weight
     dense = torch.tensor(counter.dense * work.samples, dtype=torch.float64, device=next(iter(used.values())).p.device)
     return float(dense) * world_size() / float(sum_(dense.clone()))

@@ -22,5 +22,7 @@ class Work:
     """Sequences or images."""
     tokens: Mapping[str, float]
     """By stream."""
+    pairs: Mapping[str, float]
+    """By attention layer: pairs of a query and a key that it looks at."""
     keys: Mapping[str, Tensor]
     """By attention layer: the keys that each token looks at, itself included, in the order of its decisions."""

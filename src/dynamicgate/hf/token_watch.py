@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from dynamicgate.gating.recomputation import recomputing
 from dynamicgate.gating.work import ENCODER, Work
 from dynamicgate.hf.tokens import Call, labelled, parameters_of, read_call
-from dynamicgate.hf.visible_keys import is_attention, visible_keys
+from dynamicgate.hf.visible_keys import MASKS, is_attention, visible_keys
 
 
 class TokenWatch:
@@ -30,10 +30,13 @@ class TokenWatch:
         self._outermost = next(iter(self.parts), None)
         self._part_of_gate = {gate: _innermost(self.parts, site) for site, gate in gates.items()}
         self._part_of = {name: _innermost(self.parts, name) for name in self.attentions}
-        self._parameters = {name: parameters_of(module) for name, module in {**self.parts, **self.attentions}.items()}
+        modules = {**self.parts, **self.attentions}
+        by_class = {type(module): parameters_of(module) for module in {type(m): m for m in modules.values()}.values()}
+        self._parameters = {name: by_class[type(module)] for name, module in modules.items()}
         self._now: dict[str, Call] = {}
         self._from_labels: Tensor | None = None
         self._samples = 0
+        self._by_mask: dict[tuple[Any, ...], tuple[Tensor, int, Tensor]] = {}
         self._tokens: dict[str, list[Tensor | int]] = {}
         self._keys: dict[str, list[tuple[Tensor, Tensor | None]]] = {}
         self.positions: dict[str, int] = {}
@@ -61,22 +64,28 @@ class TokenWatch:
         """What the forward passes so far have processed."""
         if not self._samples:
             return None
-        names = list(self._tokens)
-        totals = [sum(self._tokens[name]) for name in names]
-        device = next((total.device for total in totals if isinstance(total, Tensor)), torch.device("cpu"))
-        found = torch.stack([torch.as_tensor(total, device=device).double() for total in totals]).tolist()
         keys = {name: torch.cat([_of_tokens(*call) for call in calls]) for name, calls in self._keys.items()}
-        return Work(self._samples, dict(zip(names, found, strict=True)), keys)
+        counts: dict[str, Tensor | int] = {name: sum(found) for name, found in self._tokens.items()}
+        totals = [*counts.values(), *(each.sum(dtype=torch.float64) for each in keys.values())]
+        device = next((total.device for total in totals if isinstance(total, Tensor)), torch.device("cpu"))
+        # all at once: on a GPU every answer is a wait
+        found = torch.stack([torch.as_tensor(total, device=device).double() for total in totals]).tolist()
+        tokens, pairs = found[: len(counts)], found[len(counts) :]
+        return Work(
+            self._samples, dict(zip(counts, tokens, strict=True)), dict(zip(keys, pairs, strict=True)), keys
+        )  # fmt: skip
 
     def see_part(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Before a part runs."""
         part, given = self.parts[name], dict(zip(self._parameters[name], args, strict=False)) | kwargs
         if name == self._outermost:
             self._from_labels = None
+            self._by_mask.clear()
         labels = given.get("labels")
-        if "decoder_input_ids" in self._parameters[name] and isinstance(labels, Tensor) and labels.ndim == 2:
+        writes = "decoder_input_ids" in self._parameters[name]
+        if writes and isinstance(labels, Tensor) and labels.ndim == 2:
             self._from_labels = labelled(labels) if given.get("decoder_attention_mask") is None else None
-        call = self._now[name] = read_call(part, given, self._from_labels)
+        call = self._now[name] = read_call(part, given, self._from_labels, writes=writes)
         if name == self._outermost:
             self._samples += call.samples
         self._tokens.setdefault(name, []).append(call.tokens)
@@ -92,11 +101,21 @@ class TokenWatch:
         states = next((value for value in given.values() if isinstance(value, Tensor) and value.ndim == 3), None)
         if states is None:
             return
-        keys_BQ, keys = visible_keys(self.attentions[name], given, states)
+        keys_BQ, keys = self._visible_keys(self.attentions[name], given, states)
         part = self._part_of[name]
         counted = self._now[part].counted_BT if part in self._now else None
         self._keys.setdefault(name, []).append((keys_BQ, counted))
         self.pairs[name] = self.pairs.get(name, 0) + states.shape[0] * states.shape[1] * keys
+
+    def _visible_keys(self, layer: nn.Module, given: dict[str, Any], states: Tensor) -> tuple[Tensor, int]:
+        """Counted once for all layers that are given the same mask."""
+        mask = next((given[name] for name in MASKS if isinstance(given.get(name), Tensor)), None)
+        if mask is None or mask.ndim != 4 or torch.compiler.is_compiling():
+            return visible_keys(layer, given, states)
+        key = id(mask), states.shape[:2], hasattr(layer, "is_causal"), given.get("encoder_attention_mask") is None
+        if key not in self._by_mask:
+            self._by_mask[key] = (*visible_keys(layer, given, states), mask)  # held, so that its id stays its own
+        return self._by_mask[key][:2]
 
     def _add(self, stream: str, positions: int) -> None:
         self.positions[stream] = self.positions.get(stream, 0) + positions

@@ -60,10 +60,12 @@ def parameters_of(module: nn.Module) -> list[str]:
     return list(inspect.signature(type(module).forward).parameters)[1:]
 
 
-def read_call(part: PreTrainedModel, given: Mapping[str, Any], from_labels: Tensor | None) -> Call:
-    """Understand one call. from_labels: which positions of the decoder have a label to come, if the whole model was
+def read_call(
+    part: PreTrainedModel, given: Mapping[str, Any], from_labels: Tensor | None, *, writes: bool
+) -> Call:  # fmt: skip
+    """Understand one call. writes: whether the part is an encoder and a decoder, so that its own layers read what the
+    decoder writes. from_labels: which positions of the decoder have a label to come, if the whole model was
     called with labels."""
-    writes = "decoder_input_ids" in parameters_of(part)  # an encoder and a decoder: its own layers read the latter
     found = next((given[n] for n in (WRITTEN if writes else READ) if _is_batch(given.get(n))), None)
     samples = next((len(value) for value in given.values() if isinstance(value, Tensor) and value.ndim), 0)
     if found is None:

@@ -35,8 +35,9 @@ def visible_keys(layer: nn.Module, given: Mapping[str, Any], states_BQD: Tensor)
     mask = next((given[name] for name in names if isinstance(given.get(name), Tensor)), None)
     if mask is not None and mask.ndim == 4:
         hidden = mask.dtype == torch.bool and not hasattr(layer, "is_causal")  # older layers: MPT
-        seen = ~mask if hidden else allowed(mask)
-        return seen.float().mean(1).sum(-1).expand(B, Q), mask.shape[-1]
+        seen_BHQK = ~mask if hidden else allowed(mask)
+        keys_BQ = seen_BHQK[:, 0].sum(-1) if mask.shape[1] == 1 else seen_BHQK.sum(-1).float().mean(1)
+        return keys_BQ.float().expand(B, Q), mask.shape[-1]
     K = others.shape[1] if others is not None else cached_length(given, layer) + Q
     causal = others is None and bool(given.get("is_causal", getattr(layer, "is_causal", False)))
     held_BK = torch.ones(1, 1, device=states_BQD.device).expand(B, K) if mask is None else _last(mask, K)
