@@ -1,8 +1,8 @@
 """What the heads of an attention layer compute besides its linear layers: scores of queries and keys, mixing of values.
 
-Both are in proportion to the open heads of the token that asks; keys and values themselves are always computed. Each
-query is counted with every key of the example that it could look at, those that a causal mask hides included, as they
-are for the dense model: torch computes them too.
+Both are in proportion to the open heads of the token that asks; keys and values themselves are always computed. In a
+Hugging Face model each query is counted with the keys that it looks at, for the dense model too: none that are padding,
+or that a causal mask or a window hides. In any other model it is counted with every key, as torch computes it.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ class AttentionMacs:
     rows: float
     """Tokens that ask, for one sample."""
     per_row: float
-    """MACs for one of them with all heads open."""
+    """MACs for one of them with all heads open; the mean, where they look at different numbers of keys."""
     read: Side
     written: Side
     """The heads."""
     density: float = 1.0
+    keys: Tensor | None = None
+    """How many keys each token looks at; None: all look at equally many."""
 
     @property
     def dense(self) -> float:
@@ -43,7 +45,11 @@ class AttentionMacs:
 
     def executed(self, decisions: Mapping[str, Tensor]) -> Tensor:
         """MACs of each row under `decisions`."""
-        return self.written.open_units(decisions) * (self.per_row / self.written.units)
+        macs = self.written.open_units(decisions) * (self.per_row / self.written.units)
+        if self.keys is None or macs.numel() != self.keys.numel():  # rates for any token, not decisions of these
+            return macs
+        keys = self.keys.to(macs).view_as(macs)
+        return macs * (keys / keys.mean().clamp(min=1e-9))
 
 
 def module_around(site: Site) -> str:

@@ -8,8 +8,9 @@ probabilities in expectation, so that a penalty can be a differentiable cost.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,11 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.accounting.attention import AttentionMacs, module_around
+from dynamicgate.accounting.scaling import Costs, Scaling
 from dynamicgate.accounting.sides import Side, StageSides
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.gating.sites import Site
-from dynamicgate.gating.stages import STAGES, stages_of
+from dynamicgate.gating.stages import STAGES, StageGate, stages_of
+from dynamicgate.gating.work import Work
 from dynamicgate.linears import adapter_sides, in_features, is_linear, out_features, outer_name
 from dynamicgate.masks import connections, present
 from dynamicgate.modules import unwrap
@@ -39,7 +42,7 @@ class LayerMacs:
     """The units it reads."""
     written: Side
     """The units it writes."""
-    _block_counts: dict[str, Any] = field(default_factory=dict, init=False, repr=False)
+    _block_counts: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def dense(self) -> int:
@@ -89,6 +92,8 @@ class MacCounter:
         rows: Mapping[str, float],
         other: float = 0.0,
         attention: Mapping[str, float] | None = None,
+        scaling: Scaling | None = None,
+        shape: tuple[Any, ...] | None = None,
         readers_only: bool = False,
     ) -> None:
         """Count `model`, whose Linear layers process `rows` rows for one sample, by layer name.
@@ -97,15 +102,17 @@ class MacCounter:
             part of `other`. `count_macs` finds both by running the model on an example.
         other: MACs per sample of everything that is not a Linear layer, without those in `attention`.
         attention: MACs per sample of the scores and the mixing of gated heads, by site name, with all heads open.
+        scaling: how all of these change with the tokens of a sample; None: they do not, or nobody knows how.
+        shape: of the example that was counted; None: any.
         readers_only: count as the published MNIST and Speech Commands code does: a closed unit saves the work of the
             layer that reads it, never that of the layer that writes it.
         """
         base = unwrap(model)
         self.gates = named_gates(base)
         self.sites = {name: gate.site_at(name) for name, gate in self.gates.items()}
-        self.rows = dict(rows)
-        writers = [name for name in self.gates if self.saves_producers(name) and not readers_only]
-        written_by = {producer: name for name in writers for producer in self.sites[name].producers}
+        self.scaling, self.shape = scaling, shape
+        self._writers = [name for name in self.gates if self.saves_producers(name) and not readers_only]
+        written_by = {producer: name for name in self._writers for producer in self.sites[name].producers}
         self.stages = stages_of(base)
         gate_modules = [*self.gates.values(), *([self.stages] if self.stages is not None else [])]
         inside_gates = {id(m) for gate in gate_modules for m in gate.modules()}
@@ -121,24 +128,65 @@ class MacCounter:
                 out_gate = None if out_site is None else self.gates[out_site]
                 written = sides.side(name, out_features(m), out_site, out_gate, read=False)
                 self.layers.append(LayerMacs(name=name, linear=m, rows=rows[name], read=read, written=written))
+        self._stack_end = sides.names[-1] if self.stages is not None else None
+        nets = [m for gate in self.gates.values() for m in gate.net.modules() if isinstance(m, nn.Linear)]
+        self._linears: list[nn.Module] = [*nets, *(layer.linear for layer in self.layers)]
+        self._cache: dict[str, tuple[Any, Any]] = {}
+        self._set(Costs(dict(rows), other, dict(attention or {})))
+
+    def _set(self, costs: Costs, keys: Mapping[str, Tensor] | None = None) -> None:
+        """Count samples of these costs. keys: of each token, by site of gated heads."""
+        self.rows = costs.rows
+        self.layers = [replace(layer, rows=costs.rows[layer.name]) for layer in self.layers]
         # of gates that come too late to save it, attention is a fixed cost
-        self.attention_macs = {name: macs for name, macs in (attention or {}).items() if name in writers}
-        self.other = other + sum((attention or {}).values()) - sum(self.attention_macs.values())
+        self.attention_macs = {name: macs for name, macs in costs.attention.items() if name in self._writers}
+        self.other = costs.other + sum(costs.attention.values()) - sum(self.attention_macs.values())
         self.attention = [
             AttentionMacs(
                 name=f"{module_around(self.sites[name])} scores and mixing",
-                rows=rows[name],
-                per_row=macs / rows[name],
+                rows=self.rows[name],
+                per_row=macs / (self.rows[name] or 1.0),
                 read=Side(units=self.sites[name].width),
                 written=Side(units=self.sites[name].width, site=name, gate=self.gates[name]),
+                keys=(keys or {}).get(name),
             )
             for name, macs in self.attention_macs.items()
         ]
-        self.stage_rows = rows[sides.names[-1]] if self.stages is not None else 1.0
-        self._gate_rows = {name: rows[site.source] for name, site in self.sites.items()}
-        nets = [m for gate in self.gates.values() for m in gate.net.modules() if isinstance(m, nn.Linear)]
-        self._linears: list[nn.Module] = [*nets, *(layer.linear for layer in self.layers)]
-        self._cache: dict[str, tuple[Any, float]] = {}
+        self.stage_rows = 1.0 if self._stack_end is None else self.rows[self._stack_end]
+        self._gate_rows = {name: self.rows[site.source] for name, site in self.sites.items()}
+
+    def at(self, work: Work | None) -> MacCounter:
+        """The counter of the mean sample of these forward passes, whatever the length of the example was; itself where
+        nobody knows how costs change with the length."""
+        if work is None or self.scaling is None:
+            return self
+        found = copy.copy(self)  # which shares what was counted for a row
+        found.__dict__.pop("dense", None)
+        heads = {site: work.keys[layer] for site, layer in self.scaling.heads.items() if layer in work.keys}
+        found._set(self.scaling.costs(work), heads)
+        return found
+
+    @property
+    def depends_on_shape(self) -> bool:
+        """Whether a sample of another shape may cost something else, and nobody knows how much."""
+        known = self.scaling is not None and not self.scaling.one_length
+        return not known and self.shape is not None and (self.other > 0 or {*self.rows.values()} != {1.0})
+
+    def counts(self, gates: Mapping[str, Gate], stages: StageGate | None) -> bool:
+        """Whether it was made for the model with these gates, and not for another one or a copy."""
+        return self.stages is stages and self.gates == dict(gates)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `from_dict` needs, as plain JSON values."""
+        scaling = None if self.scaling is None else asdict(self.scaling)
+        attention = dict(self.attention_macs)
+        return {"rows": dict(self.rows), "other": self.other, "attention": attention, "scaling": scaling}
+
+    @classmethod
+    def from_dict(cls, model: nn.Module, saved: Mapping[str, Any]) -> MacCounter:
+        """The counter of `model` that `to_dict` wrote down for the same model."""
+        scaling = None if saved["scaling"] is None else Scaling(**saved["scaling"])
+        return cls(model, rows=saved["rows"], other=saved["other"], attention=saved["attention"], scaling=scaling)
 
     @classmethod
     def for_mlp(cls, model: nn.Module, *, readers_only: bool = False) -> MacCounter:
@@ -165,26 +213,26 @@ class MacCounter:
     @property
     def gate(self) -> float:
         """MACs per sample of all gate networks, counted in full: they run on every input."""
-        return self._cached(
-            "gate", lambda: float(sum(gate.macs * self._gate_rows[name] for name, gate in self.gates.items()))
-        )
+        macs = self._cached("gate", lambda: {name: gate.macs for name, gate in self.gates.items()})
+        return float(sum(macs[name] * rows for name, rows in self._gate_rows.items()))
 
     @property
     def all_open(self) -> float:
         """`relative` with every gate open: the most that the present connections can execute."""
-        return self._cached("all_open", lambda: self.relative_at(1.0))
+        present = self._cached("present", lambda: [layer.present for layer in self.layers])
+        linear = sum(macs * layer.rows for macs, layer in zip(present, self.layers, strict=True))
+        heads = sum(self.stages.head_macs) * self.stage_rows if self.stages is not None else 0.0
+        return (linear + sum(self.attention_macs.values()) + heads + self.gate + self.other) / self.dense
 
     def all_open_without(self, removed: Callable[[Any], float]) -> float:
         """`all_open` after `removed(layer)` more connections of each Linear layer have been pruned."""
+        going = self._cached("going", lambda: [removed(layer.linear) for layer in self.layers])
+        rows = (layer.rows for layer in self.layers)
+        return self.all_open - sum(count * each for count, each in zip(going, rows, strict=True)) / self.dense
 
-        def count() -> float:
-            going = sum(removed(layer.linear) * layer.rows for layer in self.layers)
-            return self.all_open - going / self.dense
-
-        return self._cached("all_open_without", count)
-
-    def _cached(self, name: str, count: Callable[[], float]) -> float:
-        """Counted again only when a mask has changed: every training step asks, and on a GPU an answer is a wait."""
+    def _cached(self, name: str, count: Callable[[], Any]) -> Any:
+        """What is counted for a row, again only when a mask has changed: every training step asks, and on a GPU an
+        answer is a wait."""
         masks = [connections(linear) for linear in self._linears]
         now = [None if mask is None else (id(mask), mask._version) for mask in masks]
         if name not in self._cache or self._cache[name][0] != now:

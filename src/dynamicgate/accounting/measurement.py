@@ -18,10 +18,10 @@ from dynamicgate.accounting.attention import AttentionMacs
 from dynamicgate.accounting.counter import LayerMacs, MacCounter, deployed
 from dynamicgate.accounting.metrics import confusion_counts, quality_of
 from dynamicgate.accounting.proxies import Openness, product_of_means, proxies, where_products_mislead
+from dynamicgate.accounting.shape_counters import ShapeCounters
 from dynamicgate.accounting.stage_costs import finite_cut
 from dynamicgate.accounting.stage_tally import StageTally
-from dynamicgate.accounting.tracing import count_macs
-from dynamicgate.data.contract import Inputs, call, iterate, move, take_samples
+from dynamicgate.data.contract import Inputs, call, iterate, move
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import Usage, named_gates, usage
 from dynamicgate.linears import out_features
@@ -104,9 +104,9 @@ def measure(
     with evaluating(model), torch.no_grad():
         for inputs, y in iterate(data, batch):
             inputs = move(inputs, device)
-            counter = tally.counter_for(inputs)
+            counter = tally.counters.counter_for(inputs)
             out, used, nonzero = _observe(model, counter, inputs)
-            tally.add(counter, out, used, nonzero, y)
+            tally.add(counter.at(used.work), out, used, nonzero, y)
             if watch is not None:
                 watch(out, tally.per_sample[-1])
     if not tally.per_sample:
@@ -148,6 +148,11 @@ def _observe(model: nn.Module, counter: MacCounter, inputs: Inputs) -> tuple[Ten
                 f"expected a model that returns one tensor, with a row for each sample; this one returns "
                 f"{type(out).__name__}. For Hugging Face models use dynamicgate.hf.measure"
             )
+        if used.padded:
+            raise ValueError(
+                "this batch has padding, which is no row, so that rows do not say where a sample ends: use "
+                "dynamicgate.hf.measure, which counts tokens, or batches of sequences of one length"
+            )
         return out, used, nonzero
     finally:
         for handle in handles:
@@ -159,7 +164,7 @@ class _Tally:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.counters: dict[tuple[Any, ...], MacCounter] = {}
+        self.counters = ShapeCounters(model)
         self.samples: dict[MacCounter, int] = {}
         self.per_sample: list[Tensor] = []
         self.relative: list[Tensor] = []
@@ -169,13 +174,6 @@ class _Tally:
         self.openness = {name: Openness(name, gate) for name, gate in named_gates(model).items()}
         self.stages = StageTally()
         self.confusion: Tensor | None = None
-
-    def counter_for(self, inputs: Inputs) -> MacCounter:
-        """The counter for batches of this shape: what layers cost depends on it, in a sequence model."""
-        shape = _shape_of(inputs)
-        if shape not in self.counters:
-            self.counters[shape] = count_macs(self.model, take_samples(inputs, slice(8)))
-        return self.counters[shape]
 
     def add(
         self,
@@ -248,7 +246,7 @@ class _Tally:
                 "dense": dense,
                 "executed": float(per_sample.mean()),
                 "gate": counter.gate + self.deciding / count,
-                "relative": float((per_sample / dense).mean()),
+                "relative": float(per_sample.mean()) / dense,
                 "relative_zero_skip": self.zero_skip / count / dense,
                 "structure_saved": 1.0 - (existing + counter.other) / dense,
                 "gate_saved": (existing - executed) / dense,
@@ -331,11 +329,3 @@ def _fan_out(linear: nn.Module) -> Tensor | int:
     """How many connections leave each input."""
     mask = connections(linear)
     return out_features(linear) if mask is None else mask.sum(0)
-
-
-def _shape_of(inputs: Inputs) -> tuple[Any, ...]:
-    """What decides the cost of one sample: the shape of each input without its first dimension."""
-    values = (
-        inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs if isinstance(inputs, tuple) else (inputs,))
-    )
-    return tuple((name, value.shape[1:]) for name, value in values if isinstance(value, Tensor))

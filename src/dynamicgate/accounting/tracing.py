@@ -2,86 +2,205 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dynamicgate.accounting.attention import module_around
 from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.accounting.grouped_matmul import grouped_formulas
+from dynamicgate.accounting.scaling import Scaling
 from dynamicgate.data.contract import Inputs, call, count_samples
+from dynamicgate.gating.integrations import Tokens, watch_tokens
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.linears import is_linear, outer_name
 from dynamicgate.modules import evaluating, unwrap
 
+ROTARY = "RotaryEmbedding"
+NOT_ROW_BY_ROW = (torch.ops.aten.bmm, torch.ops.aten.baddbmm, torch.ops.aten.convolution)
+Shape: TypeAlias = tuple[tuple[str | int, tuple[int, ...], bool], ...]
+
 
 def count_macs(model: nn.Module, example: Inputs) -> MacCounter:
     """The counter of any model, from one forward pass on `example` in evaluation mode.
+
+    In a Hugging Face model padding does not count, and `MacCounter.at` is the counter for sequences of other lengths.
 
     example: a tensor of a few samples, or a tuple or a mapping of what the model is called with.
     """
     from torch.utils.flop_counter import FlopCounterMode  # here: it imports Triton
 
     base, samples = unwrap(model), count_samples(example)
-    linears = {name: m for name, m in base.named_modules() if is_linear(m)}
-    rows: dict[str, float] = {}
-    handles = [m.register_forward_pre_hook(_count_rows(rows, name)) for name, m in linears.items()]
-    flops = FlopCounterMode(display=False)
     around = {name: module_around(g.site_at(name)) for name, g in named_gates(base).items() if g.site.is_heads}
-    in_attention: dict[str, float] = {}
-    for name in dict.fromkeys(around.values()):
-        handles += _count_flops(base.get_submodule(name), flops, in_attention, name)
+    flops = FlopCounterMode(display=False, custom_mapping=grouped_formulas())
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel is one op that no counter looks into
-    try:
-        # MATH: the counter does not know the fused attention of the CPU. Gradients on: without, a view of a parameter
-        # (static logits, once for each row) claims to need a gradient that it does not have, and the counter trips.
-        with evaluating(base), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), _plain_stages(base), flops:
-            call(base, example)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fastpath)
-        for handle in handles:
-            handle.remove()
-    rows = {name: count / samples for name, count in rows.items()}
-    # masked weights are multiplied all the same here, those of gate networks too
-    in_linears = {name: linears[name].weight.numel() * count for name, count in rows.items()}
-    attention = {
-        site: max(0.0, round(in_attention.get(name, 0.0) / 2 / samples - _below(name, in_linears)))
-        for site, name in around.items()
+    with watch_tokens(base, {}) as tokens:
+        trace = _Trace(base, tokens, flops, around.values())
+        try:
+            # MATH: the counter does not know the fused attention of the CPU. Gradients on: without, a view of a
+            # parameter (static logits, once for each row) claims to need a gradient that it does not have, and the
+            # counter trips.
+            with evaluating(base), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), _plain_stages(base), flops:
+                call(base, example)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fastpath)
+            trace.remove_hooks()
+    trace.check_experts()
+    work = None if tokens is None else tokens.work()
+    if tokens is None or work is None:
+        attention = {site: max(0.0, round(trace.macs[name] / samples)) for site, name in around.items()}
+        other = max(
+            0.0, round(flops.get_total_flops() / 2 / samples - sum(attention.values()) - trace.linear / samples)
+        )
+        by_outer_name = {outer_name(name): count / samples for name, count in trace.rows.items()}
+        return MacCounter(base, rows=by_outer_name, other=other, attention=attention, shape=shape_of(example))
+    scaling = _scaling(tokens, trace, around, samples)
+    costs = scaling.costs(work)
+    shape = shape_of(example)
+    counter = MacCounter(base, **costs._asdict(), scaling=scaling, shape=shape)
+    return counter.at(work)
+
+
+def shape_of(inputs: Inputs) -> Shape:
+    """What decides the cost of one sample: the name and shape of each input without its first dimension, and whether it
+    holds numbers (an image, a sound) and not token ids."""
+    values: Iterable[tuple[str | int, Any]] = (
+        inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs if isinstance(inputs, tuple) else (inputs,))
+    )
+    tensors = ((name, value) for name, value in values if isinstance(value, Tensor))
+    return tuple((name, tuple(value.shape[1:]), value.is_floating_point()) for name, value in tensors)
+
+
+def _scaling(tokens: Tokens, trace: _Trace, around: Mapping[str, str], samples: int) -> Scaling:
+    """What a token and a pair of query and key cost."""
+    pairs = {
+        name: trace.macs[name] / count
+        for name, count in tokens.pairs.items()
+        if trace.macs[name] > 0 and trace.macs[name] % count == 0  # else not every query meets every key
     }
-    other = flops.get_total_flops() / 2 / samples - sum(in_linears.values()) - sum(attention.values())
-    by_outer_name = {outer_name(name): count for name, count in rows.items()}
-    return MacCounter(base, rows=by_outer_name, other=max(0.0, round(other)), attention=attention)
+    left = dict.fromkeys(tokens.parts, 0.0) | {"": 0.0}  # by part, what is neither linear layer nor attention
+    for name, macs in trace.macs.items():
+        left[_part_around(name, tokens.parts)] += 0.0 if name in pairs else max(0.0, macs)
+    per_token = {part: macs / tokens.positions[part] for part, macs in left.items() if tokens.positions.get(part)}
+    # An attention of other kinds of pairs, or convolutions along a sequence, which read beyond its ends.
+    unknown = any(part in per_token for name, part in trace.unknown(tokens.parts).items() if name not in pairs)
+    heads = {site: next((n for n in pairs if n == name or _is_below(n, name)), name) for site, name in around.items()}
+    return Scaling(
+        calls={outer_name(name): dict(streams) for name, streams in trace.streams.items()},
+        fixed_rows={outer_name(name): count / samples for name, count in trace.fixed.items()},
+        other={part: macs for part, macs in per_token.items() if macs},
+        fixed_other=sum(macs for part, macs in left.items() if part not in per_token) / samples,
+        pairs=pairs,
+        heads=heads,
+        one_length=unknown,
+    )
 
 
-def _below(module: str, macs: dict[str, float]) -> float:
-    """The MACs of the layers below a module."""
-    return sum(count for name, count in macs.items() if not module or name.startswith(f"{module}."))
+class _Trace:
+    """Hooks that see how many rows each linear layer processes, and which module computes everything else."""
+
+    def __init__(self, model: nn.Module, tokens: Tokens | None, flops: Any, others: Iterable[str]) -> None:
+        self.tokens, self.flops = tokens, flops
+        self.rows: dict[str, float] = {}
+        self.fixed: dict[str, float] = {}
+        """Rows that belong to no stream."""
+        self.streams: dict[str, Counter[str]] = {}
+        self.linear = 0.0
+        """MACs of all linear layers. Masked weights are multiplied all the same here, and gate networks too."""
+        modules = dict(model.named_modules())
+        watched = [] if tokens is None else [*tokens.parts, *tokens.attentions]
+        self._experts = [name for name, m in modules.items() if _holds_experts(m)]
+        self.macs = dict.fromkeys(["", *watched, *others, *self._experts], 0.0)
+        """By module: what it computes outside of linear layers and of the other modules named here."""
+        # Angles are products of two numbers, which torch writes as a matrix product.
+        rotary = [name for name, m in modules.items() if tokens is not None and type(m).__name__.endswith(ROTARY)]
+        self._running: list[str] = []
+        self._called: set[str] = set()
+        self._batched: Counter[str] = Counter()
+        self._handles: list[Any] = []
+        for name in {**self.macs, **dict.fromkeys(rotary)}:
+            self._handles += self._around(modules[name], name)
+        self._handles += [m.register_forward_pre_hook(self._linear(n)) for n, m in modules.items() if is_linear(m)]
+        self._seen = self._seen_batched = 0
+
+    def remove_hooks(self) -> None:
+        """Leave the model as it was."""
+        for handle in self._handles:
+            handle.remove()
+
+    def check_experts(self) -> None:
+        """An error for experts that ran and of which nothing was seen."""
+        unseen = [name for name in self._experts if name in self._called and not self.macs[name]]
+        if unseen:
+            raise ValueError(
+                f"the experts at {unseen[0]!r} are computed by a kernel whose MACs cannot be counted: call "
+                'model.set_experts_implementation("grouped_mm"), or "eager"'
+            )
+
+    def unknown(self, parts: Iterable[str]) -> dict[str, str]:
+        """Modules whose cost is not known to be in proportion to tokens, and the part that each is in."""
+        return {n: _part_around(n, parts) for n, count in self._batched.items() if count and n not in self._experts}
+
+    def _settle(self) -> None:
+        """Give what was computed since the last time to the innermost module that is running."""
+        now = self.flops.get_total_flops()
+        by_operation = self.flops.flop_counts["Global"]
+        batched = sum(by_operation.get(operation, 0) for operation in NOT_ROW_BY_ROW)
+        if self._running and self._running[-1] in self.macs:
+            self.macs[self._running[-1]] += (now - self._seen) / 2
+            self._batched[self._running[-1]] += batched - self._seen_batched
+        self._seen, self._seen_batched = now, batched
+
+    def _around(self, module: nn.Module, name: str) -> list[Any]:
+        def start(_module: nn.Module, _args: tuple[Any, ...]) -> None:
+            self._settle()
+            self._running.append(name)
+            self._called.add(name)
+
+        def stop(_module: nn.Module, _args: tuple[Any, ...], _out: Any) -> None:
+            self._settle()
+            self._running.pop()
+
+        return [module.register_forward_pre_hook(start), module.register_forward_hook(stop)]
+
+    def _linear(self, name: str) -> Any:
+        def count(module: nn.Module, args: tuple[Any, ...]) -> None:
+            x: Tensor = args[0]
+            rows, macs = x.shape[:-1].numel(), x.shape[:-1].numel() * module.weight.numel()  # type: ignore[operator]
+            self.rows[name] = self.rows.get(name, 0.0) + rows
+            self.linear += macs
+            if self._running and self._running[-1] in self.macs:
+                self.macs[self._running[-1]] -= macs
+            stream = None if self.tokens is None else self.tokens.stream(name, x)
+            if stream is None:
+                self.fixed[name] = self.fixed.get(name, 0.0) + rows
+            else:
+                self.streams.setdefault(name, Counter())[stream] += 1
+
+        return count
 
 
-def _count_flops(module: nn.Module, flops: Any, found: dict[str, float], name: str) -> list[Any]:
-    """Add up what is counted while a module runs."""
+def _holds_experts(module: nn.Module) -> bool:
+    """Whether it holds one weight matrix for each of several experts."""
+    return "Experts" in type(module).__name__ and any(p.ndim == 3 for p in module.parameters(recurse=False))
 
-    def start(_module: nn.Module, _args: tuple[Any, ...]) -> None:
-        found[name] = found.get(name, 0.0) - flops.get_total_flops()
 
-    def stop(_module: nn.Module, _args: tuple[Any, ...], _out: Any) -> None:
-        found[name] += flops.get_total_flops()
+def _part_around(name: str, parts: Iterable[str]) -> str:
+    return max((part for part in parts if part == name or _is_below(name, part)), key=len, default="")
 
-    return [module.register_forward_pre_hook(start), module.register_forward_hook(stop)]
+
+def _is_below(name: str, module: str) -> bool:
+    return not module or name.startswith(f"{module}.")
 
 
 def _plain_stages(model: nn.Module) -> AbstractContextManager[None]:
     """Without decisions on stages: in torch they cost a second output layer that no plan computes."""
     stages = stages_of(model)
     return nullcontext() if stages is None else stages.skipped()
-
-
-def _count_rows(rows: dict[str, float], name: str) -> Any:
-    def count(_module: nn.Module, args: tuple[Any, ...]) -> None:
-        rows[name] = rows.get(name, 0.0) + args[0].shape[:-1].numel()
-
-    return count

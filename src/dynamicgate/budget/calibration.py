@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dynamicgate.accounting.counter import MacCounter, deployed
+from dynamicgate.accounting.shape_counters import COUNTED_SAMPLES, ShapeCounters
 from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.budget.stage_cut import calibrate_stages_
 from dynamicgate.data.contract import Inputs, call, count_samples, iterate, move, take_samples
@@ -21,19 +22,24 @@ CALIBRATION_BATCH = 2048
 NEAR = 5e-4  # of the target: what other inputs execute differs by more
 
 
-@torch.no_grad()
 def executed_relative(model: nn.Module, counter: MacCounter, inputs: Iterable[Inputs]) -> float:
-    """Executed MACs relative to dense over `inputs`, hard gates, evaluation mode."""
-    total, rows = 0.0, 0
+    """Executed MACs relative to dense over `inputs`, hard gates, evaluation mode. Batches of another shape than that of
+    the counter's example are counted with their own."""
+    return _executed_relative(model, ShapeCounters(model, counter), inputs)
+
+
+@torch.no_grad()
+def _executed_relative(model: nn.Module, counters: ShapeCounters, inputs: Iterable[Inputs]) -> float:
+    executed = dense = 0.0
     with evaluating(model):
         for x in inputs:
             with usage(model) as used:
                 call(model, x)
-            # Rows, not samples: padding is recorded as no row, and longer sequences weigh more.
-            count = sum(len(decision.open.flatten(0, -2)) for decision in used.values()) or count_samples(x)
-            total += float(counter.relative(deployed(counter.gates, used))) * count
-            rows += count
-    return total / rows
+            counter = counters.counter_for(x).at(used.work)
+            samples = count_samples(x)
+            executed += float(counter.relative(deployed(counter.gates, used))) * counter.dense * samples
+            dense += counter.dense * samples
+    return executed / dense
 
 
 def calibrate_(
@@ -52,7 +58,8 @@ def calibrate_(
     all gates are shifted by one amount.
 
     data: inputs that are not used for testing, see `dynamicgate.data.contract`; targets are not needed.
-    counter: from `count_macs(model, example)`; None counts the first batch. rounds: of the search for the shift.
+    counter: from `count_macs(model, example)`; None counts `data`. Batches of another shape are counted with their own.
+    rounds: of the search for the shift.
     keep: sites whose gates stay as they are.
     """
     if not 0.0 < macs <= 1.0:
@@ -63,7 +70,7 @@ def calibrate_(
     inputs = [move(x, device) for x, _ in iterate(data, CALIBRATION_BATCH)]
     if not inputs:
         raise ValueError("nothing to calibrate on: the dataset is empty")
-    counter = counter or count_macs(model, take_samples(inputs[0], slice(8)))
+    counter = counter or count_macs(model, take_samples(inputs[0], slice(COUNTED_SAMPLES)))
     if counter.stages is not None:
         return calibrate_stages_(model, counter, macs, inputs)
     check_steerable(counter.gates)
@@ -86,6 +93,7 @@ def shift_biases_(
     """
     gates = {name: gate for name, gate in named_gates(model).items() if name not in keep}
     before = {name: gate.bias.detach().clone() for name, gate in gates.items()}
+    counters = ShapeCounters(model, counter)
     excess: dict[float, float] = {}  # of every shift that was tried
 
     def shift_(by: float) -> None:
@@ -94,7 +102,7 @@ def shift_biases_(
 
     def too_much(shift: float) -> bool:
         shift_(shift)
-        excess[shift] = executed_relative(model, counter, inputs) - target
+        excess[shift] = _executed_relative(model, counters, inputs) - target
         return excess[shift] > 0.0
 
     towards = 1.0 if too_much(0.0) else -1.0

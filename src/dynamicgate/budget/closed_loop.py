@@ -6,7 +6,6 @@ penalty until that is 0.3 of the dense model.
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,15 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.accounting.counter import MacCounter, deployed
-from dynamicgate.accounting.tracing import count_macs
+from dynamicgate.accounting.shape_counters import ShapeCounters
 from dynamicgate.budget.base import GateBudget
 from dynamicgate.budget.calibration import CALIBRATION_BATCH, calibrate_, check_reachable, check_steerable
 from dynamicgate.budget.controller import Controller
 from dynamicgate.budget.new_rows import closed_to_new_rows, opened_by, restore_layers_
+from dynamicgate.budget.next_inputs import NextInputs
 from dynamicgate.budget.penalties import straight_through_usage
 from dynamicgate.budget.stage_cut import STEER_EVERY, StageSteering
-from dynamicgate.data.contract import Inputs, iterate, move, take_samples
-from dynamicgate.distributed import RowMeans
+from dynamicgate.data.contract import iterate, move
+from dynamicgate.distributed import RowMeans, sum_, world_size
 from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.modules import unwrap
@@ -41,7 +41,8 @@ class Budget(GateBudget):
     anneal: fraction of training over which the reference falls from where the model is to the target.
     gain, integral: proportional gain of the controller on lambda, and integral gain per step.
     steer: how far the logit biases move per step and unit of error; see `Controller`.
-    counter: from `count_macs(model, example)`. None: the first forward pass after `apply_` is counted.
+    counter: from `count_macs(model, example)`. None: the first forward pass after `apply_` is counted, and again when
+        inputs have another shape. In a Hugging Face model either counts sequences of all lengths, each with its own.
     sparsifier: the one that prunes this model, so that gates do not pay for connections that are still to be pruned;
         `fit` sets it.
     The other arguments are those of `GateBudget`.
@@ -56,13 +57,18 @@ class Budget(GateBudget):
     counter: MacCounter | None = None
     sparsifier: Sparsifier | None = None
     _controller: Controller = field(default_factory=Controller, init=False, repr=False)
-    _first_inputs: _FirstInputs | None = field(default=None, init=False, repr=False)
+    _given: bool = field(default=False, init=False, repr=False)
+    """Whether the counter was passed, so that it may not be replaced."""
+    _next_inputs: NextInputs | None = field(default=None, init=False, repr=False)
+    _counters: ShapeCounters | None = field(default=None, init=False, repr=False)
+    _saved_counter: dict[str, Any] | None = field(default=None, init=False, repr=False)
     _bound: bool = field(default=False, init=False, repr=False)
     _steering: StageSteering | None = field(default=None, init=False, repr=False)
     _stage_steps: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._given = self.counter is not None
         if not 0.0 < self.target <= 1.0:
             raise ValueError(
                 f"a budget is a fraction of the dense MACs: expected 0 < target <= 1, received {self.target}"
@@ -89,32 +95,60 @@ class Budget(GateBudget):
             check_reachable(self.target, self.floor, counter)
         else:
             self._steering = StageSteering(counter, self.target, self.sparsifier)
-        self.counter, self._bound = counter, True
+        self.counter, self._bound, self._given = counter, True, False
 
     @torch.no_grad()
     def apply_(self, model: nn.Module, progress: float) -> None:
         """Set tau and theta for this moment and steer the biases; call it before the forward pass."""
         super().apply_(model, progress)
-        if not self._bound:
-            if self._stages is None:
-                check_steerable(self._gates)
-            if self.counter is None and self._first_inputs is None:
-                self._first_inputs = _FirstInputs(model)
+        self._follow(model)
+        if not self._bound and self._stages is None:
+            check_steerable(self._gates)
+        if self.counter is None or (self._counters is not None and self.counter.depends_on_shape):
+            if self._next_inputs is not None:
+                self._next_inputs.stop()
+            self._next_inputs = NextInputs(model)
         nudge, self._controller.nudge = self._controller.nudge, 0.0
         for name, gate in self._gates.items():
             if nudge and not (nudge > 0.0 and self._at_floor(name)):
                 gate.bias.sub_(nudge)
 
+    def _follow(self, model: nn.Module) -> None:
+        """Let go of the counter of another model, and take up the one that a checkpoint holds."""
+        if self.counter is not None and not self.counter.counts(self._gates, self._stages):
+            if self._given:
+                raise ValueError(
+                    "the counter of this budget was made for another model, or before gates came or went: pass "
+                    "counter=dynamicgate.count_macs(model, example) of this one, or leave it out"
+                )
+            self._forget_counter()
+        if self.counter is None and self._saved_counter is not None:
+            self.counter, self._saved_counter = MacCounter.from_dict(unwrap(model), self._saved_counter), None
+        if self._given and self._counters is None:
+            self._counters = ShapeCounters(unwrap(model), self.counter)
+
+    def _forget_counter(self) -> None:
+        if self._next_inputs is not None:
+            self._next_inputs.stop()
+        self._next_inputs = self._counters = self._steering = None
+        self._bound = False
+        if not self._given:
+            self.counter = None
+
     def _advance(self, used: Usage, progress: float, means: RowMeans) -> tuple[Tensor, dict[str, float]]:
-        counter = self._counter()
+        counter = self._counter().at(used.work)
         if self._stages is not None:
             return self._advance_stages(used, counter, means)
-        relative = self._relative(used, means)
-        executed, *rates = means.values(relative, *self._opened(used, means))
+        weight = _weight(counter, used, means)
+        relative = self._relative(counter, used) * weight
         pending = self.sparsifier.pending if self.sparsifier is not None else None
+        most = [counter.all_open, counter.all_open if pending is None else counter.all_open_without(pending)]
+        opened = self._opened(used, means)
+        executed, *found = means.values(relative, *(relative.new_tensor(each * weight) for each in most), *opened)
+        all_open, final_all_open = found[:2] if world_size() > 1 else most
+        rates = found[2:]
         self._controller.step(
-            executed, progress, all_open=counter.all_open, target=self.target,
-            final_all_open=counter.all_open if pending is None else counter.all_open_without(pending),
+            executed, progress, all_open=all_open, target=self.target, final_all_open=final_all_open,
             warmup=self.warmup, anneal=self.anneal, gain=self.gain, integral=self.integral, steer=self.steer,
         )  # fmt: skip
         self.lambda_ = self._controller.lambda_ * self._rescue.relief
@@ -138,20 +172,28 @@ class Budget(GateBudget):
         if self._stages is not None:
             return torch.zeros((), device=self._stages.cut.device), {}
         rates = means.values(*self._opened(used, means))
-        return self.lambda_ * self._relative(used, means), dict(zip(used, rates, strict=True))
+        counter = self._counter().at(used.work)
+        relative = self._relative(counter, used) * _weight(counter, used, means)
+        return self.lambda_ * relative, dict(zip(used, rates, strict=True))
 
-    def _relative(self, used: Usage, means: RowMeans) -> Tensor:
+    def _relative(self, counter: MacCounter, used: Usage) -> Tensor:
         """The executed MACs of this process's rows relative to dense, with the gradient of p."""
-        return self._counter().relative({site: straight_through_usage(used[site]) for site in used}) * means.weight
+        return counter.relative({site: straight_through_usage(used[site]) for site in used})
 
     def _counter(self) -> MacCounter:
-        """The counter, whose target was checked when it was first used."""
+        """The counter for the last inputs, whose target was checked when it was first used."""
+        if self.counter is None:
+            assert self._next_inputs is not None, "apply_ comes first"
+            self._counters = ShapeCounters(self._next_inputs.model)
+            self.counter = self._counters.counter_for(self._next_inputs.seen())
+        elif self._counters is not None and self._next_inputs is not None and self._next_inputs.inputs is not None:
+            self.counter = self._counters.counter_for(self._next_inputs.inputs)
+        if self._next_inputs is not None and self._next_inputs.inputs is not None:
+            self._next_inputs = None  # which holds inputs
         if not self._bound:
-            if self.counter is None:
-                assert self._first_inputs is not None, "apply_ comes first"
-                self.counter, self._first_inputs = self._first_inputs.count(), None
+            given = self._given
             self.bind(self.counter)
-        assert self.counter is not None
+            self._given = given
         return self.counter
 
     def _target_rate(self, progress: float) -> float:
@@ -176,8 +218,10 @@ class Budget(GateBudget):
         unseen: rows that training has not seen; None: `data` are such rows. Layers that they close although training
             had them open are opened again first (`on_collapse="act"`), and what stays closed is added to `collapses`.
         """
+        known = self.counter is not None and self.counter.counts(named_gates(model), stages_of(model))
+        counter = self.counter if known else None
         if stages_of(model) is not None or self.on_collapse == "ignore":
-            return calibrate_(model, data, macs=self.target, counter=self.counter, rounds=rounds)
+            return calibrate_(model, data, macs=self.target, counter=counter, rounds=rounds)
         device = next(model.parameters()).device
         data = [move(x, device) for x, _ in iterate(data, CALIBRATION_BATCH)]
         new = data if unseen is None else [move(x, device) for x, _ in iterate(unseen, CALIBRATION_BATCH)]
@@ -187,18 +231,21 @@ class Budget(GateBudget):
             restored = restore_layers_(model, new, trained, self.floor)
         # A common shift would close layers again whose logits lie close together: the others make room.
         keep = restored if len(restored) < len(named_gates(model)) else ()
-        achieved = calibrate_(model, data, macs=self.target, counter=self.counter, rounds=rounds, keep=keep)
+        achieved = calibrate_(model, data, macs=self.target, counter=counter, rounds=rounds, keep=keep)
         self.collapses += closed_to_new_rows(opened_by(model, new), self.floor)
         return achieved
 
     def reset(self) -> None:
-        """Forget everything recorded so far, for another training run."""
+        """Forget everything recorded so far, for another training run: the counter too, unless it was passed."""
         super().reset()
-        self._controller, self._bound, self._steering, self._stage_steps = Controller(), False, None, 0
+        self._forget_counter()
+        self._controller, self._stage_steps, self._saved_counter = Controller(), 0, None
 
     def state_dict(self) -> dict[str, Any]:
         """The controller's memory and everything recorded, as plain JSON values."""
-        own = {"controller": self._controller.state_dict(), "stage_steps": self._stage_steps}
+        own: dict[str, Any] = {"controller": self._controller.state_dict(), "stage_steps": self._stage_steps}
+        scales = self.counter is not None and self.counter.scaling is not None  # else the next inputs are counted
+        own["counter"] = self.counter.to_dict() if self.counter is not None and scales else None
         return {**super().state_dict(), **own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -206,27 +253,14 @@ class Budget(GateBudget):
         super().load_state_dict(state)
         self._controller = Controller(**state["controller"])
         self._stage_steps = state.get("stage_steps", 0)  # absent in checkpoints from before there were stages
+        if not self._given and "counter" in state:  # the model comes with the next `apply_`
+            self._forget_counter()
+            self._saved_counter = state["counter"]
 
 
-class _FirstInputs:
-    """What a model is called with next: enough samples to count its MACs."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = unwrap(model)
-        self.inputs: Inputs | None = None
-        self._handle = self.model.register_forward_pre_hook(self._see, with_kwargs=True)
-
-    def _see(self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._handle.remove()
-        if args and kwargs:
-            kwargs = dict(inspect.signature(self.model.forward).bind(*args, **kwargs).arguments)
-        self.inputs = take_samples(kwargs or args, slice(8))
-
-    def count(self) -> MacCounter:
-        """The counter of the model on these inputs."""
-        if self.inputs is None:
-            raise RuntimeError(
-                "the budget counts the first forward pass after budget.apply_(model, progress), and there was none: "
-                "run the model between apply_ and step, or pass counter=dynamicgate.count_macs(model, example)"
-            )
-        return count_macs(self.model, self.inputs)
+def _weight(counter: MacCounter, used: Usage, means: RowMeans) -> float:
+    """What the cost of this process's rows weighs in the mean over processes: more, if its sequences are longer."""
+    if world_size() == 1 or counter.scaling is None or (work := used.work) is None:
+        return means.weight
+    dense = torch.tensor(counter.dense * work.samples, dtype=torch.float64, device=next(iter(used.values())).p.device)
+    return float(dense) * world_size() / float(sum_(dense.clone()))

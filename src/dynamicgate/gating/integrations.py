@@ -4,7 +4,8 @@ The core imports none of these libraries. Our module for one is loaded when a mo
 gates or masks, or is recorded. It has two functions:
 
 - `structure_changed(model)`: gates or masks came or went, so that whatever the library saves must say so;
-- `watch_tokens(model, gates)`: a context that knows which rows of a forward pass are padding; see `Tokens`.
+- `watch_tokens(model, gates)`: a context that knows which rows of a forward pass are padding, and how many keys a
+  token looks at; see `Tokens`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from dynamicgate.gating.work import Work
+
 MODULES = {"transformers": "dynamicgate.hf.integration"}
 
 
@@ -25,6 +28,28 @@ class Tokens(Protocol):
 
     def counted(self, gate: nn.Module) -> Tensor | None:
         """A mask of the positions [sequences, positions] that `gate` reads, 0 for padding; None: all of them count."""
+
+    def work(self) -> Work | None:
+        """What the forward passes so far have processed; None before the first."""
+
+    def stream(self, layer: str, x: Tensor) -> str | None:
+        """The stream whose positions are the rows of `x`, which a linear layer is about to read; None: no stream."""
+
+    @property
+    def positions(self) -> Mapping[str, int]:
+        """By stream, the positions of all forward passes so far, padding included: what torch computes."""
+
+    @property
+    def pairs(self) -> Mapping[str, int]:
+        """By attention layer, the pairs of query and key that torch computes, padding and hidden ones included."""
+
+    @property
+    def parts(self) -> Mapping[str, nn.Module]:
+        """The parts of the model that have tokens of their own, by name."""
+
+    @property
+    def attentions(self) -> Mapping[str, nn.Module]:
+        """The attention layers, by name."""
 
 
 def structure_changed(model: nn.Module) -> None:
@@ -36,7 +61,7 @@ def structure_changed(model: nn.Module) -> None:
 
 def watch_tokens(model: nn.Module, gates: Mapping[str, nn.Module]) -> AbstractContextManager[Tokens | None]:
     """While it is open, knows which tokens count; gives None for a model without tokens."""
-    found = _module_for(model) if gates else None
+    found = _module_for(model)
     return nullcontext(None) if found is None else found.watch_tokens(model, gates)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dynamicgate.gating.gate import Decision, Gate
 from dynamicgate.gating.integrations import Tokens, watch_tokens
 from dynamicgate.gating.stages import StageDecision, stages_of
+from dynamicgate.gating.work import Work
 from dynamicgate.linears import outer_name
 from dynamicgate.modules import unwrap
 
@@ -53,6 +54,28 @@ class Usage(Mapping[str, Decision]):
             self._indices[key] = _counted_index(rows, counted_ST)
         index = self._indices[key]
         return decision if index is None else Decision(*(value.flatten(0, -2)[index] for value in decision))
+
+    def lengths(self, site: str) -> list[int]:
+        """How many tokens of each sequence the gate of a site decided for; nothing where its rows are no sequences."""
+        found: list[int] = []
+        for decision, mask in self._calls[site]:
+            rows = decision.open.shape[:-1]
+            if mask is not None and mask.numel() == rows.numel():
+                found += mask.bool().sum(1).tolist()
+            elif len(rows) == 2:
+                found += [rows[1]] * rows[0]
+        return found
+
+    @property
+    def padded(self) -> bool:
+        """Whether rows were left out."""
+        masks = {id(mask): mask for calls in self._calls.values() for _, mask in calls if mask is not None}
+        return any(not bool(mask.all()) for mask in masks.values())
+
+    @property
+    def work(self) -> Work | None:
+        """How many tokens the forward passes had, and how many keys each looked at; None for a model without tokens."""
+        return None if self._tokens is None else self._tokens.work()
 
     @property
     def stages(self) -> StageDecision | None:

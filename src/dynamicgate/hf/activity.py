@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.data.contract import Inputs, call, count_samples, iterate, move
+from dynamicgate.gating.integrations import Tokens, watch_tokens
 from dynamicgate.gating.sites import Site
 from dynamicgate.modules import evaluating
 from dynamicgate.training.progress import Progress
@@ -56,9 +57,11 @@ def observe(
     """Run the model on the batches as if every gate were open, and call `see(site, x_BD, h_BN)` for each site and
     batch: the input of its source and its units, one row for each token that is not padding."""
     device = next(model.parameters()).device
-    with evaluating(model), _Observer(model, sites, see).attached() as observer:
+    consumers = {site.consumer: model.get_submodule(site.consumer) for site in sites}
+    with (
+        evaluating(model), watch_tokens(model, consumers) as tokens, _Observer(model, sites, see, tokens).attached()
+    ):  # fmt: skip
         for done, inputs in enumerate(batches, start=1):
-            observer.kept = _not_padding(inputs)
             call(model, move(inputs, device))
             if update is not None:
                 update(done / len(batches), f"batch {done} of {len(batches)}")
@@ -72,9 +75,8 @@ def between(progress: Progress, start: float, end: float) -> Update:
 class _Observer:
     """Hooks around the gates, if there are any: one sees the units before the gate does, one puts them back."""
 
-    def __init__(self, model: nn.Module, sites: Sequence[Site], see: See) -> None:
-        self.model, self.sites, self.see = model, sites, see
-        self.kept: Tensor | None = None
+    def __init__(self, model: nn.Module, sites: Sequence[Site], see: See, tokens: Tokens | None) -> None:
+        self.model, self.sites, self.see, self.tokens = model, sites, see, tokens
         self._read: dict[str, Tensor] = {}
         self._units: dict[str, Tensor] = {}
 
@@ -117,20 +119,16 @@ class _Observer:
 
     def _show(self, site: Site) -> Any:
         def hook(_module: nn.Module, _args: tuple[Any, ...]) -> None:
-            self.see(site, self._rows(self._read.pop(site.name)), self._rows(self._units.pop(site.name)))
+            read, units = self._read.pop(site.name), self._units.pop(site.name)
+            self.see(site, self._rows(site, read), self._rows(site, units))
 
         return hook
 
-    def _rows(self, values: Tensor) -> Tensor:
-        rows = values.flatten(0, -2) if values.ndim > 2 else values
-        kept = self.kept
-        return rows if kept is None or len(kept) != len(rows) else rows[kept.to(rows.device)]
-
-
-def _not_padding(inputs: Inputs) -> Tensor | None:
-    """Which tokens of the batch count; None where all do."""
-    mask = inputs.get("attention_mask") if isinstance(inputs, Mapping) else None
-    return mask.flatten().bool() if isinstance(mask, Tensor) and mask.ndim == 2 else None
+    def _rows(self, site: Site, values: Tensor) -> Tensor:
+        """One row for each token that is not padding."""
+        rows = values.flatten(0, -2)
+        counted = None if self.tokens is None else self.tokens.counted(self.model.get_submodule(site.consumer))
+        return rows if counted is None or counted.numel() != len(rows) else rows[counted.flatten()]
 
 
 def _size(data: Any) -> int:

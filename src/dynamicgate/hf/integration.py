@@ -9,8 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dynamicgate.gating.integrations import Tokens
+from dynamicgate.hf import token_watch
 from dynamicgate.hf.saving import keep_in_config
-from dynamicgate.hf.tokens import watch_padding
 
 
 def structure_changed(model: nn.Module) -> None:
@@ -20,8 +20,8 @@ def structure_changed(model: nn.Module) -> None:
 
 
 def watch_tokens(model: nn.Module, gates: Mapping[str, nn.Module]) -> AbstractContextManager[Tokens]:
-    """Knows the attention masks of the forward passes that run while it is open."""
-    return watch_padding(model, gates)
+    """Knows the tokens of the forward passes that run while it is open."""
+    return token_watch.watch_tokens(model, gates)
 
 
 def _outermost(module: nn.Module) -> Iterator[PreTrainedModel]:

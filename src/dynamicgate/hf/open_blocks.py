@@ -22,6 +22,8 @@ class OpenBlocks:
     def add(self, open_BG: Tensor, lengths: Sequence[int]) -> None:
         """The decisions of one forward pass: the rows of all tokens, sequence by sequence, of the given lengths."""
         open_NG = open_BG.flatten(0, -2)
+        if not len(open_NG):
+            return  # nothing but padding
         sizes_G = self.sizes_G.to(open_NG.device)
         self.one += float((open_NG.double() @ sizes_G).sum())
         self.tokens += len(open_NG)

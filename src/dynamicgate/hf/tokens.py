@@ -1,86 +1,136 @@
-"""Padding never counts: which positions of a forward pass hold tokens, from the attention masks of Hugging Face models.
+"""Padding never counts: which positions of a forward pass hold tokens, from what the parts of a model are called with.
 
-A model of models (an encoder and a decoder, a language model with a vision tower) has several masks. A gate belongs to
-the innermost `PreTrainedModel` around it, and the mask that this one is called with is the right one. Packed batches
+A model of models (an encoder and a decoder, a language model with a vision tower) has several masks. A layer belongs to
+the innermost `PreTrainedModel` around it, and the mask that this one is called with is the right one. A decoder without
+a mask is padded where its labels end, or else its tokens: later positions are hidden from all others. Packed batches
 have no mask: everything counts.
+
+Shapes in names: B sequences, T positions, K positions with those of a cache.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-MASK = "attention_mask"
-IDS = ("input_ids", "decoder_input_ids")
-ALSO_FIRST_OR_LAST = ("bos_token_id", "eos_token_id", "sep_token_id", "decoder_start_token_id")
+from dynamicgate.hf.labels import IGNORED
+from dynamicgate.hf.visible_keys import allowed, cached_length
+
+FIRST, LAST = ("bos_token_id", "decoder_start_token_id", "cls_token_id"), ("eos_token_id", "sep_token_id")
+READ, WRITTEN = ("input_ids", "inputs_embeds"), ("decoder_input_ids", "decoder_inputs_embeds", "labels")
 
 
-class AttentionMasks:
-    """The two-dimensional attention masks that the parts of a model were last called with."""
+class Call(NamedTuple):
+    """What one part of a model is called with."""
 
-    def __init__(self, model: nn.Module, gates: Mapping[str, nn.Module]) -> None:
-        """For the gates of `model`, by site name."""
-        parts = {name: module for name, module in model.named_modules() if isinstance(module, PreTrainedModel)}
-        around = {gate: _innermost(parts, site) for site, gate in gates.items()}
-        self._part_of = {gate: part for gate, part in around.items() if part is not None}
-        self.parts = list(dict.fromkeys(self._part_of.values()))
-        self._parameters = {part: _parameters_of(part) for part in self.parts}
-        self._now: dict[PreTrainedModel, Tensor | None] = {}
+    shape: tuple[int, int] | None
+    """Sequences and positions; None where there are none, as for images."""
+    samples: int
+    counted_BT: Tensor | None
+    """Which positions hold tokens; None: all."""
+    encoded: Tensor | None = None
+    """What an encoder wrote, for a decoder that reads it."""
+    encoder_mask: Tensor | None = None
+    encoder_is_cached: bool = False
 
-    def counted(self, gate: nn.Module) -> Tensor | None:
-        """See `dynamicgate.gating.integrations.Tokens`."""
-        part = self._part_of.get(gate)
-        return None if part is None else self._now.get(part)
+    @property
+    def tokens(self) -> Tensor | int:
+        """How many tokens there are."""
+        if self.shape is None:
+            return 0
+        return self.shape[0] * self.shape[1] if self.counted_BT is None else self.counted_BT.sum()
 
-    def see(self, part: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Forward pre-hook of each part."""
-        assert isinstance(part, PreTrainedModel)
-        given = dict(zip(self._parameters[part], args, strict=False)) | kwargs
-        mask = given.get(MASK)
-        two_dimensional = isinstance(mask, Tensor) and mask.ndim == 2
-        self._now[part] = mask if two_dimensional else None
-        if mask is None:
-            _check_not_padded(part, given)
-
-
-@contextmanager
-def watch_padding(model: nn.Module, gates: Mapping[str, nn.Module]) -> Iterator[AttentionMasks]:
-    """The attention masks of the forward passes inside the block."""
-    masks = AttentionMasks(model, gates)
-    handles = [part.register_forward_pre_hook(masks.see, with_kwargs=True) for part in masks.parts]
-    try:
-        yield masks
-    finally:
-        for handle in handles:
-            handle.remove()
+    @property
+    def encoder_tokens(self) -> Tensor | int:
+        """How many tokens of the encoder keys and values are computed for."""
+        if self.encoded is None or self.encoder_is_cached:
+            return 0
+        if self.encoder_mask is None or self.encoder_mask.ndim != 2:
+            return self.encoded.shape[:-1].numel()
+        return self.encoder_mask.bool().sum()
 
 
-def _innermost(parts: Mapping[str, PreTrainedModel], site: str) -> PreTrainedModel | None:
-    around = [name for name in parts if not name or site == name or site.startswith(f"{name}.")]
-    return parts[max(around, key=len)] if around else None
+def parameters_of(module: nn.Module) -> list[str]:
+    """The names of what a module is called with, in order."""
+    return list(inspect.signature(type(module).forward).parameters)[1:]
 
 
-def _parameters_of(part: nn.Module) -> list[str]:
-    return list(inspect.signature(type(part).forward).parameters)[1:]
+def read_call(
+    part: PreTrainedModel, given: Mapping[str, Any], from_labels: Tensor | None, *, writes: bool
+) -> Call:  # fmt: skip
+    """Understand one call. writes: whether the part is an encoder and a decoder, so that its own layers read what the
+    decoder writes. from_labels: which positions of the decoder have a label to come, if the whole model was
+    called with labels."""
+    found = next((given[n] for n in (WRITTEN if writes else READ) if _is_batch(given.get(n))), None)
+    samples = next((len(value) for value in given.values() if isinstance(value, Tensor) and value.ndim), 0)
+    if found is None:
+        return Call(None, samples, None)
+    shape = found.shape[0], found.shape[1]
+    prefix = "decoder_" if writes else ""
+    mask, ids = given.get(f"{prefix}attention_mask"), given.get(f"{prefix}input_ids")
+    counted = _counted(mask, shape[1], given)
+    encoded = given.get("encoder_hidden_states")
+    decodes = writes or isinstance(encoded, Tensor)
+    if decodes and from_labels is not None and from_labels.shape == shape:
+        counted = from_labels if counted is None else counted & from_labels  # a mask that the whole model has made
+    if counted is None and mask is None and isinstance(ids, Tensor) and ids.ndim == 2:
+        counted = _from_ids(part, ids, given, decodes=decodes)
+    keep = given.get("logits_to_keep")
+    if isinstance(keep, int) and 0 < keep < shape[1]:  # the output layer, which is all this part has of its own
+        counted, shape = None if counted is None else counted[:, -keep:], (shape[0], keep)
+    if not isinstance(encoded, Tensor):
+        return Call(shape, samples, counted)
+    updated = getattr(given.get("past_key_values"), "is_updated", {})
+    return Call(shape, samples, counted, encoded, given.get("encoder_attention_mask"), bool(updated.get(0)))
 
 
-def _check_not_padded(part: PreTrainedModel, given: Mapping[str, Any]) -> None:
-    """An error for a batch that is padded and does not say where. Packed batches say where sequences begin."""
-    ids = next((given[name] for name in IDS if isinstance(given.get(name), Tensor)), None)
+def labelled(labels_BT: Tensor) -> Tensor:
+    """The positions of a decoder up to the last label: nothing that is used depends on later ones."""
+    return (labels_BT != IGNORED).flip(1).cummax(1).values.flip(1)
+
+
+def _counted(mask: Any, positions: int, given: Mapping[str, Any]) -> Tensor | None:
+    if isinstance(mask, Mapping):  # one for each kind of layer; a window hides no token from itself
+        mask = next((m for m in (mask.get("full_attention"), *mask.values()) if isinstance(m, Tensor)), None)
+    if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
+        return None
+    start = 0 if mask.shape[-1] == positions else cached_length(given)
+    fits = start + positions <= mask.shape[-1]
+    if mask.ndim == 2:
+        return (mask[:, start : start + positions] if fits else mask[:, -positions:]).bool()
+    seen_BTK = allowed(mask)[:, 0]
+    if not fits:  # a cache that holds a window: padding in front sees nothing
+        return seen_BTK.any(-1)
+    return seen_BTK[..., start : start + positions].diagonal(dim1=-2, dim2=-1)  # a token sees itself, padding does not
+
+
+def _from_ids(part: PreTrainedModel, ids_BT: Tensor, given: Mapping[str, Any], *, decodes: bool) -> Tensor | None:
+    """The tokens of a decoder that was given no mask; an error for any other batch that is padded and does not say
+    where. Packed batches say where sequences begin."""
     pad = getattr(part.config, "pad_token_id", None)
-    if torch.compiler.is_compiling() or ids is None or ids.ndim != 2 or ids.shape[1] < 2 or pad is None:
-        return
-    others = {getattr(part.config, name, None) for name in ALSO_FIRST_OR_LAST}
-    if pad in others or given.get("position_ids") is not None:
-        return
-    if bool((ids[:, [0, -1]] == pad).any()):
+    if ids_BT.shape[1] < 2 or pad is None:
+        return None
+    first, last = ({getattr(part.config, name, None) for name in names} for names in (FIRST, LAST))
+    if decodes and pad not in last:
+        held_BT = (ids_BT != pad).flip(1).cummax(1).values.flip(1)
+        return torch.cat([torch.ones_like(held_BT[:, :1]), held_BT[:, 1:]], 1)
+    inner = any(isinstance(module, PreTrainedModel) for module in part.modules() if module is not part)
+    packed = given.get("position_ids") is not None
+    if torch.compiler.is_compiling() or decodes or packed or pad in first | last or inner:  # which is asked itself
+        return None
+    if bool((ids_BT[:, [0, -1]] == pad).any()):
         raise ValueError(
             f"this batch has padding (token {pad}) and no attention_mask, so that padded positions would be counted as "
             "tokens: pass attention_mask= (decoder_attention_mask= for a decoder), 1 for tokens and 0 for padding"
         )
+    return None
+
+
+def _is_batch(value: Any) -> bool:
+    """Token ids or labels [B, T], or embeddings [B, T, D]."""
+    return isinstance(value, Tensor) and value.ndim in (2, 3)
