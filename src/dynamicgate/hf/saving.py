@@ -67,6 +67,10 @@ class _Structure:
         model = None if self._model is None else self._model()
         return copy.deepcopy(self._description) if model is None else describe(model)
 
+    def is_of(self, model: nn.Module) -> bool:
+        """Whether it describes this very model."""
+        return self._model is not None and self._model() is model
+
     def copied(self, memo: dict[int, Any]) -> _Structure:
         """Of the copy of the model, if that is what is copied."""
         model = None if self._model is None else self._model()
@@ -121,8 +125,16 @@ class _Beside(dict[str, Any]):
 
 
 def keep_in_config(model: PreTrainedModel) -> None:
-    """Make `model.save_pretrained` write the gates and masks that the model has when it is called; if it has none,
-    nothing."""
+    """Make `save_pretrained` of a model, and of the models inside it that have a config of their own, write the gates
+    and masks that are there when it is called; if there are none, nothing."""
+    described: set[int] = set()
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and id(part.config) not in described:
+            described.add(id(part.config))
+            _keep_in_its_config(part)
+
+
+def _keep_in_its_config(model: PreTrainedModel) -> None:
     config = model.config
     forget(config)
     description = describe(model)
@@ -134,6 +146,12 @@ def keep_in_config(model: PreTrainedModel) -> None:
         config.quantization_config = GatesConfig(structure)
     else:
         config.dynamicgate = _Beside(structure)
+
+
+def is_described(model: PreTrainedModel) -> bool:
+    """Whether the config of a model describes its gates and masks already: then no other model has this config."""
+    held = (getattr(model.config, name, None) for name in ("quantization_config", METHOD))
+    return any(isinstance(one, GatesConfig | _Beside) and one._structure.is_of(model) for one in held)
 
 
 def forget(config: PreTrainedConfig) -> None:
