@@ -15,6 +15,7 @@ Without this package Transformers would skip an unknown `quant_method` with a wa
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import ReferenceType, ref
@@ -29,10 +30,12 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from dynamicgate.gating.attach import gate_
-from dynamicgate.gating.gate import GateConfig
+from dynamicgate.gating.gate import Gate, GateConfig
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site
+from dynamicgate.hf.size_check import SizeCheck
 from dynamicgate.io.model_file import describe_gates, describe_masks, read_site
+from dynamicgate.linears import in_features
 from dynamicgate.masks import declare_mask_
 
 METHOD = "dynamicgate"
@@ -197,9 +200,17 @@ class GatesLoader(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **_options: Any) -> PreTrainedModel:
         put_on_(model, self.quantization_config.to_dict())
+        self._shapes = {name: value.shape for name, value in model.state_dict().items()}
         return model
 
+    def update_weight_conversions(self, weight_conversions: list[Any], model: PreTrainedModel) -> list[Any]:
+        """Called before weights are read."""
+        self._check = SizeCheck()
+        known: list[Any] = super().update_weight_conversions(weight_conversions, model)  # type: ignore[no-untyped-call]
+        return [*known, self._check]
+
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_options: Any) -> PreTrainedModel:
+        self._check_loaded(model)
         # From here on an ordinary model: nothing is quantised, and half() or the Trainer must not think so.
         del model.hf_quantizer, model.quantization_method
         vars(model)["is_quantized"] = False
@@ -209,6 +220,34 @@ class GatesLoader(HfQuantizer):
         keep_in_config(model)
         return model
 
+    def _check_loaded(self, model: PreTrainedModel) -> None:
+        """An error for what is not as it was saved; new values for gates and masks that had to be left out."""
+        held: Any = model
+        held._weight_conversions = [one for one in held._weight_conversions if one is not self._check]
+        other = [name for name, value in model.state_dict().items() if value.shape != self._shapes.get(name)]
+        if other:  # set by a converter of the model itself
+            raise RuntimeError(f"the saved model has other sizes than this one: {', '.join(other[:3])}")
+        gates = {f"{name}.gate" if name else "gate": gate for name, gate in named_gates(model).items()}
+        lacking = [f"{name}.tau" for name in gates if f"{name}.tau" not in self._check.seen]
+        if self._check.seen and lacking:
+            raise ValueError(
+                f"config.json describes gates whose values are not in the weights: {', '.join(lacking[:3])}. The model "
+                "was built from the config of a model with gates: build it from a config without them, and save it "
+                "again"
+            )
+        for name, gate in gates.items():
+            if any(key.startswith(f"{name}.") for key in self._check.mismatched):
+                _start_anew_(gate)
+        for name in self._check.mismatched:
+            if name.endswith(".mask"):
+                model.get_buffer(name).fill_(True)
+
+
+def _start_anew_(gate: Gate) -> None:
+    """The values of a new gate, which is open."""
+    reads = next((layer.in_features for layer in gate.net.modules() if isinstance(layer, nn.Linear)), 0)
+    gate.net.load_state_dict(Gate(gate.site, gate.config, reads).net.state_dict())
+
 
 def put_on_(model: PreTrainedModel, description: Description) -> None:
     """Put the described gates, and masks without values, on a model that has none."""
@@ -217,12 +256,18 @@ def put_on_(model: PreTrainedModel, description: Description) -> None:
         assert isinstance(linear, nn.Linear)
         values = torch.ones(linear.weight.shape, dtype=torch.bool, device=linear.weight.device)
         declare_mask_(linear, values, mask["pattern"])
+    sites: dict[GateConfig, list[Site]] = {}
     for row in description["gates"]:
-        gate_(model, GateConfig(**row["config"]), where=[_site_in(model, read_site(row["site"]))])
+        sites.setdefault(GateConfig(**row["config"]), []).append(_site_in(model, read_site(row["site"])))
+    for config, chosen in sites.items():
+        gate_(model, config, where=chosen)
 
 
 def _site_in(model: PreTrainedModel, site: Site) -> Site:
-    return site.moved_to(_name_in(model, site.consumer))
+    """The site with the names and the width it has in `model`; that other widths do not fit the saved values is said
+    when these are loaded."""
+    moved = site.moved_to(_name_in(model, site.consumer))
+    return replace(moved, width=in_features(model.get_submodule(moved.consumer)))
 
 
 def _name_in(model: PreTrainedModel, name: str) -> str:
@@ -278,6 +323,9 @@ def _read_gates_(model: PreTrainedModel, folder: Path) -> None:
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for key in wanted.keys() & set(file.keys()):
-                wanted.pop(key).copy_(file.get_tensor(key))
+                saved, value = file.get_tensor(key), wanted.pop(key)
+                if saved.shape != value.shape:  # copying would spread a smaller tensor over a larger one
+                    raise ValueError(f"{key} is {list(saved.shape)} in {folder}, and {list(value.shape)} in the model")
+                value.copy_(saved)
     if wanted:
         raise ValueError(f"{folder} does not hold the values of {', '.join(sorted(wanted)[:3])}: save the model again")
