@@ -256,9 +256,15 @@ def put_on_(model: PreTrainedModel, description: Description) -> None:
         assert isinstance(linear, nn.Linear)
         values = torch.ones(linear.weight.shape, dtype=torch.bool, device=linear.weight.device)
         declare_mask_(linear, values, mask["pattern"])
+    rows = description["gates"]
+    put_gates_on_(model, [(GateConfig(**row["config"]), _site_in(model, read_site(row["site"]))) for row in rows])
+
+
+def put_gates_on_(model: nn.Module, gates: list[tuple[GateConfig, Site]]) -> None:
+    """Put these gates on a model, those with the same settings together."""
     sites: dict[GateConfig, list[Site]] = {}
-    for row in description["gates"]:
-        sites.setdefault(GateConfig(**row["config"]), []).append(_site_in(model, read_site(row["site"])))
+    for config, site in gates:
+        sites.setdefault(config, []).append(site)
     for config, chosen in sites.items():
         gate_(model, config, where=chosen)
 

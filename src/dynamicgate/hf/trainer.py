@@ -23,6 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from dynamicgate import distributed
 from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.budget import Budget, GateBudget
+from dynamicgate.hf.adapters import keep_in_adapters
 from dynamicgate.hf.gated_loss import Distillation, GatedLoss
 from dynamicgate.io.model_file import read_tensors, write_tensors
 from dynamicgate.modules import unwrap
@@ -100,6 +101,7 @@ class GateCallback(TrainerCallback, ExportableState):
         """Start, or continue where the checkpoint was made."""
         model = kwargs["model"]
         _check_checkpointing(model)
+        keep_in_adapters(unwrap(model))
         if isinstance(self.budget, Budget) and self.sparsifier is not None:
             self.budget.sparsifier = self.sparsifier
         if self.sparsifier is not None:
