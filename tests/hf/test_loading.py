@@ -89,3 +89,19 @@ def test_a_model_built_from_the_config_of_a_gated_one_is_refused_with_what_to_do
     LlamaForCausalLM(model.config).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="config of a model with gates"):
         LlamaForCausalLM.from_pretrained(tmp_path)
+
+
+def test_many_small_files_and_a_part_on_disk_are_loaded_as_they_were(tmp_path: Path) -> None:
+    model = gated(tiny_llama(tied=True)).eval()
+    model.save_pretrained(tmp_path, max_shard_size="6KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 5
+    places = dict.fromkeys(["model.embed_tokens", "model.layers.1", "model.norm", "model.rotary_emb", "lm_head"], "cpu")
+    options = {"device_map": {**places, "model.layers.0": "disk"}, "offload_folder": tmp_path / "offloaded"}
+    for given in ({}, {"device_map": "cpu"}, options):
+        back = LlamaForCausalLM.from_pretrained(tmp_path, **given)
+        assert back.lm_head.weight is back.model.embed_tokens.weight
+        with torch.no_grad():
+            assert torch.equal(back(tokens(2, 6)).logits, model(tokens(2, 6)).logits)
+    assert not list((tmp_path / "offloaded").glob("*.dat")), "nothing is written a second time"
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        LlamaForCausalLM.from_pretrained(tmp_path, vocab_size=80)

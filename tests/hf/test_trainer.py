@@ -368,6 +368,17 @@ def test_the_best_model_is_calibrated_once_it_is_loaded(tmp_path: Path, first: b
     assert executed(model) == pytest.approx(BLOCKS, abs=0.01)
 
 
+def test_the_best_model_of_a_run_that_stops_early_is_calibrated_too(tmp_path: Path) -> None:
+    model = tiny_gated()
+    options = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": False}
+    run = with_evaluation(model, tmp_path, learning_rate=0.1, **options)
+    run.add_callback(StopAt(4))
+    run.train()
+    assert Path(run.state.best_model_checkpoint).name == "checkpoint-4"
+    assert abs(executed(hf.load(tmp_path / "checkpoint-4")) - BLOCKS) > 0.02
+    assert executed(model) == pytest.approx(BLOCKS, abs=0.01)
+
+
 def test_two_callbacks_in_one_trainer_are_refused_with_a_sentence(tmp_path: Path) -> None:
     run = trainer(tiny_gated(), hf.GateCallback(dg.Budget(target=BLOCKS)), tmp_path)
     run.add_callback(hf.GateCallback(teacher=tiny_llama()))

@@ -173,16 +173,16 @@ class GateCallback(TrainerCallback, ExportableState):
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """After the last step meet the budget exactly, before the model is evaluated and saved for the last time. A run
         that stops earlier may be resumed, and is left as it is."""
-        if state.global_step >= state.max_steps:
+        if _finished(state):
             self._calibrate(kwargs)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Let go of the model. If the Trainer has put the weights of an earlier step into it, meet the budget again."""
+        """Let go of the model. If the Trainer has put weights into it that were not calibrated, meet the budget now."""
         self.loss.detach()
         best = state.best_model_checkpoint if args.load_best_model_at_end else None
-        if best is not None and Path(best).name != _folder(args, state).name:
+        if best is not None and not (_finished(state) and Path(best).name == _folder(args, state).name):
             self._calibrate(kwargs)
 
     def _calibrate(self, given: Mapping[str, Any]) -> None:
@@ -191,6 +191,10 @@ class GateCallback(TrainerCallback, ExportableState):
         if isinstance(self.budget, Budget) and self.calibrate and alone and batches is not None:
             with torch.random.fork_rng():
                 self.budget.calibrate_(unwrap(given["model"]), list(islice(batches, self.calibrate)))
+
+
+def _finished(state: TrainerState) -> bool:
+    return state.global_step >= state.max_steps
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
