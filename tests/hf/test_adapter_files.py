@@ -75,6 +75,25 @@ def test_it_is_loaded_into_the_same_gates_and_refused_by_others(tmp_path: Path) 
         PeftModel.from_pretrained(gated(tiny_llama(), block=16), tmp_path)
 
 
+@pytest.mark.parametrize("order", ORDERS[1:])
+def test_a_model_that_had_its_adapter_before_this_package_was_imported(order: str, tmp_path: Path) -> None:
+    """Its construction was not seen: putting gates on it, or on a part of it, has to be enough."""
+    model = get_peft_model(tiny_llama(), lora())
+    model._state_dict_pre_hooks.clear()
+    model._load_state_dict_pre_hooks.clear()
+    dg.gate_(
+        {ORDERS[1]: model, ORDERS[2]: model.get_base_model()}.get(order, model.get_base_model().model), where="mlp"
+    )
+    model.save_pretrained(tmp_path)
+    assert len(dg.named_gates(PeftModel.from_pretrained(tiny_llama(), tmp_path))) == 2
+
+
+def test_an_adapter_is_not_taken_for_a_model(tmp_path: Path) -> None:
+    gated_lora(ORDERS[0]).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"peft\.PeftModel\.from_pretrained"):
+        hf.load(tmp_path)
+
+
 def test_an_adapter_without_gates_says_so_to_a_model_with_some(tmp_path: Path) -> None:
     get_peft_model(tiny_llama(), lora()).save_pretrained(tmp_path)
     with warnings.catch_warnings():

@@ -95,3 +95,11 @@ def test_a_part_finds_the_outermost_model_around_it_and_no_other() -> None:
     assert whole_models(holder) == [first]
     assert whole_models(nn.ModuleList([first, second])) == [first, second]
     assert others
+
+
+def test_a_base_model_that_two_heads_share_is_saved_with_both(tmp_path: Path) -> None:
+    first, second = tiny_llama(), tiny_llama(seed=1)
+    second.model = first.model
+    gated_at(first.model.layers)
+    for name, model in (("first", first), ("second", second)):
+        check_saved(model, tmp_path / name, {"input_ids": tokens(2, 6)})

@@ -46,7 +46,7 @@ def train_gates_(model: nn.Module) -> nn.Module:
 def keep_in_adapters(model: nn.Module) -> None:
     """Let `model`, and every `PeftModel` in it, keep gates in the files of its adapters, now or later."""
     for module in model.modules():
-        if module is model or _is_peft_model(module):
+        if _is_peft_model(module) or (module is model and hasattr(module, "save_pretrained")):
             _watch(module)
 
 

@@ -9,16 +9,16 @@ from torch import nn
 
 from dynamicgate.gating.integrations import Tokens
 from dynamicgate.hf.adapters import keep_in_adapters
-from dynamicgate.hf.own_config import give_own_config, whole_models
+from dynamicgate.hf.own_config import ancestors, give_own_config, whole_models
 from dynamicgate.hf.saving import is_described, keep_in_config
 from dynamicgate.hf.tokens import watch_padding
 
 
 def structure_changed(model: nn.Module) -> None:
     """Gates or masks came or went: `save_pretrained` must write them, or write them no more."""
-    keep_in_adapters(model)
+    for module in (model, *ancestors(model)):  # a model with adapters around what was gated, or inside it
+        keep_in_adapters(module)
     for found in whole_models(model):
-        keep_in_adapters(found)
         if not is_described(found):
             give_own_config(found)
         keep_in_config(found)

@@ -16,23 +16,24 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 
 def whole_models(module: nn.Module) -> list[PreTrainedModel]:
-    """The models with a `save_pretrained` of their own that hold what was changed in `module`: the outermost one that
-    it is a part of, or else the outermost ones inside it."""
-    around = [found for found in _ancestors(module) if isinstance(found, PreTrainedModel)]
-    return around[-1:] or list(_outermost(module))
+    """The models with a `save_pretrained` of their own that hold what was changed in `module`: the outermost ones that
+    it is a part of (heads may share a base model), or else the outermost ones inside it."""
+    around = [found for found in ancestors(module) if isinstance(found, PreTrainedModel)]
+    inside = {part for found in around for part in found.modules() if part is not found}
+    return [found for found in around if found not in inside] or list(_outermost(module))
 
 
 def give_own_config(model: PreTrainedModel) -> None:
     """Put a copy of its config into a model and everything that shares it with the model, except other models."""
     copies: dict[int, Any] = {}
     copy.deepcopy(model.config, copies)
-    for module in (*_ancestors(model), *model.modules()):
+    for module in (*ancestors(model), *model.modules()):
         for name, value in list(vars(module).items()):
             if isinstance(value, PreTrainedConfig) and id(value) in copies:  # sub-configs of its parts too
                 setattr(module, name, copies[id(value)])
 
 
-def _ancestors(module: nn.Module) -> list[nn.Module]:
+def ancestors(module: nn.Module) -> list[nn.Module]:
     """The modules that `module` is a part of, nearest first. PyTorch does not say; the garbage collector knows."""
     found: dict[int, nn.Module] = {}
     below: list[nn.Module] = [module]

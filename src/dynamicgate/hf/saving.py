@@ -294,6 +294,11 @@ def load(folder: str | Path, model_class: type | None = None, **options: Any) ->
     options: of `from_pretrained`, for example dtype or device_map.
     """
     where = {name: value for name, value in options.items() if name in WHERE_TO_FIND}
+    if Path(folder, "adapter_config.json").is_file() and not Path(folder, "config.json").is_file():
+        raise ValueError(
+            f"{folder} holds an adapter, not a model: load the base model, then "
+            "peft.PeftModel.from_pretrained(model, folder), which puts the gates on that were saved with it"
+        )
     config = options.pop("config", None) or AutoConfig.from_pretrained(folder, **where)
     saved_as = (config.architectures or ["AutoModel"])[0]
     cls: Any = model_class or getattr(transformers, saved_as, None)
