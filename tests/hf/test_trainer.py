@@ -328,3 +328,59 @@ def test_evaluation_during_training_is_left_alone(tmp_path: Path) -> None:
         Trainer(model, args, train_dataset=rows, eval_dataset=rows[:4], **options).train()
         runs.append(model)
     assert largest_difference(*runs) == 0.0
+
+
+def with_evaluation(model: PreTrainedModel, out: Path, **changed: Any) -> Trainer:
+    rows = sentences(ROWS)
+    args = arguments(out, save_strategy="steps", save_steps=4, eval_strategy="steps", eval_steps=4, **changed)
+    callback = hf.GateCallback(dg.Budget(target=BLOCKS, anneal=0.3), calibrate=ROWS)
+    options: dict[str, Any] = {"data_collator": collate, "callbacks": [callback]}
+    return Trainer(model, args, train_dataset=rows, eval_dataset=rows[:8], **options)
+
+
+def executed(model: PreTrainedModel) -> float:
+    return hf.measure(model, [collate(sentences(ROWS)[i : i + MICRO]) for i in range(0, ROWS, MICRO)]).relative
+
+
+def test_the_last_checkpoint_and_the_last_evaluation_are_of_the_calibrated_model(tmp_path: Path) -> None:
+    model = tiny_gated()
+    run = with_evaluation(model, tmp_path)
+    run.train()
+    assert executed(model) == pytest.approx(BLOCKS, abs=0.01)
+    last = hf.load(tmp_path / "checkpoint-12")
+    assert largest_difference(model, last) == 0.0
+    (logged,) = (row["eval_loss"] for row in run.state.log_history if row.get("step") == 12 and "eval_loss" in row)
+    assert run.evaluate()["eval_loss"] == logged
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_best_model_is_calibrated_once_it_is_loaded(tmp_path: Path, first: bool) -> None:
+    """The loss falls: it is highest at the first checkpoint, and lowest at the last, which is calibrated already."""
+    model = tiny_gated()
+    options = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": first}
+    run = with_evaluation(model, tmp_path, learning_rate=0.3, **options)
+    run.train()
+    best = hf.load(run.state.best_model_checkpoint)
+    moved = {name for name, value in model.state_dict().items() if not torch.equal(value, best.state_dict()[name])}
+    assert Path(run.state.best_model_checkpoint).name == ("checkpoint-4" if first else "checkpoint-12")
+    biases = {name for name in model.state_dict() if name.endswith("gate.net.bias")}
+    assert moved == (biases if first else set()), "calibration moves nothing else"
+    assert executed(model) == pytest.approx(BLOCKS, abs=0.01)
+
+
+def test_the_best_model_of_a_run_that_stops_early_is_calibrated_too(tmp_path: Path) -> None:
+    model = tiny_gated()
+    options = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "greater_is_better": False}
+    run = with_evaluation(model, tmp_path, learning_rate=0.1, **options)
+    run.add_callback(StopAt(4))
+    run.train()
+    assert Path(run.state.best_model_checkpoint).name == "checkpoint-4"
+    assert abs(executed(hf.load(tmp_path / "checkpoint-4")) - BLOCKS) > 0.02
+    assert executed(model) == pytest.approx(BLOCKS, abs=0.01)
+
+
+def test_two_callbacks_in_one_trainer_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    run = trainer(tiny_gated(), hf.GateCallback(dg.Budget(target=BLOCKS)), tmp_path)
+    run.add_callback(hf.GateCallback(teacher=tiny_llama()))
+    with pytest.raises(RuntimeError, match="more than one GateCallback"):
+        run.train()

@@ -1,6 +1,6 @@
 """Gates in Hugging Face models: saving, training with `Trainer`, measuring, conversion. Needs the extra `hf`.
 
-Importing it makes `from_pretrained` understand models that were saved with gates.
+Importing it makes `from_pretrained` understand models and adapters that were saved with gates.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ try:
 except ImportError as error:
     raise ImportError("dynamicgate.hf needs Transformers: pip install 'dynamicgate[hf]'") from error
 
+from dynamicgate.hf import adapters as _adapters
 from dynamicgate.hf import saving as _saving
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from dynamicgate.hf.saving import load
     from dynamicgate.hf.trainer import GateCallback, GatedTrainer, GatedTrainerMixin
 
-del _transformers, _saving
+del _transformers, _adapters, _saving
 
 _HOME = {
     "ConversionPlan": "conversion",

@@ -12,7 +12,7 @@ from torch import nn
 from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.budget import Budget
-from dynamicgate.budget.calibration import executed_relative
+from dynamicgate.budget.calibration import calibrate_, executed_relative
 from dynamicgate.data.contract import Inputs, move, take_samples
 from dynamicgate.gating.attach import Where, gate_, select_sites, ungate_
 from dynamicgate.gating.gate import GateConfig, count_of
@@ -24,6 +24,7 @@ from dynamicgate.hf.ordering import order_sites_
 
 SHARED_OF_OPEN, SHARED_AT_MOST = 0.25, 0.125  # of the open blocks, of all blocks
 CHECK_TOKENS = 1024
+WITHIN = 0.01  # of the dense MACs: what training has to correct anyway
 MARGIN = 1.0  # temperatures above the threshold, for other inputs
 
 
@@ -77,7 +78,8 @@ def convert_(
     batches: typical inputs, as `measure` takes them; shuffle them, because only the first `tokens` tokens are read.
     block: units that open and close together.
     always_open: blocks at the front that stay open for every token (a count, or a fraction below 1); they get the most
-        active units. None: a quarter of what the budget pays for, and at most an eighth of all.
+        active units. None: a quarter of what the budget pays for, and at most an eighth of all; none at all where
+        blocks are so few that no others could open.
     net, rank: as in `GateConfig`. A linear gate network costs about 1 / (3 block) of a gated feed-forward layer.
     where: as in `gate_`.
     start: with "budget" the model executes the budget from now on. With "open" all gates are open on these batches, so
@@ -102,7 +104,7 @@ def convert_(
         held.bind(counter)
         rate = open_rate_at(counter, held.target)
         if always_open is None:
-            always_open = min(SHARED_OF_OPEN * rate, SHARED_AT_MOST)
+            always_open = _shared(rate, [gate.blocks for gate in named_gates(model).values()])
         for gate in named_gates(model).values():  # not known before: what gates cost decides what can be open
             gate.config = replace(gate.config, always_open=always_open)
         order_sites_(model, sites, inputs, block, always_open, show=show)
@@ -116,7 +118,7 @@ def convert_(
         f"{' or '.join(map(str, sorted(shared)))} blocks",
         f"gates fitted to open {rate:.1%} of the blocks of each site; they explain "
         f"{sum(explained.values()) / len(explained):.0%} of the variance of what blocks add",
-        _start(model, counter, inputs, start),
+        _start(model, held, counter, inputs, start),
     ]
     return ConversionPlan(held, rate, explained, notes)
 
@@ -132,12 +134,24 @@ def open_rate_at(counter: MacCounter, target: float) -> float:
     return low
 
 
-def _start(model: nn.Module, counter: MacCounter, inputs: Sequence[Inputs], start: str) -> str:
-    """Open all gates if asked for; says what the model executes before training."""
+def _shared(rate: float, blocks: Sequence[int]) -> float:
+    """The fraction of blocks that stay open if nobody says how many; none where, rounded up, they would be all that
+    `rate` pays for at a site."""
+    fraction = min(SHARED_OF_OPEN * rate, SHARED_AT_MOST)
+    return fraction if all(count_of(fraction, count) < rate * count for count in blocks) else 0.0
+
+
+def _start(model: nn.Module, budget: Budget, counter: MacCounter, inputs: Sequence[Inputs], start: str) -> str:
+    """Open all gates if asked for, or bring the model down to its budget; says what it executes before training."""
     device = next(model.parameters()).device
     few = [move(x, device) for x in read_batches(list(inputs), CHECK_TOKENS)]
-    opened = f"after opening all gates by a shift of {open_all_(model, few):.2f} logits, " if start == "open" else ""
-    return f"{opened}the model executes {executed_relative(model, counter, few):.3f} of the dense MACs before training"
+    done = f"after opening all gates by a shift of {open_all_(model, few):.2f} logits, " if start == "open" else ""
+    executed = executed_relative(model, counter, few)
+    if start == "budget" and executed > budget.target + WITHIN:
+        # Sites with few blocks, or with a smaller last one, cannot open exactly the rate that the budget pays for.
+        done = f"after calibration, because the gates as fitted execute {executed:.3f}, "
+        executed = calibrate_(model, few, macs=budget.target, counter=counter)
+    return f"{done}the model executes {executed:.3f} of the dense MACs before training"
 
 
 @torch.no_grad()

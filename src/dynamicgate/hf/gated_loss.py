@@ -99,7 +99,11 @@ class GatedLoss:
 
     def begin_step(self, progress: float) -> None:
         """Before the first forward pass of an optimizer step."""
-        assert self._model is not None
+        if self._model is None:  # `attach` of another one has taken it over
+            raise RuntimeError(
+                "the Trainer has more than one GateCallback, and each would add to the same loss: pass one, with the "
+                "budget, the sparsifier and the teacher together"
+            )
         if self.budget is not None:
             self.budget.apply_(self._model, progress)
         self._progress, self._first, self._added, self._reached, self._penalties = progress, True, False, False, []

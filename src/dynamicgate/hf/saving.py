@@ -15,6 +15,7 @@ Without this package Transformers would skip an unknown `quant_method` with a wa
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import ReferenceType, ref
@@ -29,10 +30,12 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from dynamicgate.gating.attach import gate_
-from dynamicgate.gating.gate import GateConfig
+from dynamicgate.gating.gate import Gate, GateConfig
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site
+from dynamicgate.hf.size_check import SizeCheck
 from dynamicgate.io.model_file import describe_gates, describe_masks, read_site
+from dynamicgate.linears import in_features
 from dynamicgate.masks import declare_mask_
 
 METHOD = "dynamicgate"
@@ -66,6 +69,10 @@ class _Structure:
     def description(self) -> Description:
         model = None if self._model is None else self._model()
         return copy.deepcopy(self._description) if model is None else describe(model)
+
+    def is_of(self, model: nn.Module) -> bool:
+        """Whether it describes this very model."""
+        return self._model is not None and self._model() is model
 
     def copied(self, memo: dict[int, Any]) -> _Structure:
         """Of the copy of the model, if that is what is copied."""
@@ -121,8 +128,16 @@ class _Beside(dict[str, Any]):
 
 
 def keep_in_config(model: PreTrainedModel) -> None:
-    """Make `model.save_pretrained` write the gates and masks that the model has when it is called; if it has none,
-    nothing."""
+    """Make `save_pretrained` of a model, and of the models inside it that have a config of their own, write the gates
+    and masks that are there when it is called; if there are none, nothing."""
+    described: set[int] = set()
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and id(part.config) not in described:
+            described.add(id(part.config))
+            _keep_in_its_config(part)
+
+
+def _keep_in_its_config(model: PreTrainedModel) -> None:
     config = model.config
     forget(config)
     description = describe(model)
@@ -134,6 +149,12 @@ def keep_in_config(model: PreTrainedModel) -> None:
         config.quantization_config = GatesConfig(structure)
     else:
         config.dynamicgate = _Beside(structure)
+
+
+def is_described(model: PreTrainedModel) -> bool:
+    """Whether the config of a model describes its gates and masks already: then no other model has this config."""
+    held = (getattr(model.config, name, None) for name in ("quantization_config", METHOD))
+    return any(isinstance(one, GatesConfig | _Beside) and one._structure.is_of(model) for one in held)
 
 
 def forget(config: PreTrainedConfig) -> None:
@@ -179,9 +200,17 @@ class GatesLoader(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **_options: Any) -> PreTrainedModel:
         put_on_(model, self.quantization_config.to_dict())
+        self._shapes = {name: value.shape for name, value in model.state_dict().items()}
         return model
 
+    def update_weight_conversions(self, weight_conversions: list[Any], model: PreTrainedModel) -> list[Any]:
+        """Called before weights are read."""
+        self._check = SizeCheck()
+        known: list[Any] = super().update_weight_conversions(weight_conversions, model)  # type: ignore[no-untyped-call]
+        return [*known, self._check]
+
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **_options: Any) -> PreTrainedModel:
+        self._check_loaded(model)
         # From here on an ordinary model: nothing is quantised, and half() or the Trainer must not think so.
         del model.hf_quantizer, model.quantization_method
         vars(model)["is_quantized"] = False
@@ -191,6 +220,34 @@ class GatesLoader(HfQuantizer):
         keep_in_config(model)
         return model
 
+    def _check_loaded(self, model: PreTrainedModel) -> None:
+        """An error for what is not as it was saved; new values for gates and masks that had to be left out."""
+        held: Any = model
+        held._weight_conversions = [one for one in held._weight_conversions if one is not self._check]
+        other = [name for name, value in model.state_dict().items() if value.shape != self._shapes.get(name)]
+        if other:  # set by a converter of the model itself
+            raise RuntimeError(f"the saved model has other sizes than this one: {', '.join(other[:3])}")
+        gates = {f"{name}.gate" if name else "gate": gate for name, gate in named_gates(model).items()}
+        lacking = [f"{name}.tau" for name in gates if f"{name}.tau" not in self._check.seen]
+        if self._check.seen and lacking:
+            raise ValueError(
+                f"config.json describes gates whose values are not in the weights: {', '.join(lacking[:3])}. The model "
+                "was built from the config of a model with gates: build it from a config without them, and save it "
+                "again"
+            )
+        for name, gate in gates.items():
+            if any(key.startswith(f"{name}.") for key in self._check.mismatched):
+                _start_anew_(gate)
+        for name in self._check.mismatched:
+            if name.endswith(".mask"):
+                model.get_buffer(name).fill_(True)
+
+
+def _start_anew_(gate: Gate) -> None:
+    """The values of a new gate, which is open."""
+    reads = next((layer.in_features for layer in gate.net.modules() if isinstance(layer, nn.Linear)), 0)
+    gate.net.load_state_dict(Gate(gate.site, gate.config, reads).net.state_dict())
+
 
 def put_on_(model: PreTrainedModel, description: Description) -> None:
     """Put the described gates, and masks without values, on a model that has none."""
@@ -199,12 +256,24 @@ def put_on_(model: PreTrainedModel, description: Description) -> None:
         assert isinstance(linear, nn.Linear)
         values = torch.ones(linear.weight.shape, dtype=torch.bool, device=linear.weight.device)
         declare_mask_(linear, values, mask["pattern"])
-    for row in description["gates"]:
-        gate_(model, GateConfig(**row["config"]), where=[_site_in(model, read_site(row["site"]))])
+    rows = description["gates"]
+    put_gates_on_(model, [(GateConfig(**row["config"]), _site_in(model, read_site(row["site"]))) for row in rows])
+
+
+def put_gates_on_(model: nn.Module, gates: list[tuple[GateConfig, Site]]) -> None:
+    """Put these gates on a model, those with the same settings together."""
+    sites: dict[GateConfig, list[Site]] = {}
+    for config, site in gates:
+        sites.setdefault(config, []).append(site)
+    for config, chosen in sites.items():
+        gate_(model, config, where=chosen)
 
 
 def _site_in(model: PreTrainedModel, site: Site) -> Site:
-    return site.moved_to(_name_in(model, site.consumer))
+    """The site with the names and the width it has in `model`; that other widths do not fit the saved values is said
+    when these are loaded."""
+    moved = site.moved_to(_name_in(model, site.consumer))
+    return replace(moved, width=in_features(model.get_submodule(moved.consumer)))
 
 
 def _name_in(model: PreTrainedModel, name: str) -> str:
@@ -225,6 +294,11 @@ def load(folder: str | Path, model_class: type | None = None, **options: Any) ->
     options: of `from_pretrained`, for example dtype or device_map.
     """
     where = {name: value for name, value in options.items() if name in WHERE_TO_FIND}
+    if Path(folder, "adapter_config.json").is_file() and not Path(folder, "config.json").is_file():
+        raise ValueError(
+            f"{folder} holds an adapter, not a model: load the base model, then "
+            "peft.PeftModel.from_pretrained(model, folder), which puts the gates on that were saved with it"
+        )
     config = options.pop("config", None) or AutoConfig.from_pretrained(folder, **where)
     saved_as = (config.architectures or ["AutoModel"])[0]
     cls: Any = model_class or getattr(transformers, saved_as, None)
@@ -260,6 +334,9 @@ def _read_gates_(model: PreTrainedModel, folder: Path) -> None:
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:
             for key in wanted.keys() & set(file.keys()):
-                wanted.pop(key).copy_(file.get_tensor(key))
+                saved, value = file.get_tensor(key), wanted.pop(key)
+                if saved.shape != value.shape:  # copying would spread a smaller tensor over a larger one
+                    raise ValueError(f"{key} is {list(saved.shape)} in {folder}, and {list(value.shape)} in the model")
+                value.copy_(saved)
     if wanted:
         raise ValueError(f"{folder} does not hold the values of {', '.join(sorted(wanted)[:3])}: save the model again")

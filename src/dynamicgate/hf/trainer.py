@@ -9,6 +9,7 @@ an optimizer step, `budget.step` or `budget.penalty` after each, `sparsifier.ste
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from dynamicgate import distributed
 from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.budget import Budget, GateBudget
+from dynamicgate.hf.adapters import keep_in_adapters
 from dynamicgate.hf.gated_loss import Distillation, GatedLoss
 from dynamicgate.io.model_file import read_tensors, write_tensors
 from dynamicgate.modules import unwrap
@@ -52,8 +54,9 @@ class GateCallback(TrainerCallback, ExportableState):
         budget: what the gates may use, per token. sparsifier: RigL, SET, Static or Magnitude, made for this model.
         teacher: a model with the same vocabulary to distill from; distill_weight: its fraction of the loss, None is
             0.5; temperature: of both distributions.
-        calibrate: training batches on which a closed-loop budget is met exactly when training has ended; 0 leaves the
-            gates as they were trained. In a run on several processes they are left too.
+        calibrate: training batches on which a closed-loop budget is met exactly after the last step, before it is
+            evaluated and saved, and again if `load_best_model_at_end` goes back to an earlier step; 0 leaves the gates
+            as they were trained. In a run on several processes they are left too.
         """
         if budget is None and sparsifier is None and teacher is None:
             raise ValueError(
@@ -98,6 +101,7 @@ class GateCallback(TrainerCallback, ExportableState):
         """Start, or continue where the checkpoint was made."""
         model = kwargs["model"]
         _check_checkpointing(model)
+        keep_in_adapters(unwrap(model))
         if isinstance(self.budget, Budget) and self.sparsifier is not None:
             self.budget.sparsifier = self.sparsifier
         if self.sparsifier is not None:
@@ -166,17 +170,31 @@ class GateCallback(TrainerCallback, ExportableState):
             rest = {name: value for name, value in whole.items() if not isinstance(value, Tensor)}
             write_tensors(_folder(args, state) / SPARSIFIER_FILE, tensors, {"kind": "sparsifier", "state": rest})
 
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """After the last step meet the budget exactly, before the model is evaluated and saved for the last time. A run
+        that stops earlier may be resumed, and is left as it is."""
+        if _finished(state):
+            self._calibrate(kwargs)
+
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Let go of the model; meet the budget exactly if training was not interrupted."""
+        """Let go of the model. If the Trainer has put weights into it that were not calibrated, meet the budget now."""
         self.loss.detach()
-        finished = state.global_step >= state.max_steps and bool(self.calibrate)
-        batches = kwargs.get("train_dataloader")
+        best = state.best_model_checkpoint if args.load_best_model_at_end else None
+        if best is not None and not (_finished(state) and Path(best).name == _folder(args, state).name):
+            self._calibrate(kwargs)
+
+    def _calibrate(self, given: Mapping[str, Any]) -> None:
+        batches = given.get("train_dataloader")
         alone = distributed.world_size() == 1  # other processes see other batches and would choose other shifts
-        if isinstance(self.budget, Budget) and finished and alone and batches is not None:
+        if isinstance(self.budget, Budget) and self.calibrate and alone and batches is not None:
             with torch.random.fork_rng():
-                self.budget.calibrate_(unwrap(kwargs["model"]), list(islice(batches, self.calibrate)))
+                self.budget.calibrate_(unwrap(given["model"]), list(islice(batches, self.calibrate)))
+
+
+def _finished(state: TrainerState) -> bool:
+    return state.global_step >= state.max_steps
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
