@@ -40,6 +40,7 @@ DENSER = {f"dense {width}d": {"width": width} for width in (2, 4, 8)}
 FRONTIER = {**AT_1D, **DENSER, "experts 16 x 1d": EXPERTS}
 MAIN = ("dense 1d", GATE, "top-k 16d", "router 16d", "dense 4d", "dense 8d")
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
+SPARSE_START = {"open": 0.33, "ramp": 0.01}  # about 5 % of the blocks of a random gate network are open at first
 VARIANTS: dict[str, dict[str, Any]] = {  # of the gate at 16 d: one thing changed at a time, by validation text
     "as it is": {},
     "ramp .25": {"ramp": 0.25},
@@ -53,6 +54,10 @@ VARIANTS: dict[str, dict[str, Any]] = {  # of the gate at 16 d: one thing change
     "floor 0": {"floor": 0.0},
     "floor .04": {"floor": 0.04},
     "collapse reported": {"on_collapse": "report"},
+    "sparse start": SPARSE_START,
+    "balanced load": {"gate_balance": 1e-2},
+    "sparse start, balanced load": {**SPARSE_START, "gate_balance": 1e-2},
+    "sparse start, sparse gradient": {**SPARSE_START, "gate_gradient": "sparse", "kernels": "always"},
     "equal layers": {"layers": "equal"},
     "sparse gradient": {"gate_gradient": "sparse", "kernels": "always"},
 }

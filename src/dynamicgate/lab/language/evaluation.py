@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from dynamicgate.gating.recording import usage
 from dynamicgate.lab.language.costs import Costs
 from dynamicgate.lab.language.gpt import GPT
+from dynamicgate.lab.language.load import rarely_open
 from dynamicgate.lab.language.text import Text, fixed_windows, on_device
 from dynamicgate.modules import evaluating
 
@@ -21,7 +22,7 @@ WINDOWS, BATCH = 2048, 64
 @torch.no_grad()
 def evaluate_text(costs: Costs, text: Text, part: str, device: torch.device, most: int = WINDOWS) -> dict[str, Any]:
     """Loss on `most` windows of a part, spread evenly over it: nats a token, bits a byte, executed MACs of a token, and
-    how often the blocks of each layer are open. Gates are hard, as deployed."""
+    how often the blocks of each layer are open, and how many hardly ever. Gates are hard, as deployed."""
     model = costs.prepared.model
     tokens = on_device(text.tokens[part], device)
     losses: list[Tensor] = []
@@ -33,7 +34,7 @@ def evaluate_text(costs: Costs, text: Text, part: str, device: torch.device, mos
                 losses.append(token_losses(model, ids, targets).mean(1))
             executed.append(costs.executed(used) * len(ids))
             if len(used):
-                rates.append(torch.stack([decision.open.mean() for decision in used.values()]) * len(ids))
+                rates.append(torch.stack([d.open.flatten(0, -2).mean(0) for d in used.values()]) * len(ids))
     each = torch.cat(losses)
     nats, rows = float(each.mean()), len(each)
     found: dict[str, Any] = {
@@ -44,7 +45,9 @@ def evaluate_text(costs: Costs, text: Text, part: str, device: torch.device, mos
         "windows": rows,
     }
     if rates:
-        found["open"] = [round(x, 5) for x in (torch.stack(rates).sum(0) / rows).tolist()]
+        open_LG = torch.stack(rates).sum(0) / rows
+        found["open"] = [round(x, 5) for x in open_LG.mean(1).tolist()]
+        found["rarely_open"] = [round(rarely_open(open_G), 4) for open_G in open_LG]
     return found
 
 

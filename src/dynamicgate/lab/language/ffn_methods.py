@@ -36,10 +36,12 @@ class FFNSettings:
     """One kind of feed-forward layer.
 
     method: see `METHODS`. width: of the stored layer. executes: of the dense layer that costs as much; None: `width`.
-    block: units that open together. net, rank, scale, floor, on_collapse, ramp (fraction of training over which the
-    budget falls), gate_gradient, kernels: of gates. balance: weight of the load-balance penalty of routers. density: of
-    the connections of `gate+rigl`. layers: "free" shares the budget of `gate` among the layers as training finds best,
-    "equal" gives all the same. rates: of the layers of `top-k`, instead of the same for all.
+    block: units that open together. net, rank, scale, floor, on_collapse, warmup, ramp (fraction of training over which
+        the budget falls), open (probability at the start), gate_gradient, kernels: of gates.
+    balance: weight of the load-balance penalty of routers; gate_balance: of one for gates.
+    density: of the connections of `gate+rigl`.
+    layers: "free" shares the budget of `gate` among the layers as training finds best, "equal" gives all the same.
+    rates: of the layers of `top-k`, instead of the same for all.
     """
 
     method: Method = "dense"
@@ -54,7 +56,9 @@ class FFNSettings:
     warmup: float = 0.01
     ramp: float = 0.1
     gate_gradient: Literal["dense", "sparse"] = "dense"
+    open: float = 0.8
     balance: float = BALANCE
+    gate_balance: float = 0.0
     density: float = 0.5
     kernels: Literal["auto", "always", "never"] = "auto"
     layers: Literal["free", "equal"] = "free"
@@ -94,7 +98,8 @@ def _dense(settings: FFNSettings, model: GPT, seed: int) -> Prepared:
 def _gate(settings: FFNSettings, model: GPT, seed: int) -> Prepared:
     kind: Any = "static" if settings.method == "static" else "dynamic"
     shape: Any = {} if kind == "static" else {"net": settings.net, "rank": settings.rank}
-    gate_(model, GateConfig(kind=kind, block=settings.block, scale=settings.scale, **shape), where=ffn_sites(model))
+    config = GateConfig(kind=kind, block=settings.block, scale=settings.scale, open=settings.open, **shape)
+    gate_(model, config, where=ffn_sites(model))
     counter = _counter(model)
     if settings.layers == "equal":
         return Prepared(model, _equal_layers(settings, model), None, counter)

@@ -19,8 +19,9 @@ from dynamicgate.lab.language.costs import Costs, TrainingCost
 from dynamicgate.lab.language.equal_layers import EqualLayersBudget
 from dynamicgate.lab.language.ffn_methods import FFNSettings, Prepared, prepare
 from dynamicgate.lab.language.gpt import GPTConfig
+from dynamicgate.lab.language.load import load_penalty
 from dynamicgate.lab.language.relu_router import ReluRouterBudget
-from dynamicgate.lab.language.text import Text, draw_windows, on_device
+from dynamicgate.lab.language.text import Text, draw_windows, fixed_windows, on_device
 from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
 from dynamicgate.training.interrupt import Interrupts
 
@@ -58,7 +59,7 @@ class LanguageRun:
     ) -> None:
         """Model, optimizer and the places of the windows, all from the seed. `folder` gets the checkpoint."""
         torch.manual_seed(training.seed)
-        self.training, self.text, self.device, self.folder = training, text, device, folder
+        self.ffn, self.training, self.text, self.device, self.folder = ffn, training, text, device, folder
         self.settings = {"ffn": asdict(ffn), "sizes": sizes.to_dict(), "training": asdict(training)}
         self.prepared: Prepared = prepare(ffn, sizes, device, training.seed)
         self.model = self.prepared.model
@@ -140,7 +141,10 @@ class LanguageRun:
         budget = self.prepared.budget
         if isinstance(budget, ReluRouterBudget):
             return budget.penalty()
-        return None if budget is None else budget.step(used, now)
+        term = None if budget is None else budget.step(used, now)
+        if term is not None and self.ffn.gate_balance:
+            term = term + self.ffn.gate_balance * load_penalty(used)
+        return term
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy, in bfloat16 on a GPU."""
@@ -149,11 +153,13 @@ class LanguageRun:
         return F.cross_entropy(scores.float().flatten(0, 1), targets.flatten())
 
     def calibrate(self) -> None:
-        """Put the gates where hard decisions meet the budget on training text: a small shift of all thresholds."""
+        """Put the gates where hard decisions meet the budget on validation text: a small shift of all thresholds.
+        Training text would leave new text too much or too little, where the two differ."""
         budget, context = self.prepared.budget, self.model.config.context
         if not isinstance(budget, Budget | EqualLayersBudget):
             return
-        windows = [draw_windows(self.tokens, 32, context, self.places)[0] for _ in range(CALIBRATION)]
+        unseen = on_device(self.text.tokens["valid"], self.device)
+        windows = [ids for ids, _ in fixed_windows(unseen, 32, context, 32 * CALIBRATION)]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             if isinstance(budget, EqualLayersBudget):
                 budget.calibrate_(self.model, windows)
