@@ -161,7 +161,7 @@ def sparsify_(
     example: a few inputs. Needed unless the model is a stack of Linear layers and unit-wise operations.
     where: the units to gate, as in `gate_`, with "units". pattern, seed: as in `RigL`; "16x1" is for speed on CPUs.
     every: optimizer steps between updates of the connections. None: 100, or fewer in a short run.
-    show: show the progress of the short trainings.
+    show: print what each short training reached.
 
     >>> plan = dg.sparsify_(model, macs=0.1, data=(x, y))
     >>> dg.fit(model, (x, y), **plan)

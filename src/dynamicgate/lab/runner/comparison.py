@@ -69,7 +69,7 @@ def compare(
         accuracy, relative = found.run["quality"]["accuracy"], found.run["macs"]["relative"]
         print(
             f"[{at}/{len(asked)}] {one.model} seed {one.seed}  accuracy {accuracy:.2%}  MACs {relative:.3f}  "
-            f"{found.run['seconds']:.0f} s",
+            f"{found.run['seconds']:.0f} s{said_choice(found.run)}",
             file=sys.stderr,
             flush=True,
         )
@@ -85,6 +85,12 @@ def compare(
         results = {"meta": meta, "runs": runs}
         write_results(out / "results.json", meta, runs)
     return results
+
+
+def said_choice(run: dict[str, Any]) -> str:
+    """For a model that chose its recipe which one, and how many of its seconds that took."""
+    choice = run.get("choice")
+    return f", {choice['seconds']:.0f} s of them to choose {choice['recipe']}" if choice else ""
 
 
 def train_in_turn(
