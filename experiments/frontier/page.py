@@ -7,16 +7,13 @@ from statistics import fmean, stdev
 
 from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
-from dynamicgate.lab.runner.results import read_results
 from experiments.frontier.comparisons import (
     BATCHES,
-    COMPARED_AT,
     Entries,
     Entry,
     Latencies,
     area,
     comparisons,
-    entries_of,
     latency_comparisons,
     read_entries,
 )
@@ -34,14 +31,11 @@ from experiments.frontier.plot import by_cost, by_latency
 from experiments.frontier.search import search
 from experiments.frontier.summary import (
     caveats,
-    count_outcomes,
     latency_summary,
-    list_lost,
     list_untimed,
     overview,
     summary,
 )
-from experiments.transfer import TRANSFER
 
 PAGE = "docs/why-it-works.md"
 INTRO = f"""\
@@ -131,7 +125,6 @@ def pages(experiment: Experiment) -> dict[str, str | Mapping[str, str]]:
         for batch in BATCHES if timed else ():
             made[f"{where}docs/figures/latency-{name}-{batch}.svg"] = by_latency(name, entries, timed, batch)
     if not experiment.quick:
-        parts.append(transfer_section(read_transfer()))
         made["README.md"] = {
             "frontier": overview(found, compared),
             "caveats": caveats(found, compared, ungated, latencies),
@@ -211,27 +204,3 @@ def gate_table(entries: Entries) -> str:
         "fraction spent on gates", "lost with the mean mask, points",
     ]  # fmt: skip
     return markdown(columns, rows, numbers=True) + "\n" if rows else ""
-
-
-def read_transfer() -> Entries:
-    """The entries of experiments/transfer.py."""
-    runs, _ = read_results(TRANSFER.results, TRANSFER.jobs())
-    return entries_of(run for rows in runs.values() for run in rows)
-
-
-def transfer_section(entries: Entries) -> str:
-    """Data that was not used for tuning; empty where it was not run."""
-    if not entries:
-        return ""
-    methods = list(dict.fromkeys(method for method, _ in entries))
-    rows = [[method, *(spread(entries.get((method, budget))) for budget in COMPARED_AT)] for method in methods]
-    compared = comparisons("characters", entries)
-    return (
-        "## Data that was not used for tuning\n\n"
-        "Which character follows sixteen others, as a user's own file: `dynamicgate compare --data characters.npz` "
-        "with a budget and no other option, every method with its defaults (`python -m experiments.transfer`). "
-        f"{OURS}: {count_outcomes(compared, ' comparisons')}.\n\n"
-        + markdown(["accuracy, %", *(f"{budget:g}" for budget in COMPARED_AT)], rows, numbers=True)
-        + "\n"
-        + list_lost("Lost", compared)
-    )

@@ -5,12 +5,11 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from experiments.frontier import __main__ as command
-from experiments.frontier import page, summary
+from experiments.frontier import summary
 from experiments.frontier.comparisons import (
     BATCHES,
     Entry,
@@ -31,12 +30,11 @@ from experiments.frontier.datasets import (
 from experiments.frontier.experiment import FRONTIER, choose_tables
 from experiments.frontier.search import search_tables
 from experiments.frontier.train import accuracy_of_mean_mask
-from experiments.transfer import TRANSFER
 
 import dynamicgate as dg
 from dynamicgate.data import check_arrays
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.result_file import read_runs, write_runs
+from dynamicgate.lab.result_file import read_runs
 
 
 def entry(*accuracy: float, cost: float = 0.1) -> Entry:
@@ -250,31 +248,6 @@ def test_a_few_runs_from_end_to_end(
         assert f"figures/latency-digits-{batch}.svg" in text
         drawn = (where / "docs" / "figures" / f"latency-digits-{batch}.svg").read_text(encoding="utf-8")
         assert f"latency at batch {batch}, relative to dense" in drawn
-
-
-def test_data_that_was_not_used_for_tuning_has_a_section_where_there_are_results(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    transfer = replace(TRANSFER, root=tmp_path)
-    monkeypatch.setattr(page, "TRANSFER", transfer)
-    assert page.transfer_section(page.read_transfer()) == ""
-    accuracy = {"dense": (0.5, 0.5), "small": (0.4, 0.42), "rigl": (0.5, 0.501), "gate+rigl": (0.49, 0.51)}
-    sizes = {"name": "x", "train": 3, "valid": 1, "test": 1, "features": 5, "classes": 3}
-    runs: list[dict[str, Any]] = []
-    for job in transfer.jobs():
-        method, budget = method_of(job.model)
-        if method in accuracy and budget in (0.05, 0.1) and job.seed < 2:
-            gain = 0.02 * (method == "rigl" and budget == 0.1)
-            quality = {"accuracy": accuracy[method][job.seed] + gain}
-            runs.append(
-                {"model": job.model, "seed": job.seed, "hash": job.hash, "quality": quality,
-                 "macs": {"relative": budget}, "meta": {"created": "", "data": sizes}}
-            )  # fmt: skip
-    write_runs(transfer.results / "characters.jsonl", runs)
-    text = page.transfer_section(page.read_transfer())
-    assert "2 comparisons won, 1 tied, 1 lost" in text
-    assert "| gate+rigl | 50.00 ± 1.41 | 50.00 ± 1.41 | – |" in text
-    assert "Lost: characters at 0.1 to rigl, -2.05 ± " in text
 
 
 def test_a_dataset_that_cannot_be_timed_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
