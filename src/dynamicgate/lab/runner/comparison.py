@@ -125,9 +125,13 @@ def load(settings: Settings, seed: int, data_dir: Path | None) -> Splits:
 def check_all(settings: Settings, models: Sequence[str], splits: Splits) -> None:
     """Build every model once: a mistake that only the last one shows should be known before the first is trained."""
     for name in models:
-        chosen = replace(settings, model=name).resolved(splits)
-        model, budget, sparsifier, _ = MODELS[name](chosen, splits)
-        if isinstance(budget, Budget):
-            budget.bind(MacCounter.for_mlp(model), sparsifier)
-        if sparsifier is not None:
-            sparsifier.check_length(given(chosen.epochs) * math.ceil(len(splits.train) / given(chosen.batch)))
+        check_one(replace(settings, model=name).resolved(splits), splits)
+
+
+def check_one(chosen: Settings, splits: Splits) -> None:
+    """Build a model from resolved settings; ValueError where its budget cannot be met or its run is too short."""
+    model, budget, sparsifier, _ = MODELS[chosen.model](chosen, splits)
+    if isinstance(budget, Budget):
+        budget.bind(MacCounter.for_mlp(model), sparsifier)
+    if sparsifier is not None:
+        sparsifier.check_length(given(chosen.epochs) * math.ceil(len(splits.train) / given(chosen.batch)))
