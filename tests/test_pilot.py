@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ import torch
 from torch import nn
 
 import dynamicgate as dg
-from dynamicgate.presets.pilot import choose_recipe
+from dynamicgate.data import Arrays
+from dynamicgate.presets.pilot import Trial, choose_recipe, choose_trial
 
 FROZEN, LEARNS = {"lr": 1e-12}, {"lr": 1e-2}
 
@@ -85,3 +87,18 @@ def test_gates_that_a_budget_does_not_pay_for_are_refused() -> None:
     assert not dg.named_gates(model)
     with pytest.raises(ValueError, match="gates must be auto, units, two stages, three stages or None"):
         dg.sparsify_(model, 0.1, gates="some")  # type: ignore[arg-type]
+
+
+def test_the_simplest_of_equally_good_recipes_without_gates_is_taken() -> None:
+    def build(lr: float) -> Any:
+        return lambda rows: Trial(network(), {"lr": lr, "epochs": 4, "batch": 32})
+
+    x, y = task(1500)
+    train, valid = Arrays(x[:1200], y[:1200]), Arrays(x[1200:], y[1200:])
+    same = {"simple": build(1e-2), "other": build(1e-2), "worse": build(1e-12)}
+    assert choose_trial(train, valid, plain=same, gated={}, show=False).name == "simple"
+    better = {"simple": build(1e-12), "other": build(1e-2)}
+    found = choose_trial(train, valid, plain=better, gated={"gates": build(1e-2)}, show=False)
+    assert found.name == "other", "gates that gain nothing are not taken"
+    assert found.accuracy["other"] == found.accuracy["gates"] > found.accuracy["simple"]
+    assert found.steps == 3 * 4 * math.ceil(1200 / 32)

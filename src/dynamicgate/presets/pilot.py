@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from dynamicgate import distributed
 from dynamicgate.data import Arrays
@@ -52,18 +51,6 @@ class Choice(NamedTuple):
     refused: Mapping[str, str] = {}
     steps: int = 0
     seconds: float = 0.0
-
-
-class _Outcome(NamedTuple):
-    """For every held-out row whether it was right (1 or 0), and its loss."""
-
-    right: Tensor
-    loss: Tensor
-
-    @property
-    def rank(self) -> tuple[float, float]:
-        """The more rows are right, the better; among equals the lower loss."""
-        return float(self.right.mean()), -float(self.loss.mean())
 
 
 def choose_recipe(
@@ -110,48 +97,48 @@ def choose_trial(
     show: bool = True,
     device: str = "auto",
 ) -> Choice:
-    """Try every candidate, and take the best `plain` one, or the best `gated` one where more of the held-out rows are
-    right with it, by more than the standard error of the difference. At least one plain candidate has to fit.
+    """Try every candidate, and take the best `plain` one, the first of equals, or the best `gated` one where more of
+    the held-out rows are right with it, by more than the standard error of the difference. One plain one has to fit.
 
     Where `valid` has few rows, or is None and `train` would leave few, every row is held out once, by turns.
     """
     started, steps = time.monotonic(), 0
-    outcomes, refused = dict[str, _Outcome](), dict[str, str]()
+    right, refused = dict[str, Tensor](), dict[str, str]()  # for every held-out row 1 where it was right, else 0
     parts = _parts(train, valid, seed)
     for name, build in {**plain, **gated}.items():
-        found: list[_Outcome] = []
+        found: list[Tensor] = []
         try:
             for rows, held in parts:
                 one, options = build(rows)
                 steps += fit(one, rows, valid=held, seed=seed, device=device, show=False, **options).steps
-                found.append(_outcome(one, held))
+                found.append(_right(one, held))
         except ValueError as error:
             refused[name] = str(error)
             continue
-        outcomes[name] = _Outcome(*map(torch.cat, zip(*found, strict=True)))
+        right[name] = torch.cat(found)
         if show and distributed.rank() == 0:
-            seen = outcomes[name].right
+            seen = right[name]
             print(f"tried {name}: {float(seen.mean()):.2%} of {len(seen)} held-out rows right", file=sys.stderr)
-    fitting = [name for name in plain if name in outcomes]
+    fitting = [name for name in plain if name in right]
     if not fitting:
         raise ValueError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
-    base = max(fitting, key=lambda name: outcomes[name].rank)
-    name, reason = _decide(base, {name: outcomes[name] for name in gated if name in outcomes}, outcomes[base], refused)
-    accuracy = {tried: float(outcome.right.mean()) for tried, outcome in outcomes.items()}
+    base = max(fitting, key=lambda name: float(right[name].mean()))  # the first of equals
+    name, reason = _decide(base, right[base], {name: right[name] for name in gated if name in right}, refused)
+    accuracy = {tried: float(rows.mean()) for tried, rows in right.items()}
     return Choice(name, reason, accuracy, refused, steps, time.monotonic() - started)
 
 
-def _decide(base: str, gated: Mapping[str, _Outcome], plain: _Outcome, refused: Mapping[str, str]) -> tuple[str, str]:
+def _decide(base: str, plain: Tensor, gated: Mapping[str, Tensor], refused: Mapping[str, str]) -> tuple[str, str]:
     """The best gates, or `base` where they do not gain by it, and the reason."""
     if not gated:
         last = list(refused.values())[-1:] or ["none were tried"]
         return base, f"{base}: gates do not fit this model and budget ({last[0]})"
-    best = max(gated, key=lambda name: gated[name].rank)
-    gain = gated[best].right - plain.right
+    best = max(gated, key=lambda name: float(gated[name].mean()))
+    gain = gated[best] - plain
     error = float(gain.std()) / math.sqrt(len(gain))
     shown = (
-        f"after short trainings {float(gated[best].right.mean()):.2%} of {len(gain)} held-out rows were right with "
-        f"{best} and {float(plain.right.mean()):.2%} with {base}, at the same cost (standard error {error:.2%})"
+        f"after short trainings {float(gated[best].mean()):.2%} of {len(gain)} held-out rows were right with "
+        f"{best} and {float(plain.mean()):.2%} with {base}, at the same cost (standard error {error:.2%})"
     )
     chosen = best if float(gain.mean()) > error else base
     return chosen, f"{chosen}: {shown}"
@@ -181,12 +168,7 @@ def _is_plain(rows: Arrays) -> bool:
 
 
 @torch.no_grad()
-def _outcome(model: nn.Module, rows: Arrays) -> _Outcome:
+def _right(model: nn.Module, rows: Arrays) -> Tensor:
     device = next(model.parameters()).device
-    found = []
     with evaluating(model):
-        for x, y in rows.batches(2048):
-            scores = model(x.to(device)).float().cpu()
-            right = (scores.argmax(1) == y.cpu()).double()
-            found.append((right, F.cross_entropy(scores, y.cpu(), reduction="none").double()))
-    return _Outcome(*map(torch.cat, zip(*found, strict=True)))
+        return torch.cat([(model(x.to(device)).argmax(1).cpu() == y.cpu()).double() for x, y in rows.batches(2048)])

@@ -235,6 +235,11 @@ def given(value: T | None) -> T:
     return value
 
 
+def no_gates_note(s: Settings) -> str:
+    """Why gate+rigl has no gates at its budget."""
+    return f"no gates: a budget of {s.budget:g} pays for fewer than {presets.MIN_GATE_INPUTS} inputs for each of them"
+
+
 def dense_macs(sizes: Sequence[int]) -> int:
     """MACs of an MLP with these layer sizes."""
     return sum(a * b for a, b in pairwise(sizes))

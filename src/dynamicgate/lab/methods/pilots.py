@@ -15,13 +15,13 @@ from dynamicgate import distributed
 from dynamicgate.data import Arrays
 from dynamicgate.files import write_text
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.hyperparameters import Settings, given
+from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, Settings, given, no_gates_note
 from dynamicgate.lab.methods.models import MODELS
 from dynamicgate.lab.methods.recipes import gated_recipes, plain_recipes, recipes
 from dynamicgate.presets.pilot import STEPS, Build, Choice, Trial, choose_trial
 
 CHOICE_FILE = "choice.json"
-PART = 0.5  # of the training itself, at most
+PART = 0.25  # of the training itself, at most
 
 
 def choose_settings(
@@ -60,6 +60,8 @@ def build(s: Settings, splits: Splits, steps: int) -> Build:
         here = replace(splits, train=rows)
         epochs = max(1, round(steps / math.ceil(len(rows) / given(s.batch))))
         found = replace(s, epochs=epochs).resolved(here)
+        if found.model == GATED_SPARSE and not found.gate_density:
+            raise ValueError(no_gates_note(found))
         torch.manual_seed(s.seed)
         model, *parts = MODELS[found.model](found, here)
         options = {

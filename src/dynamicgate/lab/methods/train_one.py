@@ -19,11 +19,10 @@ from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import save
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.cascade import open_at_random_, train_cascade
-from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, SPARSIFY, Settings, dense_macs, given
+from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, SPARSIFY, Settings, dense_macs, given, no_gates_note
 from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.pilots import choice_note, choose_settings
 from dynamicgate.lab.methods.samples import SampleStats
-from dynamicgate.presets.sparsify import MIN_GATE_INPUTS
 from dynamicgate.training import fit
 
 SAMPLES_FILE = "samples.json"
@@ -120,7 +119,7 @@ def run_one(
 def _gate_notes(settings: Settings) -> list[str]:
     if settings.model != GATED_SPARSE or settings.gate_density:
         return []
-    return [f"no gates: a budget of {settings.budget:g} pays for fewer than {MIN_GATE_INPUTS} inputs for each of them"]
+    return [no_gates_note(settings)]
 
 
 def _check_same(run: dict[str, Any], settings: Settings, folder: Path) -> dict[str, Any]:
