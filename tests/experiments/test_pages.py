@@ -23,7 +23,7 @@ MAKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "frontier": (lambda: frontier.pages(FRONTIER), 1 + 7 + 2 * 7 + 1),  # page, figures of cost and latency, README
     "stages": (lambda: stages.pages(STAGES), 1),
     "sparse-mnist": (lambda: sparse_mnist.pages(sparse_mnist.SPARSE_MNIST), 1),
-    "benchmarks": (benchmarks.pages, 4),
+    "benchmarks": (benchmarks.pages, 5),
 }
 
 
