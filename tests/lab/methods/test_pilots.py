@@ -40,7 +40,7 @@ def test_a_run_says_what_was_chosen_and_why_and_what_finding_out_took(finished: 
     assert {*choice["accuracy"], *choice["refused"]} == set(NAMES)
     assert run["notes"][0].startswith(f"{choice['reason']}; finding out took {choice['steps']:,} steps in ")
     assert "of 192 held-out rows" in choice["reason"], "all rows but those of the test part, each held out once"
-    folds, steps = 3, 2 * 4  # of a quarter of 25 steps, in whole epochs of 4
+    folds, steps = 3, 6 * 4  # of 25 steps, in whole epochs of 4
     assert choice["steps"] == len(choice["accuracy"]) * folds * steps
     assert run["seconds"] > choice["seconds"] > 0.0
     assert abs(run["macs"]["relative"] - 0.5) < 0.1

@@ -21,7 +21,6 @@ from dynamicgate.lab.methods.recipes import gated_recipes, plain_recipes, recipe
 from dynamicgate.presets.pilot import STEPS, Build, Choice, Trial, choose_trial
 
 CHOICE_FILE = "choice.json"
-PART = 0.25  # of the training itself, at most
 
 
 def choose_settings(
@@ -43,11 +42,12 @@ def choose_settings(
 
 
 def try_recipes(s: Settings, splits: Splits, *, device: str, show: bool) -> Choice:
-    """Train each recipe for a short while, as it would be trained in full."""
+    """Train each recipe as it would be trained in full, but for 600 steps at most. Not for less where the training itself
+    is that short: narrow networks learn more slowly, and would be judged before they have caught up."""
     steps = given(s.epochs) * math.ceil(len(splits.train) / given(s.batch))
 
     def builds(named: Mapping[str, Settings]) -> dict[str, Build]:
-        return {name: build(one, splits, min(STEPS, math.ceil(PART * steps))) for name, one in named.items()}
+        return {name: build(one, splits, min(STEPS, steps)) for name, one in named.items()}
 
     plain, gated = builds(plain_recipes(s)), builds(gated_recipes(s))
     return choose_trial(splits.train, splits.valid, plain=plain, gated=gated, seed=s.seed, show=show, device=device)
