@@ -13,6 +13,8 @@ from experiments.paper import page as paper
 from experiments.paper.experiment import PAPER
 from experiments.stages import page as stages
 from experiments.stages.experiment import STAGES
+from experiments.transfer import page as transfer
+from experiments.transfer.experiment import TRANSFER
 
 from dynamicgate.lab.runner.docs_pages import Pages, rendered
 from experiments import sparse_mnist
@@ -22,6 +24,7 @@ MAKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "paper": (lambda: paper.pages(PAPER), 1),
     "frontier": (lambda: frontier.pages(FRONTIER), 1 + 7 + 2 * 7 + 1),  # page, figures of cost and latency, README
     "stages": (lambda: stages.pages(STAGES), 1),
+    "transfer": (lambda: transfer.pages(TRANSFER), 1),
     "sparse-mnist": (lambda: sparse_mnist.pages(sparse_mnist.SPARSE_MNIST), 1),
     "benchmarks": (benchmarks.pages, 5),
 }

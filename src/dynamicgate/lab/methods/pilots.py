@@ -42,8 +42,8 @@ def choose_settings(
 
 
 def try_recipes(s: Settings, splits: Splits, *, device: str, show: bool) -> Choice:
-    """Train each recipe as it would be trained in full, but for 600 steps at most. Not for less where the training itself
-    is that short: narrow networks learn more slowly, and would be judged before they have caught up."""
+    """Train each recipe as it would be trained in full, but for 600 steps at most. Not for less where the training is
+    that short itself: narrow networks learn more slowly, and would be judged before they have caught up."""
     steps = given(s.epochs) * math.ceil(len(splits.train) / given(s.batch))
 
     def builds(named: Mapping[str, Settings]) -> dict[str, Build]:
