@@ -155,7 +155,8 @@ def sparsify_(
     macs: executed MACs relative to the dense model, gate networks and output layer included; with gates the mean over
         inputs.
     data: training rows, on which "auto" finds out whether gates pay: short trainings without gates and with each kind,
-        judged on `valid`, or on rows held out of `data`. Without data there are no gates.
+        judged on `valid`, or on rows held out of `data`; where these would be fewer than 200, every row is held out
+        once, in three turns. Without data there are no gates.
     gates: "auto"; "units", gates on blocks of hidden units; "two stages" or "three stages", where easy inputs stop
         early; or None.
     example: a few inputs. Needed unless the model is a stack of Linear layers and unit-wise operations.
