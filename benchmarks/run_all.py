@@ -128,9 +128,12 @@ def show_list() -> None:
 def main() -> int:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], help="benchmarks; all that this machine can run")
+    parser.add_argument("names", nargs="*", help="benchmarks; by default all that this machine can run")
     parser.add_argument("--list", action="store_true", help="only list them")
     args = parser.parse_args()
+    unknown = [name for name in args.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"unknown benchmarks {', '.join(unknown)}: expected some of {', '.join(BENCHMARKS)}")
     if args.list:
         show_list()
         return 0

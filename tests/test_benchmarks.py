@@ -79,6 +79,13 @@ def test_a_benchmark_that_fails_does_not_stop_the_others(
     assert "[2/2] good: wrote good.json after " in printed
 
 
+def test_an_unknown_benchmark_is_a_mistake(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["run_all.py", "cpu", "gpus"])
+    with pytest.raises(SystemExit, match="2"):
+        run_all.main()
+    assert "unknown benchmarks gpus: expected some of cpu, cpu_ops, latency" in capsys.readouterr().err
+
+
 def test_the_list_is_printed_without_running_anything() -> None:
     asked = [sys.executable, "benchmarks/run_all.py", "--list"]
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
