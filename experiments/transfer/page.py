@@ -46,6 +46,15 @@ Found = dict[tuple[str, float | None], list[Run]]
 """Runs by method and budget, None at full cost, without those at a budget that their method cannot meet."""
 
 
+class Read(NamedTuple):
+    """The runs on a dataset, its sizes, and how many of the runs that are asked for are stored."""
+
+    found: Found
+    sizes: dict[str, int]
+    stored: int
+    asked: int
+
+
 class Cell(NamedTuple):
     """`sparsify` against the best control on one dataset at one budget, in points; half: of the 95 % interval."""
 
@@ -75,28 +84,29 @@ def pages(experiment: Experiment) -> dict[str, str]:
     """The page; a quick one beside its runs."""
     where = f"{experiment.work.relative_to(experiment.root).as_posix()}/" if experiment.quick else ""
     found = {name: read_found(experiment, name) for name in DATASETS}
-    cells = [cell for name, (runs, _) in found.items() for cell in cells_of(name, runs)]
+    cells = [cell for name, read in found.items() for cell in cells_of(name, read.found)]
     parts = [INTRO, summary(cells)]
-    parts += [section(name, runs, sizes) for name, (runs, sizes) in found.items() if runs]
+    parts += [section(name, read) for name, read in found.items() if read.found]
     return {where + PAGE: "\n".join(parts).rstrip("\n") + "\n"}
 
 
 def losing_cells(experiment: Experiment) -> list[str]:
     """Where `sparsify` is behind the best control, those beyond the interval marked."""
-    cells = [cell for name in DATASETS for cell in cells_of(name, read_found(experiment, name)[0])]
+    cells = [cell for name in DATASETS for cell in cells_of(name, read_found(experiment, name).found)]
     return [f"{cell}{', beyond the interval' * (cell.outcome == 'worse')}" for cell in cells if cell.points < 0.0]
 
 
-def read_found(experiment: Experiment, name: str) -> tuple[Found, dict[str, int]]:
-    """The runs of a dataset, and its sizes."""
-    runs, data = read_results(experiment.results, experiment.jobs([experiment.table(name)]))
+def read_found(experiment: Experiment, name: str) -> Read:
+    """What is stored about a dataset."""
+    jobs = experiment.jobs([experiment.table(name)])
+    runs, data = read_results(experiment.results, jobs)
     found: Found = {}
     for (_, model), rows in runs.items():
         method, _, budget = model.rpartition(" ") if model != DENSE else (model, "", "")
         reached = [run for run in rows if "unreachable" not in run]
         if reached:
             found[method, float(budget) if budget else None] = reached
-    return found, data.get(name, {})
+    return Read(found, data.get(name, {}), sum(map(len, runs.values())), len(jobs))
 
 
 def accuracies(runs: Sequence[Run]) -> list[float]:
@@ -141,8 +151,10 @@ def summary(cells: Sequence[Cell]) -> str:
     )
 
 
-def section(name: str, found: Found, sizes: dict[str, int]) -> str:
+def section(name: str, read: Read) -> str:
     """What the data are, all accuracies, and what `sparsify` chose."""
+    found, sizes = read.found, read.sizes
+    unfinished = "" if read.stored == read.asked else f" **{read.stored} of {read.asked} runs are there so far.**"
     cells = {cell.budget: cell for cell in cells_of(name, found)}
     columns = ["accuracy, %", *(f"{budget:g}" for budget in BUDGETS)]
     rows = [[method, *(spread(found.get((method, budget)), budget) for budget in BUDGETS)] for method in METHODS]
@@ -150,13 +162,13 @@ def section(name: str, found: Found, sizes: dict[str, int]) -> str:
     rows.append(["difference, points", *(cells[b].difference if b in cells else ABSENT for b in BUDGETS)])
     rows.append(["recipes chosen", *(choices(found.get((OURS, budget))) for budget in BUDGETS)])
     rows.append(["steps of choosing", *(cost_of_choice(found.get((OURS, budget))) for budget in BUDGETS)])
-    layers = f"{sizes['features']}-{found[DENSE, None][0]['settings']['hidden'][0]}-{sizes['classes']}"
+    some = max(found.values(), key=len)
+    layers = f"{sizes['features']}-{some[0]['settings']['hidden'][0]}-{sizes['classes']}"
     parts = f"{sizes['train']:,} training, {sizes['valid']:,} validation and {sizes['test']:,} test rows"
-    seeds = len(found.get((OURS, BUDGETS[0]), ()))
     about = DATASETS[name].about
     return (
-        f"## {name}\n\n{about[0].upper()}{about[1:]}. {parts}; network {layers}; {seeds} seeds. The dense network has "
-        f"{spread(found.get((DENSE, None)), 1.0)} %.\n\n{markdown(columns, rows, numbers=True)}\n"
+        f"## {name}\n\n{about[0].upper()}{about[1:]}. {parts}; network {layers}. The dense network has "
+        f"{spread(found.get((DENSE, None)), 1.0)} %.{unfinished}\n\n{markdown(columns, rows, numbers=True)}\n"
     )
 
 

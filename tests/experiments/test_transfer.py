@@ -104,6 +104,7 @@ def test_the_page_compares_with_the_best_control_that_meets_the_budget(tmp_path:
          "sparsify": [0.9, 0.91, 0.94]},
     )  # fmt: skip
     text = page.pages(experiment)[page.PAGE]
+    assert "**13 of 140 runs are there so far.**" in text
     assert "| gate | – | 100.00 ± 0.00 at 0.150 | – |" in text
     assert "| best control | – | small | – |" in text
     assert "| difference, points | – | -0.33 ± 1.43 | – |" in text
@@ -125,5 +126,5 @@ def test_a_loss_beyond_the_interval_is_said_first(tmp_path: Path) -> None:
 
 def test_seeds_that_only_one_of_the_two_has_are_not_compared(tmp_path: Path) -> None:
     experiment = stored(tmp_path, {"dense": [1.0], "small": [0.9, 0.9, 0.1], "sparsify": [0.9, 0.9]})
-    (cell,) = page.cells_of("wine", page.read_found(experiment, "wine")[0])
+    (cell,) = page.cells_of("wine", page.read_found(experiment, "wine").found)
     assert (cell.points, cell.half) == (0.0, 0.0)
