@@ -16,6 +16,7 @@ from experiments.transfer.datasets import DATASETS
 from experiments.transfer.experiment import BUDGETS, DENSE, METHODS, OURS
 
 PAGE = "docs/transfer.md"
+LEAST_SEEDS = 3  # of a comparison: an interval over fewer says nothing
 TOLERANCE = 0.01  # of the dense MACs: a method that costs more than that over the budget is not compared with
 INTRO = f"""\
 # A budget and nothing else
@@ -134,7 +135,8 @@ def cells_of(name: str, found: Found) -> list[Cell]:
             theirs = {run["seed"]: value for run, value in zip(controls[best], accuracies(controls[best]), strict=True)}
             mine = {run["seed"]: value for run, value in zip(ours, accuracies(ours), strict=True)}
             apart = [value - theirs[seed] for seed, value in mine.items() if seed in theirs]
-            cells.append(Cell(name, budget, best, fmean(apart), interval(apart).half))
+            if len(apart) >= LEAST_SEEDS:
+                cells.append(Cell(name, budget, best, fmean(apart), interval(apart).half))
     return cells
 
 
@@ -145,7 +147,8 @@ def summary(cells: Sequence[Cell]) -> str:
     worse = [str(cell) for cell in cells if cell.outcome == "worse"]
     return (
         f"## Against the best control\n\nOf {len(cells)} comparisons `{OURS}` is better than the best control in "
-        f"{counts['better']}, level in {counts['level']} and worse in {counts['worse']}.\n\n"
+        f"{counts['better']}, level in {counts['level']} and worse in {counts['worse']}. "
+        "Level means that these seeds cannot tell the two apart: over few seeds that is weak evidence.\n\n"
         f"- Worse beyond the interval: {'; '.join(worse) or 'none'}.\n"
         f"- Behind, within the interval: {'; '.join(behind) or 'none'}.\n"
     )
@@ -165,11 +168,10 @@ def section(name: str, read: Read) -> str:
     some = max(found.values(), key=len)
     layers = f"{sizes['features']}-{some[0]['settings']['hidden'][0]}-{sizes['classes']}"
     parts = f"{sizes['train']:,} training, {sizes['valid']:,} validation and {sizes['test']:,} test rows"
-    about = DATASETS[name].about
-    return (
-        f"## {name}\n\n{about[0].upper()}{about[1:]}. {parts}; network {layers}. The dense network has "
-        f"{spread(found.get((DENSE, None)), 1.0)} %.{unfinished}\n\n{markdown(columns, rows, numbers=True)}\n"
-    )
+    about, at_full_cost = DATASETS[name].about, found.get((DENSE, None))
+    dense = f" The dense network has {spread(at_full_cost, 1.0)} %." if at_full_cost else ""
+    said = f"{about[0].upper()}{about[1:]}. {parts}; network {layers}.{dense}{unfinished}"
+    return f"## {name}\n\n{said}\n\n{markdown(columns, rows, numbers=True)}\n"
 
 
 def spread(runs: Sequence[Run] | None, budget: float) -> str:

@@ -28,7 +28,7 @@ RUNS = {
     "paper": (PAPER, 620),
     "frontier": (FRONTIER, 2930),
     "sparse-mnist": (SPARSE_MNIST, 45),
-    "transfer": (TRANSFER, 63),
+    "transfer": (TRANSFER, 450),
     "stages": (STAGES, 908),
 }
 COMMANDS = ("python -m experiments.", "python experiments/", "python -m dynamicgate.paper", "dynamicgate paper")

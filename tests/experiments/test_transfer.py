@@ -110,7 +110,7 @@ def test_the_page_compares_with_the_best_control_that_meets_the_budget(tmp_path:
     assert "| difference, points | – | -0.33 ± 1.43 | – |" in text
     assert "| recipes chosen | – | small 2, pruned 1 | – |" in text
     assert "| steps of choosing | – | 9.0 times | – |" in text
-    assert "Of 1 comparisons `sparsify` is better than the best control in 0, level in 1 and worse in 0." in text
+    assert "Of 1 comparisons `sparsify` is better than the best control in 0, level in 1 and worse in 0. " in text
     assert "- Behind, within the interval: wine at 0.1 against small: -0.33 ± 1.43 points." in text
     assert page.losing_cells(experiment) == ["wine at 0.1 against small: -0.33 ± 1.43 points"]
 
@@ -125,6 +125,8 @@ def test_a_loss_beyond_the_interval_is_said_first(tmp_path: Path) -> None:
 
 
 def test_seeds_that_only_one_of_the_two_has_are_not_compared(tmp_path: Path) -> None:
-    experiment = stored(tmp_path, {"dense": [1.0], "small": [0.9, 0.9, 0.1], "sparsify": [0.9, 0.9]})
+    experiment = stored(tmp_path, {"dense": [1.0], "small": [0.9, 0.9, 0.9, 0.1], "sparsify": [0.9] * 3})
     (cell,) = page.cells_of("wine", page.read_found(experiment, "wine").found)
     assert (cell.points, cell.half) == (0.0, 0.0)
+    few = stored(tmp_path / "few", {"dense": [1.0], "small": [0.9, 0.9, 0.9], "sparsify": [0.9, 0.8]})
+    assert page.cells_of("wine", page.read_found(few, "wine").found) == [], "two seeds are too few"
