@@ -5,7 +5,7 @@ PIP := $(BIN)/pip install --quiet -c constraints.txt
 # one thread a worker: two workers with two threads each would wait for each other on two cores
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
-.PHONY: demo test test-core test-gpu check venv docs bench bench-cpu bench-gpu results paper clean
+.PHONY: demo test test-core test-gpu check venv docs bench bench-cpu bench-gpu bench-all results transfer paper clean
 
 demo: .venv/.demo   ## train five models on handwritten digits, print the table, write demo-out/report.html
 	$(BIN)/dynamicgate compare --data digits --models dense,small,gate,rigl,gate+rigl --budget 0.3 --seeds 3 --out demo-out
@@ -39,8 +39,14 @@ bench-cpu: venv     ## compiled plans against dense networks, in benchmarks/resu
 bench-gpu: venv     ## gated layers on a CUDA GPU against dense ones, in benchmarks/results/
 	$(BIN)/python benchmarks/gpu.py --part forward,backward,decode,plan
 
+bench-all: venv     ## all benchmarks that this machine can run, one after the other, and the tables of the pages
+	$(BIN)/python benchmarks/run_all.py
+
 results: venv       ## train what is missing for the tables of docs/sparsity.md (MNIST from the folder in DYNAMICGATE_DATA)
 	$(BIN)/python -m experiments.sparse_mnist
+
+transfer: venv      ## a budget and nothing else on data that nobody tuned on, and docs/transfer.md
+	$(BIN)/python -m experiments.transfer
 
 paper: venv         ## every table of the paper and docs/paper.md (hours on a CPU; finished runs are found)
 	$(BIN)/python -m experiments.paper all

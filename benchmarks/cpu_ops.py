@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--open", type=float, nargs="+", default=[0.1, 0.4])
     parser.add_argument("--only", default="", help="time only cases with this in their name")
     parser.add_argument("--seconds", type=float, default=2.0, help="of dense time for each case")
-    parser.add_argument("--out", type=Path, help="a JSON file")
+    parser.add_argument("--out", type=Path, help="a JSON file; without, results are only printed")
     args = parser.parse_args()
     print(f"{backend()}, {torch.get_num_threads()} threads")
     rows = []

@@ -18,6 +18,9 @@ from dynamicgate.lab.runner.docs_pages import markdown, write_pages
 ROOT = Path(__file__).resolve().parents[1]
 COMPILE = "docs/compile.md"
 FFN = "src/dynamicgate/ops/ffn/README.md"
+DECODE = "src/dynamicgate/ops/ffn/decode.md"
+DECODE_BLOCK = 64  # of the table by tokens
+DECODE_TARGETS = {(1, 0.1): 5.5, (1, 0.25): 3.0, (8, 0.1): 1.4}  # by tokens and open fraction; also in gpu_decode.py
 SIZES = {"S1": "784-256-10", "S2": "2000-1000-500-10", "S3": "1024-4096-1024", "S4": "4096-16384-4096"}
 
 
@@ -145,6 +148,34 @@ def gpu_plan(results: dict[str, Any]) -> str:
     return markdown(["least / median", *(f"{count:,}" for count in tokens)], lines, numbers=True) + f"\n\n{overall}"
 
 
+def gpu_decode(results: dict[str, Any]) -> str:
+    """Speed-up of the layer for few tokens, by tokens and open fraction; by block for one token; and the targets."""
+    rows = [row for row in results["runs"] if row["shape"] == "4096/16384"]
+    found = {(row["tokens"], row["block"], row["share"]): row for row in rows}
+    tokens, blocks, fractions = (sorted({key[at] for key in found}) for at in range(3))
+    lines = []
+    for count in tokens:
+        mine = [found[count, DECODE_BLOCK, fraction] for fraction in fractions]
+        lines.append([f"{count}", *(f"{row['speedup']:.2f} ({100 * row['of_union']:.0f} %)" for row in mine)])
+    dense = [min(row["dense us"], row["dense compiled us"]) for row in rows if row["block"] == DECODE_BLOCK]
+    table = markdown(["tokens", *(f"open {fraction:g}" for fraction in fractions)], lines, numbers=True)
+    by_block = ", ".join(f"{found[1, block, 0.1]['speedup']:.2f} with {block}" for block in blocks)
+    targets = []
+    for (count, fraction), target in DECODE_TARGETS.items():
+        reached = {
+            block: found[count, block, fraction]["speedup"] for block in blocks if (count, block, fraction) in found
+        }
+        met = [f"{block}" for block, speedup in reached.items() if speedup >= target]
+        span = f"{min(reached.values()):.2f} to {max(reached.values()):.2f}"
+        met_with = f"met with blocks of {', '.join(met)}" if met else "not met"
+        plural = "s" * (count > 1)
+        targets.append(f"- {count} token{plural}, open {fraction:g}: {target:g} asked for, {span} reached; {met_with}.")
+    return (
+        f"{table}\n\nBlocks of {DECODE_BLOCK} units; dense takes {min(dense):.0f} to {max(dense):.0f} µs. One token at "
+        f"open 0.1, by units in a block: {by_block}.\n\nThe targets:\n\n" + "\n".join(targets)
+    )
+
+
 TABLES = {
     "gated": Table(COMPILE, "benchmarks/results/cpu.json", gated),
     "sparse": Table(COMPILE, "benchmarks/results/cpu.json", sparse),
@@ -155,6 +186,7 @@ TABLES = {
     "ops": Table("src/dynamicgate/ops/chain/README.md", "benchmarks/results/cpu_ops.json", ops),
     "gpu-forward": Table(FFN, "benchmarks/results/gpu.json", partial(gpu_speedups, part="forward")),
     "gpu-plan": Table("docs/gpu.md", "benchmarks/results/gpu_plan.json", gpu_plan),
+    "gpu-decode": Table(DECODE, "benchmarks/results/gpu_decode.json", gpu_decode),
     "gpu-backward": Table(FFN, "benchmarks/results/gpu.json", partial(gpu_speedups, part="backward")),
 }
 

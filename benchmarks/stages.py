@@ -4,19 +4,23 @@
 plain model has the mean MACs of the staged one for every row. Each call gets other rows of a stream of 2,000.
 
     OMP_NUM_THREADS=1 python benchmarks/stages.py
+    OMP_NUM_THREADS=1 python benchmarks/stages.py --out benchmarks/results/stages.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 import dynamicgate as dg
+from dynamicgate.files import environment, write_text
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.masks import connections, put_mask_
 
@@ -85,6 +89,7 @@ def main() -> None:
     parser.add_argument("--zeros", type=float, default=0.8, help="fraction of the inputs that are exactly 0")
     parser.add_argument("--seconds", type=float, default=6.0, help="for each compilation")
     parser.add_argument("--rounds", type=int, default=21)
+    parser.add_argument("--out", type=Path, help="a JSON file; without, results are only printed")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(0)
@@ -98,11 +103,17 @@ def main() -> None:
     compiled = {name: dg.compile(m, x, batches=(1, 256), seconds=chosen.seconds) for name, m in models.items()}
     for name, model in compiled.items():
         print(name, model.plan, sep="\n", end="\n\n")
+    rows = []
     for batch in (1, 256):
         xs = [part.contiguous() for part in x.split(batch) if len(part) == batch]
         found = medians({name: model.__call__ for name, model in compiled.items()}, xs, chosen.rounds)
         times = ", ".join(f"{name} {us:.2f} us" for name, us in found.items())
         print(f"batch {batch}: {times}, staged / plain {found['staged'] / found['plain']:.3f} at {macs:,.0f} MACs")
+        times_us = {f"{name}_us": round(us, 3) for name, us in found.items()}
+        rows.append({"batch": batch, "macs": macs, **times_us, "ratio": round(found["staged"] / found["plain"], 4)})
+    if chosen.out:
+        meta = environment("python benchmarks/stages.py")
+        write_text(chosen.out, json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from benchmarks import run_all
 
 from tests import gpu_record
 
@@ -29,6 +30,7 @@ def _seeded_and_poisoned() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say when the GPU tests last passed, and whether kernels have changed since."""
+    """Say when the GPU tests last passed, whether kernels have changed since, and which benchmarks are out of date."""
     if not torch.cuda.is_available():
         terminalreporter.write_line(gpu_record.summary())
+    terminalreporter.write_line(run_all.summary())

@@ -16,6 +16,8 @@ from experiments.paper import page as paper
 from experiments.paper.experiment import PAPER
 from experiments.stages import page as stages
 from experiments.stages.experiment import STAGES
+from experiments.transfer import page as transfer
+from experiments.transfer.experiment import TRANSFER
 
 from dynamicgate.lab.runner.docs_pages import Pages, rendered
 from dynamicgate.lab.runner.results import table_path
@@ -28,13 +30,20 @@ def datasets_run() -> int:
     return sum(table_path(FRONTIER.results, name).exists() for name in DATASETS)
 
 
+def texts_run() -> int:
+    """The tables of language models with a figure that have results."""
+    names = [table.name for table in LANGUAGE.tables if not table.name.endswith(("-rates", "-variants"))]
+    return sum(table_path(LANGUAGE.results, name).exists() for name in names)
+
+
 MAKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "paper": (lambda: paper.pages(PAPER), 1),
     "frontier": (lambda: frontier.pages(FRONTIER), 2 + datasets_run()),  # page, README, and a figure for each dataset
     "stages": (lambda: stages.pages(STAGES), 1),
-    "language": (lambda: language.pages(LANGUAGE), 1),
+    "language": (lambda: language.pages(LANGUAGE), 1 + texts_run()),  # page, and a figure for each table of results
+    "transfer": (lambda: transfer.pages(TRANSFER), 1),
     "sparse-mnist": (lambda: sparse_mnist.pages(sparse_mnist.SPARSE_MNIST), 1),
-    "benchmarks": (benchmarks.pages, 4),
+    "benchmarks": (benchmarks.pages, 5),
 }
 
 

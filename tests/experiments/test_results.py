@@ -13,7 +13,7 @@ from experiments.paper.experiment import PAPER
 from experiments.sparse_mnist import SPARSE_MNIST
 from experiments.stages import latency as stages_latency
 from experiments.stages.experiment import STAGES
-from experiments.transfer import TRANSFER
+from experiments.transfer.experiment import TRANSFER
 
 from dynamicgate.lab.result_file import KEY, read_runs, write_runs
 from dynamicgate.lab.runner.results import find_runs
@@ -28,7 +28,7 @@ RUNS = {
     "paper": (PAPER, 620),
     "frontier": (FRONTIER, 0),  # to be run anew: experiments/frontier/protocol.md
     "sparse-mnist": (SPARSE_MNIST, 45),
-    "transfer": (TRANSFER, 90),
+    "transfer": (TRANSFER, 450),
     "stages": (STAGES, 908),
 }
 COMMANDS = ("python -m experiments.", "python experiments/", "python -m dynamicgate.paper", "dynamicgate paper")

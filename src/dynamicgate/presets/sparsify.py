@@ -155,13 +155,14 @@ def sparsify_(
     macs: executed MACs relative to the dense model, gate networks and output layer included; with gates the mean over
         inputs.
     data: training rows, on which "auto" finds out whether gates pay: short trainings without gates and with each kind,
-        judged on `valid`, or on rows held out of `data`. Without data there are no gates.
+        judged on `valid`, or on rows held out of `data`; where these would be fewer than 200, every row is held out
+        once, in three turns. Without data there are no gates.
     gates: "auto"; "units", gates on blocks of hidden units; "two stages" or "three stages", where easy inputs stop
         early; or None.
     example: a few inputs. Needed unless the model is a stack of Linear layers and unit-wise operations.
     where: the units to gate, as in `gate_`, with "units". pattern, seed: as in `RigL`; "16x1" is for speed on CPUs.
     every: optimizer steps between updates of the connections. None: 100, or fewer in a short run.
-    show: show the progress of the short trainings.
+    show: print what each short training reached.
 
     >>> plan = dg.sparsify_(model, macs=0.1, data=(x, y))
     >>> dg.fit(model, (x, y), **plan)

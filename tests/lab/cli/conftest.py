@@ -30,7 +30,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     printed, progress = StringIO(), StringIO()
     with redirect_stdout(printed), redirect_stderr(progress):
         assert main(["compare", "--data", "digits", "--seeds", "1", *QUICK, "--out", str(out)]) == 0
-    assert [line.split()[:2] for line in progress.getvalue().splitlines()][-1] == ["[5/5]", "gate"]
+    assert [line.split()[:2] for line in progress.getvalue().splitlines()][-1] == ["[6/6]", "sparsify"]
     return out, printed.getvalue()
 
 

@@ -19,7 +19,8 @@ from .quick_runs import QUICK
 
 def test_compare_prints_a_table_and_writes_results_report_models_and_logs(compared: tuple[Path, str]) -> None:
     out, printed = compared
-    assert [line.split()[0] for line in printed.splitlines()[2:7]] == ["dense", "small", "dropout", "static", "gate"]
+    shown = [line.split()[0] for line in printed.splitlines()[2:8]]
+    assert shown == ["dense", "small", "dropout", "static", "gate", "sparsify"]
     assert f"report: {out / 'report.html'}" in printed
     page = (out / "report.html").read_text(encoding="utf-8")
     assert page.lower().startswith("<!doctype html>")

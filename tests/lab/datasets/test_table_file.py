@@ -231,3 +231,32 @@ def test_a_missing_file_or_package_is_named(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(ImportError, match=r"pip install 'dynamicgate\[data\]'"):
         load_table(path, 0, "kind")
+
+
+def test_missing_values_are_filled_in_from_training_rows_where_asked_for(tmp_path: Path) -> None:
+    height = frame()["height"].where(np.arange(ROWS) % 5 != 0)
+    colour = frame()["colour"].where(np.arange(ROWS) % 10 != 0)
+    path = written(tmp_path / "a.csv", frame(height=height, colour=colour))
+    with pytest.raises(ValueError, match=r"column 'height' has no value in 20 of 100 rows.*missing=fill"):
+        load_table(path, 0, "kind")
+    names = read_table(path, "kind", fill=True).feature_names
+    assert names == (
+        "height", "height=missing", "age", "smokes", "colour=blue", "colour=green", "colour=missing", "colour=red"
+    )  # fmt: skip
+    splits = load_table(path, 0, "kind", missing="fill")
+    known = splits.train.values[splits.train.values[:, 1] == 0, 0]
+    for part in (splits.train, splits.valid, splits.test):
+        age = part.values[:, 2].numpy().astype(int)
+        absent = age % 5 == 0
+        np.testing.assert_array_equal(part.values[:, 1].numpy(), absent)
+        np.testing.assert_allclose(part.values[:, 0].numpy()[absent], known.double().mean().item(), rtol=1e-6)
+        np.testing.assert_array_equal(part.values[:, 0].numpy()[~absent], height[age[~absent]].to_numpy(np.float32))
+        np.testing.assert_array_equal(part.values[:, 6].numpy(), age % 10 == 0)
+
+
+def test_a_column_without_any_value_cannot_be_filled_in(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", frame(height=np.full(ROWS, np.nan)))
+    with pytest.raises(ValueError, match="column 'height' has no value in any row; leave the column out"):
+        load_table(path, 0, "kind", missing="fill")
+    with pytest.raises(ValueError, match="missing must be refuse or fill, received 'mean'"):
+        load_table(path, 0, "kind", missing="mean")

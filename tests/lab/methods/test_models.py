@@ -75,7 +75,7 @@ def test_the_models_are_what_they_are_called(settings: Settings) -> None:
     sparsifiers = {name: type(prepared.sparsifier).__name__ for name, prepared in made.items() if prepared.sparsifier}
     assert sparsifiers == {
         "pruned": "Magnitude", "static-sparse": "Static", "set": "SET", "rigl": "RigL", "gate+rigl": "RigL",
-        "staged": "RigL", "staged-random": "RigL", "cascade": "RigL",
+        "staged": "RigL", "staged-random": "RigL", "cascade": "RigL", "sparsify": "RigL",
     }  # fmt: skip
     assert made["small"].model.sizes[1] == 10
 

@@ -38,7 +38,9 @@ def test_results_have_exactly_the_documented_keys(finished: tuple[Path, dict[str
     assert results["meta"].keys() == META
     assert [(run["seed"], run["model"]) for run in results["runs"]] == [(s, m) for s in (0, 1) for m in MODELS]
     for run in results["runs"]:
-        assert run.keys() == (RUN | {"stages", "curve"} if run["model"] in STAGED else RUN)
+        in_stages = run["model"] in STAGED or "stages" in run.get("choice", {}).get("recipe", "")
+        chosen = {"choice"} if run["model"] == "sparsify" else set()
+        assert run.keys() == RUN | ({"stages", "curve"} if in_stages else set()) | chosen
         assert run["quality"].keys() == {"accuracy", "macro_f1"}
         assert run["macs"].keys() == {
             "dense", "executed", "gate", "relative", "relative_zero_skip", "structure_saved", "gate_saved",

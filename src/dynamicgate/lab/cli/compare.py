@@ -27,7 +27,7 @@ class Compare:
 
     out: Annotated[Path, arg(metavar="FOLDER")]
     """Folder for results.json, report.html and one subfolder for each run."""
-    models: Annotated[tuple[str, ...], arg(metavar="NAMES")] = ("dense,small,dropout,static,gate",)
+    models: Annotated[tuple[str, ...], arg(metavar="NAMES")] = ("dense,small,dropout,static,gate,sparsify",)
     """Models to train, separated by commas or spaces; `dynamicgate train --help` lists them."""
     seeds: int = 5
     """Number of seeds; every model is trained with the same ones."""

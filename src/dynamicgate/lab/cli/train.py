@@ -13,10 +13,12 @@ from dynamicgate.files import write_text
 from dynamicgate.lab.cli.options import Training
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.methods import run_one, settings_hash
+from dynamicgate.lab.methods.pilots import choice_note
 
 MODEL_HELP = (
     "dense, small (a dense network with the MACs of the budget), dropout, static, random, gate, pruned, static-sparse, "
-    "set, rigl, gate+rigl, switch, staged (easy inputs stop early), cascade or staged-random."
+    "set, rigl, gate+rigl, switch, staged (easy inputs stop early), cascade, staged-random, or sparsify (tries the "
+    "recipes of sparsify_, pruned and small for a short while, and trains what held-out rows prefer)."
 )
 
 
@@ -60,12 +62,17 @@ class Train:
                     f"executed MACs {macs['executed']:,.0f} of {macs['dense']:,.0f} in the dense network asked for "
                     f"= {macs['relative']:.4f}"
                 )
-                print("".join(f"{line}\n" for line in stage_lines(found)), end="")
+                print("".join(f"{line}\n" for line in (*choice_lines(found), *stage_lines(found))), end="")
                 saved = sorted(self.out.glob("net-*/model.safetensors")) or [self.out / "model.safetensors"]
                 print(f"saved {', '.join(map(str, saved))}")
         finally:
             distributed.stop()
         return 0
+
+
+def choice_lines(run: dict[str, Any]) -> list[str]:
+    """For a model that chose its recipe what it chose, why, and what that took."""
+    return [f"chose {choice_note(run['choice'])}"] if run.get("choice") else []
 
 
 def stage_lines(run: dict[str, Any]) -> list[str]:

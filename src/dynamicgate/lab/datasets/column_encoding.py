@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from dynamicgate.lab.datasets.splits import PARTS
 
@@ -33,11 +35,17 @@ def encode_classes(column: Any, what: str) -> tuple[npt.NDArray[np.int64], tuple
     return y.astype(np.int64), tuple(map(str, names))
 
 
-def encode_features(column: Any, what: str, max_categories: int) -> tuple[npt.NDArray[np.float32], list[str]]:
+MISSING = "missing"
+
+
+def encode_features(
+    column: Any, what: str, max_categories: int, fill: bool = False
+) -> tuple[npt.NDArray[np.float32], list[str]]:
     """The features [n, 1 or more] that a column becomes, and their names; `what` names the table in errors.
 
     A column of numbers or booleans is one feature. Text and categories are one-hot: one feature for each value that
-    occurs, in sorted order.
+    occurs, in sorted order. Missing values are refused, unless they are to be filled in: then they are a category of
+    their own, and a column of numbers has a second feature that says where it has none; see `fill_missing`.
     """
     from pandas.api.types import infer_dtype  # type: ignore[import-untyped, unused-ignore]
 
@@ -48,9 +56,15 @@ def encode_features(column: Any, what: str, max_categories: int) -> tuple[npt.ND
             f"{what} has a column without a name ({name!r}), usually a row index; {leave_out}, "
             "or write the file with `to_csv(path, index=False)`"
         )
-    refuse_missing(column, what, f"fill them in (from training rows only), or {leave_out}")
+    absent = column.isna().to_numpy()
+    if not fill:
+        refuse_missing(column, what, f"have them filled in with missing=fill, or {leave_out}")
+    elif absent.all():
+        raise ValueError(f"{what}: column {name!r} has no value in any row; {leave_out}")
     kind = infer_dtype(column)
     if kind in ("string", "categorical"):
+        if absent.any():
+            column = column.astype(object).where(~absent, MISSING)
         return _one_hot(_sortable(column), name, what, max_categories, leave_out)
     if kind not in ("boolean", "integer", "floating", "mixed-integer-float", "decimal"):
         raise ValueError(
@@ -59,13 +73,30 @@ def encode_features(column: Any, what: str, max_categories: int) -> tuple[npt.ND
         )
     with np.errstate(over="ignore"):  # a value too large for float32 becomes infinite, and is reported below
         values = column.to_numpy(np.float64).astype(np.float32)
-    infinite = np.flatnonzero(~np.isfinite(values))
+    infinite = np.flatnonzero(~np.isfinite(values) & ~absent)
     if len(infinite):
         raise ValueError(
             f"{what}: column {name!r} must be finite in float32, found {column.iloc[infinite[0]]} at row {infinite[0]} "
             f"(counting from 0); correct these values, or {leave_out}"
         )
+    if absent.any():
+        return np.stack([np.where(absent, np.float32(0), values), absent], axis=1).astype(np.float32), [
+            name,
+            f"{name}={MISSING}",
+        ]
     return values[:, None], [name]
+
+
+def fill_missing(parts: Sequence[torch.Tensor], feature_names: Sequence[str]) -> None:
+    """Put the mean over the training rows, the first of `parts`, where numbers are missing, in place."""
+    for at, name in enumerate(feature_names[1:], start=1):
+        if name != f"{feature_names[at - 1]}={MISSING}":  # a number, and behind it where it is missing
+            continue
+        train = parts[0]
+        known = train[:, at] == 0
+        mean = train[known, at - 1].double().mean() if bool(known.any()) else torch.zeros((), dtype=torch.float64)
+        for x in parts:
+            x[x[:, at] == 1, at - 1] = mean.float()
 
 
 def refuse_missing(column: Any, what: str, remedy: str) -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from dynamicgate.data.checks import check_arrays
-from dynamicgate.lab.datasets.column_encoding import encode_classes, encode_features, refuse_missing
+from dynamicgate.lab.datasets.column_encoding import encode_classes, encode_features, fill_missing, refuse_missing
 from dynamicgate.lab.datasets.normalisation import mean_and_std
 from dynamicgate.lab.datasets.splits import PARTS, TEST_FRACTION, TEST_SEED, VALID_FRACTION, Splits, split_arrays
 
@@ -42,14 +42,20 @@ def load_table(
     drop: Collection[str] = (),
     split_column: str | None = None,
     max_categories: int = 100,
+    missing: str = "refuse",
 ) -> Splits:
     """Use every column except `target`, `split_column` and those in `drop` as features, encoded as in `read_table`.
 
     `split_column` names a column with the values train, valid and test. A part it does not contain is split off from
     the training rows: test is a fixed 20 %, validation 15 % of the rest by `seed`. Mean and standard deviation of each
-    feature are those of the training rows.
+    feature are those of the training rows. With `missing="fill"`, so are the means that stand where a number is
+    missing; a feature of its own says where that is.
     """
-    table = read_table(path, target, drop=drop, split_column=split_column, max_categories=max_categories)
+    if missing not in ("refuse", "fill"):
+        raise ValueError(f"missing must be refuse or fill, received {missing!r}")
+    table = read_table(
+        path, target, drop=drop, split_column=split_column, max_categories=max_categories, fill=missing == "fill"
+    )
     rows = check_arrays(table.x, table.y, len(table.class_names), str(path))
     given = {"train": rows}
     if table.parts is not None:
@@ -63,6 +69,8 @@ def load_table(
         train, given["test"] = split_arrays(train, TEST_FRACTION, TEST_SEED, f"{path} (test part)")
     if "valid" not in given:
         train, given["valid"] = split_arrays(train, VALID_FRACTION, seed, f"{path} (validation part)")
+    if missing == "fill":
+        fill_missing([train.values, given["valid"].values, given["test"].values], table.feature_names)
     mean, std = mean_and_std(train.values)
     name = path.name[: -len(suffix_of(path))]
     classes = len(table.class_names)
@@ -76,12 +84,13 @@ def read_table(
     drop: Collection[str] = (),
     split_column: str | None = None,
     max_categories: int = 100,
+    fill: bool = False,
 ) -> Table:
     """Read the columns in file order: numbers as they are, booleans as 0 and 1, text and categories one-hot.
 
     A one-hot feature is named "column=value"; its values are those that occur in the file, in sorted order. Constant
-    columns are kept. Missing or infinite values, text with more than `max_categories` different values, dates and other
-    kinds are refused, with the name of the column.
+    columns are kept. Missing values (unless `fill` leaves them for later), infinite ones, text with more than
+    `max_categories` different values, dates and other kinds are refused, with the name of the column.
     """
     frame = read_frame(path)
     named = [target, *([drop] if isinstance(drop, str) else drop)] + ([] if split_column is None else [split_column])
@@ -94,7 +103,7 @@ def read_table(
     features = frame.drop(columns=named)
     if features.shape[1] == 0:
         raise ValueError(f"{path} has no columns left as features, found only {list(frame.columns)}")
-    encoded = [encode_features(features[name], str(path), max_categories) for name in features.columns]
+    encoded = [encode_features(features[name], str(path), max_categories, fill) for name in features.columns]
     names = tuple(name for _, of_column in encoded for name in of_column)
     return Table(np.concatenate([values for values, _ in encoded], axis=1), y, names, class_names, parts)
 

@@ -31,7 +31,14 @@ class Defaults(NamedTuple):
     lr: float = 3e-3
 
 
-DEFAULTS = {"digits": Defaults((128,), epochs=60, batch=32, lr=4e-3), "mnist": Defaults((256,), epochs=20)}
+DEFAULTS = {
+    "digits": Defaults((128,), epochs=60, batch=32, lr=4e-3),
+    "mnist": Defaults((256,), epochs=20),
+    **dict.fromkeys(("cifar10", "tiny-imagenet", "speech-commands", "pbmc3k"), Defaults()),
+}
+LEAST_STEPS = 500  # of any training by default: sparse models have hardly moved a connection in 30
+LEAST_BATCH, LEAST_STEPS_OF_EPOCH = 16, 16
+SPARSIFY = "sparsify"
 GATE_FRACTION = 0.1  # of the budget: a higher rank reads the input better, but leaves fewer MACs for the units
 ALWAYS_OPEN = 0.5  # of what the budget pays for
 STAGED = ("staged", "staged-random", "cascade")
@@ -49,9 +56,10 @@ class Hyperparameters:
     budget: float = 0.3
     """Executed MACs relative to the dense network: hard gates, gate networks and output layer included."""
     epochs: int | None = None
-    """Passes over the training data; the default depends on the dataset."""
+    """Passes over the training data; the default depends on the dataset, and is 500 steps or more for your own."""
     batch: int | None = None
-    """Rows per optimizer step, over all processes; the default depends on the dataset."""
+    """Rows per optimizer step, over all processes; the default depends on the dataset, and is smaller where it has few
+    rows."""
     lr: float | None = None
     """Peak learning rate of AdamW, with warm-up and a cosine to zero; the default depends on the dataset, and models
     with sparse layers take 5/3 of it."""
@@ -162,14 +170,15 @@ class Settings(Hyperparameters):
             raise ValueError(
                 f"a budget is a fraction of the dense MACs: expected 0 < budget <= 1, received {self.budget}"
             )
-        usual = DEFAULTS.get(splits.name, Defaults())
+        usual = usual_for(splits)
         fused = self.model == GATED_SPARSE
+        batch = _or(self.batch, min(usual.batch, len(splits.train)))
+        found = replace(self, hidden=_or(self.hidden, usual.hidden), batch=batch, epochs=_or(self.epochs, usual.epochs))
+        if self.model == SPARSIFY:  # the rest depends on which recipe is chosen
+            return found
         found = replace(
-            self,
+            found,
             widen=_or(self.widen, self._usual_widen()),
-            hidden=_or(self.hidden, usual.hidden),
-            epochs=_or(self.epochs, usual.epochs),
-            batch=_or(self.batch, min(usual.batch, len(splits.train))),
             lr=_or(self.lr, usual.lr * (SPARSE_LR_SCALE if self.model in SPARSE else 1.0)),
         )
         if any(width < 1 for width in (*given(found.hidden), *found.widths)):
@@ -210,11 +219,27 @@ class Settings(Hyperparameters):
         return {name: value for name, value in asdict(self).items() if value != defaults[name]}
 
 
+def usual_for(splits: Splits) -> Defaults:
+    """The defaults of a known dataset. Those of any other make sure that small tables are trained long enough: batches
+    small enough for 16 steps an epoch, and epochs enough for 500 steps, the same for every model."""
+    if splits.name in DEFAULTS:
+        return DEFAULTS[splits.name]
+    usual, rows, batch = Defaults(), len(splits.train), Defaults().batch
+    while batch > LEAST_BATCH and math.ceil(rows / batch) < LEAST_STEPS_OF_EPOCH:
+        batch //= 2
+    return usual._replace(batch=batch, epochs=max(usual.epochs, math.ceil(LEAST_STEPS / math.ceil(rows / batch))))
+
+
 def given(value: T | None) -> T:
     """A setting that has a value once settings are resolved."""
     if value is None:
         raise ValueError("a setting has no value yet: expected resolved settings, call Settings.resolved(splits) first")
     return value
+
+
+def no_gates_note(s: Settings) -> str:
+    """Why gate+rigl has no gates at its budget."""
+    return f"no gates: a budget of {s.budget:g} pays for fewer than {presets.MIN_GATE_INPUTS} inputs for each of them"
 
 
 def dense_macs(sizes: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.hyperparameters import Settings, dense_macs, given, own_budget
+from dynamicgate.lab.methods.recipes import NO_GATES, plain_recipes
 from dynamicgate.nn import GatedMLP, Normalize
 from dynamicgate.presets import PLANS, add_stages_, stage_costs
 from dynamicgate.presets.sparsify import Densities, fused_sparsifier
@@ -150,6 +151,12 @@ def switch(s: Settings, splits: Splits) -> Prepared:
     return Prepared(model, OpenLoopBudget(form="balance", weight=BALANCE))
 
 
+def sparsify(s: Settings, splits: Splits) -> Prepared:
+    """What `sparsify_` makes of a budget and the data, which `lab.methods.pilots` finds out. This is the recipe without
+    gates, which is always among the candidates."""
+    return rigl(plain_recipes(s)[NO_GATES].resolved(splits), splits)
+
+
 MODELS: dict[str, Callable[[Settings, Splits], Prepared]] = {
     "dense": dense,
     "small": small,
@@ -166,6 +173,7 @@ MODELS: dict[str, Callable[[Settings, Splits], Prepared]] = {
     "staged": staged,
     "staged-random": staged,
     "cascade": cascade_part,
+    "sparsify": sparsify,
 }
 
 

@@ -19,10 +19,10 @@ from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import save
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.cascade import open_at_random_, train_cascade
-from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, Settings, dense_macs, given
+from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, SPARSIFY, Settings, dense_macs, given, no_gates_note
 from dynamicgate.lab.methods.models import MODELS, Prepared
+from dynamicgate.lab.methods.pilots import choice_note, choose_settings
 from dynamicgate.lab.methods.samples import SampleStats
-from dynamicgate.presets.sparsify import MIN_GATE_INPUTS
 from dynamicgate.training import fit
 
 SAMPLES_FILE = "samples.json"
@@ -51,10 +51,14 @@ def run_one(
     label = label or f"{settings.model} seed {settings.seed}"
     if prepare is None and settings.model == "cascade":  # each of its networks has the teacher it may need
         return train_cascade(settings, splits, folder, run_one=run_one, device=device, label=label, show=show)
-    distillation, seconds = dict[str, Any](), 0.0
+    asked, seconds, choice = settings, 0.0, dict[str, Any]()
+    if prepare is None and settings.model == SPARSIFY:
+        settings, choice = choose_settings(asked, splits, folder, device=device, show=show)
+        seconds, label = choice["seconds"], f"{label}, {choice['recipe']}"
+    distillation = dict[str, Any]()
     if settings.distill_weight:
-        teacher, seconds = _train_teacher(settings, splits, folder / "teacher", device)
-        distillation = {"teacher": teacher, "distill_weight": settings.distill_weight}
+        teacher, of_teacher = _train_teacher(settings, splits, folder / "teacher", device)
+        distillation, seconds = {"teacher": teacher, "distill_weight": settings.distill_weight}, seconds + of_teacher
     torch.manual_seed(settings.seed)
     model, budget, sparsifier, stage_loss = (prepare or MODELS[settings.model])(settings, splits)
     history = fit(
@@ -87,7 +91,7 @@ def run_one(
     found = measure(model, splits.test, watch=stats.add).to_dict()
     rescale_to_full_width_(found, dense_macs((splits.train.features, *given(settings.hidden), splits.classes)))
     run = {
-        "model": settings.model,
+        "model": asked.model,
         "seed": settings.seed,
         "data": splits.name,
         **{key: found[key] for key in ("quality", "macs", "proxies", "layers", "params")},
@@ -97,14 +101,15 @@ def run_one(
         "samples": found["samples"],
         "gates": found["gates"],
         **({"stages": found["stages"], "curve": found["curve"]} if found["stages"] else {}),
-        "notes": [*_gate_notes(settings), *found["notes"]],
+        **({"choice": choice} if choice else {}),
+        "notes": [*([choice_note(choice)] if choice else []), *_gate_notes(settings), *found["notes"]],
         "valid": history.final,
         "steps": history.steps,
         "collapses": [str(collapse) for collapse in budget.collapses] if budget else [],
-        "settings": settings.to_json(),
+        "settings": asked.to_json(),
     }
     if distributed.rank() == 0:
-        save(model, folder / "model.safetensors", notes={"data": splits.name, "settings": settings.to_json()})
+        save(model, folder / "model.safetensors", notes={"data": splits.name, "settings": asked.to_json()})
         write_text(folder / SAMPLES_FILE, json.dumps(stats.to_dict(splits)))
         write_text(finished, json.dumps(run))
     distributed.any_of(False, device=distributed.choose_device(device))  # all wait until the model can be read
@@ -114,7 +119,7 @@ def run_one(
 def _gate_notes(settings: Settings) -> list[str]:
     if settings.model != GATED_SPARSE or settings.gate_density:
         return []
-    return [f"no gates: a budget of {settings.budget:g} pays for fewer than {MIN_GATE_INPUTS} inputs for each of them"]
+    return [no_gates_note(settings)]
 
 
 def _check_same(run: dict[str, Any], settings: Settings, folder: Path) -> dict[str, Any]:

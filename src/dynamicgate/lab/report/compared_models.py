@@ -4,7 +4,9 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-Group = Literal["dense", "gated", "sparse", "gated and sparse", "sparse, in stages", "experts"]
+Group = Literal[
+    "dense", "gated", "sparse", "gated and sparse", "sparse, in stages", "experts", "chosen by held-out rows"
+]
 Role = Literal["main", "alternative", "control"]
 
 
@@ -86,6 +88,15 @@ _ROWS = (
         "the same stages, opened at random as often: does it matter which inputs get more?",
         14,
         "sparse, in stages",
+    ),
+    ComparedModel(
+        "sparsify",
+        "what held-out rows prefer after short trainings: sparse layers, with gates on units, in stages or without, "
+        "or a pruned or a narrow network",
+        15,
+        "chosen by held-out rows",
+        role="main",
+        rivals=("rigl", "gate", "gate+rigl", "staged"),
     ),
 )
 

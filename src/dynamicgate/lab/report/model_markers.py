@@ -6,7 +6,7 @@ from itertools import chain, count
 from dynamicgate.lab.report.compared_models import MODEL_TABLE
 from dynamicgate.lab.report.svg import tag
 
-COLOURS = 15
+COLOURS = 16
 SHAPES = 5
 
 

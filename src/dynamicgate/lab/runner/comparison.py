@@ -69,7 +69,7 @@ def compare(
         accuracy, relative = found.run["quality"]["accuracy"], found.run["macs"]["relative"]
         print(
             f"[{at}/{len(asked)}] {one.model} seed {one.seed}  accuracy {accuracy:.2%}  MACs {relative:.3f}  "
-            f"{found.run['seconds']:.0f} s",
+            f"{found.run['seconds']:.0f} s{said_choice(found.run)}",
             file=sys.stderr,
             flush=True,
         )
@@ -85,6 +85,12 @@ def compare(
         results = {"meta": meta, "runs": runs}
         write_results(out / "results.json", meta, runs)
     return results
+
+
+def said_choice(run: dict[str, Any]) -> str:
+    """For a model that chose its recipe which one, and how many of its seconds that took."""
+    choice = run.get("choice")
+    return f", {choice['seconds']:.0f} s of them to choose {choice['recipe']}" if choice else ""
 
 
 def train_in_turn(
@@ -119,9 +125,13 @@ def load(settings: Settings, seed: int, data_dir: Path | None) -> Splits:
 def check_all(settings: Settings, models: Sequence[str], splits: Splits) -> None:
     """Build every model once: a mistake that only the last one shows should be known before the first is trained."""
     for name in models:
-        chosen = replace(settings, model=name).resolved(splits)
-        model, budget, sparsifier, _ = MODELS[name](chosen, splits)
-        if isinstance(budget, Budget):
-            budget.bind(MacCounter.for_mlp(model), sparsifier)
-        if sparsifier is not None:
-            sparsifier.check_length(given(chosen.epochs) * math.ceil(len(splits.train) / given(chosen.batch)))
+        check_one(replace(settings, model=name).resolved(splits), splits)
+
+
+def check_one(chosen: Settings, splits: Splits) -> None:
+    """Build a model from resolved settings; ValueError where its budget cannot be met or its run is too short."""
+    model, budget, sparsifier, _ = MODELS[chosen.model](chosen, splits)
+    if isinstance(budget, Budget):
+        budget.bind(MacCounter.for_mlp(model), sparsifier)
+    if sparsifier is not None:
+        sparsifier.check_length(given(chosen.epochs) * math.ceil(len(splits.train) / given(chosen.batch)))
