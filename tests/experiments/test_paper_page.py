@@ -41,6 +41,7 @@ def made_up(job: Job, accuracy: float) -> dict[str, Any]:
         "active_by_epoch": [0.5, 0.4, 0.3],
         "dropped_by_epoch": [9, 5, 0],
         "steps": 3400,
+        "forgotten": 0.1,
         "routing": {"active": 0.5, "corr_hardness": 0.1, "corr_reference": 0.1, "entropy": 2.0},
     }  # fmt: skip
     sizes = {"name": "x", "train": 100, "valid": 10, "test": 20, "features": 5, "classes": 3, "majority": 0.4}
