@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from experiments.frontier import __main__ as command
-from experiments.frontier import looks, record, summary
+from experiments.frontier import clock, looks, record, summary
 from experiments.frontier.comparisons import (
     Entries,
     Entry,
@@ -242,6 +242,11 @@ def test_gated_models_are_timed_against_their_twins_and_dense_in_its_faster_comp
     assert rival_of(found, 1) == (DENSE_PLAN, 4.0), "eager is no rival, however fast"
     assert [(row.batch, row.ratio) for row in twins({"clouds": found})] == [(1, pytest.approx(1.1)), (256, 1.1)]
     assert rival_of(timed(eager=1.0), 1) is None
+    text = clock.latency_summary({"clouds": found, "rain": timed(ours=2.0, twin=2.0)})
+    assert "take 1.05 times as long at batch 1 and 1.05 times as long at batch 256 as their twins" in text
+    assert "Slower by more than 3%: 2 of 4 (clouds ours 0.1 at batch 1, 1.10; clouds ours 0.1 at batch 256" in text
+    assert "so the rival is dense, our plan" in clock.latency_section(found)
+    assert "| ours | – | 0.550 / 0.550 | – |" in clock.latency_section(found)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
