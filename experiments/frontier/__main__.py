@@ -56,8 +56,13 @@ def main() -> None:
             )
     elif command != "page":
         run_final(experiment, datasets_of(args.names), args)
-    if not args.dry_run and command != "tuning":
-        write_pages(experiment.root, pages(experiment))
+    if not args.dry_run:
+        write_pages(experiment.root, pages(with_chosen(experiment)))
+
+
+def with_chosen(experiment: Experiment) -> Experiment:
+    """The experiment with what tuning has chosen by now; a quick one chooses nothing for good."""
+    return experiment if experiment.quick else replace(experiment, tables=tables_of(read_chosen()))
 
 
 def check_asked(args: argparse.Namespace) -> None:
@@ -99,7 +104,7 @@ def tune(experiment: Experiment, names: Sequence[str], args: argparse.Namespace)
 
 def run_final(experiment: Experiment, names: Sequence[str], args: argparse.Namespace) -> None:
     """Train every method at every budget; this looks at test rows."""
-    experiment = replace(experiment, tables=tables_of(read_chosen()))
+    experiment = with_chosen(experiment)
     jobs = [
         job
         for job in experiment.jobs(final_tables(experiment, list(names)), seeds=args.seeds, device=args.device)

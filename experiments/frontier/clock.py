@@ -30,14 +30,14 @@ def latency_summary(found: Mapping[str, Latencies]) -> str:
     slower = [row for row in rows if row.ratio > MOST_SLOWER]
     names = "; ".join(f"{r.name} {r.method} {r.budget:g} at batch {r.batch}, {r.ratio:.2f}" for r in slower)
     means = " and ".join(
-        f"{mean_ratio(of_batch):.2f} at batch {batch}"
+        f"{mean_ratio(of_batch):.2f} times as long at batch {batch}"
         for batch in BATCHES
         if (of_batch := [row for row in rows if row.batch == batch])
     )
     return (
-        "## Latency\n\nCompiled, one thread, the model of the first seed. Gated models take, relative to their twins "
-        f"without gates (geometric means over {len(rows)} pairs of model and batch size), {means} of the time. Slower "
-        f"by more than {MOST_SLOWER - 1:.0%}: {len(slower)} of {len(rows)}" + (f" ({names})" if names else "") + ".\n"
+        f"## Latency\n\nCompiled, one thread, the model of the first seed. Gated models take {means} as their twins "
+        f"without gates (geometric means over {len(rows)} pairs of model and batch size). Slower by more than "
+        f"{MOST_SLOWER - 1:.0%}: {len(slower)} of {len(rows)}" + (f" ({names})" if names else "") + ".\n"
     )
 
 

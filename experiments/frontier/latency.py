@@ -6,6 +6,7 @@ three ways: eager, by `torch.compile`, and as our own plan. Test rows only serve
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -38,6 +39,8 @@ from experiments.stages.latency import (
     EXAMPLES,
     KEY,
     MODEL,
+    PASSES,
+    PIECE,
     Call,
     compiled,
     hash_of,
@@ -47,6 +50,7 @@ from experiments.stages.latency import (
 DENSE_EAGER = "dense, eager"
 DENSE_WAYS = (DENSE_EAGER, DENSE_TORCH, DENSE_PLAN)
 TIMED = ("small", "gate", "pruned", UNGATED, OURS, PRUNED_IN_TILES, UNGATED_IN_TILES, OURS_IN_TILES)
+LEAST_PIECES = 60  # of the stream, that each model answers
 MOST_SLOWER = 1.03  # of a gated model, relative to its twin without gates
 Latencies = Mapping[str, Run]
 """The times of the models of one dataset, and of the dense network in its three ways."""
@@ -113,7 +117,13 @@ def time_dataset(
         calls[DENSE_EAGER] = dict.fromkeys(BATCHES, plain)
         calls[DENSE_TORCH] = {batch: torch.compile(plain, dynamic=False) for batch in BATCHES}
         calls[DENSE_PLAN] = compiled(plain, example)
-        found = {batch: time_stream({m: by[batch] for m, by in calls.items()}, stream, batch) for batch in batches}
+        passes = max(
+            PASSES, math.ceil(LEAST_PIECES * PIECE / len(stream))
+        )  # few pieces would leave the median to noise
+        found = {
+            batch: time_stream({model: by[batch] for model, by in calls.items()}, stream, batch, passes=passes)
+            for batch in batches
+        }
     finally:
         torch.set_num_threads(threads)
     hashes, meta = {job.model: job.hash for job in jobs}, environment(f"python -m experiments.frontier latency {name}")

@@ -56,6 +56,11 @@ def accuracy(entry: Entry | None, budget: float | None = None) -> str:
     return of_interval(entry.accuracy) + ("" if entry.meets(budget) else f" at {entry.relative:.3f}")
 
 
+def p_value(p: float) -> str:
+    """A p-value to three decimals."""
+    return "<0.001" if p < 0.0005 else f"{p:.3f}"
+
+
 def outcomes(cells: Sequence[Cell]) -> str:
     """How many cells are won, tied and lost."""
     counts = Counter(cell.outcome for cell in cells)
@@ -130,8 +135,8 @@ def family(cells: Sequence[Cell], what: Callable[[Cell], str], title: str) -> st
             f"{cell.budget:g}",
             what(cell),
             with_half(cell.difference, cell.half, "+") if not cell.same else "same model",
-            ABSENT if cell.p is None or cell.same else f"{cell.p:.3f}",
-            ABSENT if cell.same else f"{cell.p_holm:.3f}",
+            ABSENT if cell.p is None or cell.same else p_value(cell.p),
+            ABSENT if cell.same else p_value(cell.p_holm),
             str(cell.n),
             cell.outcome,
         ]

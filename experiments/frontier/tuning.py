@@ -156,6 +156,8 @@ def score_of(runs: Sequence[Run]) -> Score | None:
 
 def best_kind(runs: Mapping[str, Sequence[Run]]) -> str:
     """The most accurate kind of gates, if it exceeds none by more than the standard error over validation rows."""
+    if any("unreachable" in run for run in runs[NO_GATES]):
+        return NO_GATES
     plain = right_rows(runs[NO_GATES])
     gains = {
         kind: right_rows(rows) - plain

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +11,7 @@ from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner.results import Runs
 from dynamicgate.lab.runner.statistics import Interval, Paired, interval, paired
 
-Outcome = Literal["holds", "does not hold", "cannot be tested"]
+Outcome = Literal["holds", "does not hold", "inconclusive", "cannot be tested"]
 
 
 class Verdict(NamedTuple):
@@ -19,6 +19,11 @@ class Verdict(NamedTuple):
 
     outcome: Outcome
     number: str
+
+
+def verdict(holds: bool, number: str) -> Verdict:
+    """It holds, or it does not."""
+    return Verdict("holds" if holds else "does not hold", number)
 
 
 @dataclass(frozen=True)
@@ -37,9 +42,16 @@ class MissingRunError(LookupError):
 class Evidence:
     """The runs of all tables, by section, kind of recipe, model and metric."""
 
-    def __init__(self, runs: Runs, data: Mapping[str, Mapping[str, Any]]) -> None:
-        """From what `read_results` returns."""
-        self.runs, self.data = runs, data
+    def __init__(
+        self,
+        runs: Runs,
+        data: Mapping[str, Mapping[str, Any]],
+        frontier: Mapping[str, Mapping[tuple[str, float | None], Sequence[Run]]] | None = None,
+        source: str = "ours",
+    ) -> None:
+        """From what `read_results` returns. frontier: by dataset, the runs of each method at each budget there. source:
+        what to call the runs."""
+        self.runs, self.data, self.frontier, self.source = runs, data, frontier or {}, source
 
     def of(self, section: str, kind: str, model: str) -> list[Run]:
         """The runs of a model, one a seed."""
@@ -62,11 +74,16 @@ class Evidence:
 
     def paired(self, section: str, kind: str, ours: str, theirs: str, metric: str = "accuracy") -> Paired:
         """The difference of two models over the seeds that both have."""
+        apart = self.differences(section, kind, ours, theirs, metric)
+        return paired(apart, [0.0] * len(apart))
+
+    def differences(self, section: str, kind: str, ours: str, theirs: str, metric: str = "accuracy") -> list[float]:
+        """The difference of two models for each seed that both have."""
         by_seed = [{run["seed"]: run for run in self.of(section, kind, model)} for model in (ours, theirs)]
         seeds = [seed for seed in by_seed[0] if seed in by_seed[1]]
         if not seeds:
             raise MissingRunError(f"{section} {kind}: no seed that both {ours} and {theirs} have")
-        return paired(*([value_of(runs[seed], metric) for seed in seeds] for runs in by_seed))
+        return [value_of(by_seed[0][seed], metric) - value_of(by_seed[1][seed], metric) for seed in seeds]
 
 
 def value_of(run: Run, metric: str) -> float:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dynamicgate.lab.report.number_format import signed_points
+from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
 from dynamicgate.lab.runner.results import read_results
 from dynamicgate.lab.runner.statistics import Interval, Paired
+from experiments.frontier.comparisons import read_entries
+from experiments.frontier.datasets import DATASETS
+from experiments.frontier.experiment import FRONTIER
+from experiments.frontier.tables import read_chosen
 from experiments.paper.claims import CLAIMS
 from experiments.paper.evidence import Claim, Evidence, MissingRunError, Verdict
 from experiments.paper.experiment import SECTIONS
@@ -42,9 +47,17 @@ NO_RESULT = "not run yet"
 def pages(experiment: Experiment) -> dict[str, str]:
     """The page of an experiment, by its path; that of a quick one lies beside its runs."""
     path = "runs/paper-quick/paper.md" if experiment.quick else "docs/paper.md"
-    evidence = Evidence(*read_results(experiment.results, experiment.jobs()))
+    frontier = {} if experiment.quick else read_frontier()
+    evidence = Evidence(*read_results(experiment.results, experiment.jobs()), frontier)
     parts = [INTRO, claims_section(CLAIMS, evidence), *(table_section(s, evidence) for s in SECTIONS.values())]
     return {path: "\n".join(parts).rstrip("\n") + "\n"}
+
+
+def read_frontier() -> dict[str, dict[tuple[str, float | None], Sequence[Run]]]:
+    """The runs of the frontier that are committed, by dataset, method and budget."""
+    chosen = read_chosen()
+    found = {name: read_entries(FRONTIER, name, chosen)[0] for name in DATASETS}
+    return {name: {key: entry.runs for key, entry in entries.items()} for name, entries in found.items()}
 
 
 def claims_section(claims: Sequence[Claim], evidence: Evidence) -> str:
@@ -52,7 +65,12 @@ def claims_section(claims: Sequence[Claim], evidence: Evidence) -> str:
     verdicts = [decided(claim, evidence) for claim in claims]
     counts = ", ".join(
         f"{sum(v is not None and v.outcome == outcome for v in verdicts)} {words}"
-        for outcome, words in (("holds", "hold"), ("does not hold", "do not"), ("cannot be tested", "cannot be tested"))
+        for outcome, words in (
+            ("holds", "hold"),
+            ("does not hold", "do not"),
+            ("inconclusive", "are inconclusive"),
+            ("cannot be tested", "cannot be tested"),
+        )
     )
     open_ = sum(verdict is None for verdict in verdicts)
     rest = f"; {open_} wait for their runs" if open_ else ""

@@ -100,7 +100,9 @@ def compiled(model: nn.Module, example: Tensor) -> dict[int, Call]:
     return dict.fromkeys(BATCHES, plan)
 
 
-def time_stream(calls: dict[str, Call], stream: Tensor, batch: int) -> dict[str, dict[str, float]]:
+def time_stream(
+    calls: dict[str, Call], stream: Tensor, batch: int, *, passes: int = PASSES
+) -> dict[str, dict[str, float]]:
     """Microseconds of a call of each model: the median over pieces of the mean, and the 99th percentile of all."""
     pieces = [list(piece.split(batch)) for piece in stream.split(max(PIECE, batch))]
     pieces = [[x for x in piece if len(x) == batch] for piece in pieces]
@@ -110,7 +112,7 @@ def time_stream(calls: dict[str, Call], stream: Tensor, batch: int) -> dict[str,
     means: dict[str, list[float]] = {name: [] for name in calls}
     every: dict[str, list[int]] = {name: [] for name in calls}
     names = list(calls)
-    for turn in range(PASSES):
+    for turn in range(passes):
         for at, piece in enumerate(pieces):
             if not piece:
                 continue

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from experiments.frontier import __main__ as command
-from experiments.frontier import looks, record, summary
+from experiments.frontier import clock, looks, record, summary
 from experiments.frontier.comparisons import (
     Entries,
     Entry,
@@ -21,6 +21,7 @@ from experiments.frontier.comparisons import (
     best_control,
     entries_of,
     mean_difference,
+    read_entries,
 )
 from experiments.frontier.datasets import DATASETS, method_of
 from experiments.frontier.experiment import FRONTIER
@@ -45,7 +46,7 @@ from dynamicgate.data import check_arrays
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.samples import unpack_rows
-from dynamicgate.lab.result_file import read_runs
+from dynamicgate.lab.result_file import read_runs, write_runs
 from dynamicgate.lab.runner.training import settings_of
 
 
@@ -136,6 +137,25 @@ def test_the_same_model_is_tied_with_itself_and_said_to_be_the_same() -> None:
     (cell,) = against({"clouds": {(OURS, 0.1): same, (UNGATED, 0.1): same}}, OURS, UNGATED)
     assert (cell.same, cell.outcome, cell.p_holm) == (True, "tied", 1.0)
     assert "same model" in summary.family([cell], lambda _: "no gates", "gates")
+
+
+def test_ours_without_gates_has_the_runs_of_the_recipe_without_them(tmp_path: Path) -> None:
+    chosen = {"digits": {"gates": {OURS: {"0.05": "units", "0.1": "no gates", "0.2": "units"}}}}
+    experiment = replace(FRONTIER, tables=tables_of(chosen), root=tmp_path)
+    sizes = {"name": "x", "train": 3, "valid": 1, "test": 1, "features": 5, "classes": 3}
+    runs = [
+        {**run, "model": job.model, "seed": job.seed, "hash": job.hash, "meta": {"created": "", "data": sizes}}
+        for job in experiment.jobs([experiment.table("digits")])
+        if job.model.startswith(UNGATED) and "16x1" not in job.model
+        for run in entry(0.9 + 0.001 * job.seed, cost=job.settings["budget"]).runs
+    ]
+    write_runs(experiment.results / "digits.jsonl", runs)
+    entries, data = read_entries(experiment, "digits", chosen)
+    assert data == sizes
+    assert (OURS, 0.05) not in entries
+    assert entries[OURS, 0.1].runs is entries[UNGATED, 0.1].runs
+    (cell,) = against({"digits": entries}, OURS, UNGATED)
+    assert (cell.same, cell.n, cell.budget) == (True, 10, 0.1)
 
 
 def test_the_best_control_meets_the_budget_and_is_named() -> None:
@@ -242,6 +262,11 @@ def test_gated_models_are_timed_against_their_twins_and_dense_in_its_faster_comp
     assert rival_of(found, 1) == (DENSE_PLAN, 4.0), "eager is no rival, however fast"
     assert [(row.batch, row.ratio) for row in twins({"clouds": found})] == [(1, pytest.approx(1.1)), (256, 1.1)]
     assert rival_of(timed(eager=1.0), 1) is None
+    text = clock.latency_summary({"clouds": found, "rain": timed(ours=2.0, twin=2.0)})
+    assert "take 1.05 times as long at batch 1 and 1.05 times as long at batch 256 as their twins" in text
+    assert "Slower by more than 3%: 2 of 4 (clouds ours 0.1 at batch 1, 1.10; clouds ours 0.1 at batch 256" in text
+    assert "so the rival is dense, our plan" in clock.latency_section(found)
+    assert "| ours | – | 0.550 / 0.550 | – |" in clock.latency_section(found)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:

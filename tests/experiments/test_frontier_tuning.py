@@ -85,6 +85,8 @@ def test_gates_are_chosen_only_where_they_gain_more_than_the_standard_error() ->
     assert best_kind({"no gates": [none], "units": [much], **others}) == "units"
     assert best_kind({"no gates": [none], "units": [little], **others}) == "no gates", "one row is noise"
     assert best_kind({"no gates": [much], "units": [none], **others}) == "no gates"
+    impossible = {"unreachable": "too small a budget"}
+    assert best_kind({"no gates": [impossible], "units": [impossible], **others}) == "no gates"
     left_out = {**much, "gates": []}
     assert best_kind({"no gates": [none], "units": [left_out], **others}) == "no gates", "it has no gates"
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from experiments.paper.claims import CLAIMS, falls, speech_for_less
+from experiments.paper.claims import CLAIMS, better, falls, speech_for_less
 from experiments.paper.evidence import Claim, Evidence
 from experiments.paper.experiment import PAPER, SECTIONS
+from experiments.paper.overall import DATA, against, not_speed
 from experiments.paper.page import decided, pages
 
 from dynamicgate.lab.result_file import write_runs
@@ -40,6 +41,7 @@ def made_up(job: Job, accuracy: float) -> dict[str, Any]:
         "active_by_epoch": [0.5, 0.4, 0.3],
         "dropped_by_epoch": [9, 5, 0],
         "steps": 3400,
+        "forgotten": 0.1,
         "routing": {"active": 0.5, "corr_hardness": 0.1, "corr_reference": 0.1, "entropy": 2.0},
     }  # fmt: skip
     sizes = {"name": "x", "train": 100, "valid": 10, "test": 20, "features": 5, "classes": 3, "majority": 0.4}
@@ -64,7 +66,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 def test_every_claim_is_decided_once_its_runs_are_there_and_not_before(claim: Claim, everything: Experiment) -> None:
     verdict = decided(claim, Evidence(*read_results(everything.results, everything.jobs())))
     assert verdict is not None
-    assert verdict.outcome in ("holds", "does not hold", "cannot be tested")
+    assert verdict.outcome in ("holds", "does not hold", "inconclusive", "cannot be tested")
     assert verdict.number
     before = decided(claim, Evidence({}, {}))
     assert before is None or before == verdict, "only what no run can change is decided without runs"
@@ -114,3 +116,48 @@ def test_the_page_says_which_runs_are_missing(tmp_path: Path) -> None:
     text = pages(replace(PAPER, root=tmp_path))[PAGE]
     assert "Not run yet: `python -m experiments.paper mnist/ours`" in text
     assert "wait for their runs" in text
+
+
+def one_seed_each(*accuracy: float, **more: Any) -> list[dict[str, Any]]:
+    return [{"seed": seed, "quality": {"accuracy": a}, **more} for seed, a in enumerate(accuracy)]
+
+
+@pytest.mark.parametrize(
+    ("dense", "outcome"),
+    [
+        ((0.44, 0.40, 0.43), "inconclusive"),  # one point ± five: neither no difference nor the printed one is excluded
+        ((0.43, 0.431, 0.429), "holds"),
+        ((0.412, 0.411, 0.413), "does not hold"),
+        ((0.360, 0.361, 0.362), "does not hold"),
+    ],
+)
+def test_a_difference_that_few_seeds_cannot_tell_from_none_is_inconclusive(
+    dense: tuple[float, ...], outcome: str
+) -> None:
+    runs = {
+        ("cifar10/published", "dense"): one_seed_each(*dense),
+        ("cifar10/published", "dropout"): one_seed_each(0.4121, 0.4124, 0.4119),
+    }
+    assert better("cifar10", "dense", "dropout")(Evidence(runs, {})).outcome == outcome
+
+
+def test_gates_are_judged_by_the_frontier_once_it_has_all_datasets() -> None:
+    def entries(gate: float) -> dict[tuple[str, float | None], list[dict[str, Any]]]:
+        return {("gate", 0.2): one_seed_each(gate), ("small", 0.2): one_seed_each(0.5)}
+
+    ours = {(f"{t}/ours", m): one_seed_each(a) for t in DATA for m, a in (("gate", 0.4), ("small", 0.5))}
+    some = {table: entries(0.6) for table in DATA if table != "speech"}
+    paper = against("small")(Evidence(ours, {}, some))
+    assert paper.outcome == "does not hold"
+    assert paper.number.startswith("ours, gate − small in points: MNIST −10.00")
+    frontier = against("small")(Evidence(ours, {}, {**some, "speech": entries(0.6)}))
+    assert frontier.outcome == "holds"
+    assert frontier.number.startswith("the frontier at 0.2, gate − small in points: MNIST +10.00")
+
+
+def test_savings_are_not_speed_where_a_step_takes_longer_than_they_say() -> None:
+    tables = [table for table in DATA if table != "tiny-imagenet"]
+    slow = {(f"{t}/published", "gate"): one_seed_each(0.5, claimed=0.5, seconds_relative=1.2) for t in tables}
+    assert not_speed(Evidence(slow, {})).outcome == "holds"
+    fast = {(f"{t}/published", "gate"): one_seed_each(0.5, claimed=0.5, seconds_relative=0.4) for t in tables}
+    assert not_speed(Evidence(fast, {})).outcome == "does not hold"

@@ -25,7 +25,7 @@ OTHERS = sorted(RESULTS.rglob("*.json"))
 LATENCIES = latency.latency_path(FRONTIER)
 KEYS = {LATENCIES: latency.KEY, stages_latency.latency_path(STAGES): stages_latency.KEY}  # of files with latencies
 RUNS = {
-    "paper": (PAPER, 620),
+    "paper": (PAPER, 660),
     "frontier": (FRONTIER, 0),  # to be run anew: experiments/frontier/protocol.md
     "sparse-mnist": (SPARSE_MNIST, 45),
     "transfer": (TRANSFER, 450),

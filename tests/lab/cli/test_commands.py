@@ -118,6 +118,7 @@ def test_train_writes_one_run_and_does_not_repeat_it(tmp_path: Path, capsys: pyt
 def test_every_training_option_reaches_the_run(gate: dict[str, Any], tmp_path: Path) -> None:
     given = {
         "budget": 0.5, "hidden": [20, 12], "epochs": 1, "batch": 300, "lr": 0.007, "weight_decay": 0.2, "dropout": 0.3,
+        "dense_dropout": 0.15,
         "block": 4, "net": "two-layer", "rank": 6, "tau": 0.9, "theta": 0.4, **gate,
         "accumulate": 2, "clip": 0.5, "bf16": True, "balanced": True, "patience": 2, "density": 0.4,
         "gate_density": 0.7, "pattern": "fan-in", "output": "sparse", "every": 1, "activation": "gelu",
