@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dynamicgate.accounting.routing_stats import measure_routing
 from dynamicgate.budget import OpenLoopBudget
 from dynamicgate.budget.penalties import PENALTIES
+from dynamicgate.distributed import RowMeans
 from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import Usage, named_gates
@@ -70,7 +71,7 @@ class Recorder:
         """lambda * mean p from the second epoch on, or the balance of the experts."""
         decision = used[self.site]
         if "balance" in self.asked:
-            found = self.asked["balance"] * PENALTIES["balance"](decision, self.gate, 0.0, torch.mean)
+            found = self.asked["balance"] * PENALTIES["balance"](decision, self.gate, 0.0, RowMeans(decision.p))
         else:
             found = self.asked["weight"] * (self.epoch >= self.asked["weight_from"]) * decision.p.mean()
         self.aux[-1].append(found.detach())

@@ -131,6 +131,11 @@ class RowMeans:
         """This process's part of `mean`, weighted by its rows."""
         return value.sum() / max(1, value.numel()) * self.weight
 
+    def columns(self, value_BG: Tensor) -> Tensor:
+        """The mean of each column over all rows of all processes, without a gradient."""
+        rows_RG = value_BG.detach().flatten(0, -2)
+        return mean_(rows_RG.sum(0) / max(1, len(rows_RG)) * self.weight)
+
     def mean(self, value: Tensor) -> Tensor:
         """The mean over all rows of all processes, with this process's part of the gradient."""
         local = self.local(value)

@@ -20,6 +20,9 @@ P = [[0.9, 0.6, 0.2], [0.7, 0.4, 0.1]]  # mean 0.4833
 G = [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]  # mean 0.5
 
 
+ONE_PROCESS = RowMeans(torch.empty(1, 1))
+
+
 def decision(p: list[list[float]] = P) -> Decision:
     p_BG = torch.tensor(p, requires_grad=True)
     g_BG = (p_BG.detach() > 0.5).float()
@@ -32,7 +35,7 @@ def gate(block: int = 4, width: int = 9) -> Gate:
 
 def value_and_gradient(form: str, keep: float) -> tuple[float, Tensor]:
     used = decision()
-    penalty = PENALTIES[form](used, gate(), keep, torch.mean)
+    penalty = PENALTIES[form](used, gate(), keep, ONE_PROCESS)
     penalty.backward()
     assert used.p.grad is not None
     return float(penalty.detach()), used.p.grad
@@ -72,7 +75,7 @@ def test_the_cost_penalty_weighs_blocks_by_their_units() -> None:
 
 def test_the_cost_penalty_of_equal_blocks_is_the_linear_one() -> None:
     equal = gate(block=3, width=9)
-    linear, cost = (PENALTIES[form](decision(), equal, 0.0, torch.mean) for form in ("linear", "cost"))
+    linear, cost = (PENALTIES[form](decision(), equal, 0.0, ONE_PROCESS) for form in ("linear", "cost"))
     torch.testing.assert_close(linear, cost)
 
 
@@ -98,7 +101,7 @@ def router(experts: int = 4, top_k: int = 1, **config: Any) -> Gate:
 def load_balance(gate: Gate, used: Decision) -> float:
     """Without the z-loss."""
     z_loss = 0.1 * used.logits.logsumexp(-1).square().mean()
-    return float((PENALTIES["balance"](used, gate, 0.0, torch.mean) - z_loss).detach())
+    return float((PENALTIES["balance"](used, gate, 0.0, ONE_PROCESS) - z_loss).detach())
 
 
 @pytest.mark.parametrize("top_k", [1, 2])
@@ -127,7 +130,7 @@ def test_the_balance_is_its_formula_in_value_and_gradient_whatever_was_dropped(
     top_k: int, capacity: float | None
 ) -> None:
     gate, x = router(top_k=top_k, capacity=capacity), torch.randn(7, 2)
-    penalty = PENALTIES["balance"](gate(x), gate, 0.0, torch.mean)
+    penalty = PENALTIES["balance"](gate(x), gate, 0.0, ONE_PROCESS)
     penalty.backward()
     weight, bias = (parameter.detach().double().requires_grad_() for parameter in gate.net.parameters())
     z = x.double() @ weight.T + bias
@@ -146,30 +149,28 @@ def test_the_balance_pushes_towards_experts_that_are_asked_for_less() -> None:
     with torch.no_grad():
         gate.net.bias[0] = 3.0
     used = gate(x)
-    (PENALTIES["balance"](used, gate, 0.0, torch.mean) - 0.1 * used.logits.logsumexp(-1).square().mean()).backward()
+    (PENALTIES["balance"](used, gate, 0.0, ONE_PROCESS) - 0.1 * used.logits.logsumexp(-1).square().mean()).backward()
     assert gate.net.bias.grad[0] > 0
     assert gate.net.bias.grad[used.routed.sum(0).argmin()] < 0
+
+
+class WithOthers(RowMeans):
+    """As if half of the rows were elsewhere: twice the mean of everything, and all assignments to the last expert."""
+
+    def columns(self, value_BG: Tensor) -> Tensor:
+        return (value_BG.mean(0) + torch.tensor([0.0, 0.0, 0.0, 1.0])) / 2
+
+    def mean(self, value: Tensor) -> Tensor:
+        return 2.0 * value.mean()
 
 
 def test_load_importance_and_z_loss_each_go_through_the_mean_over_processes() -> None:
     gate, x = router(), torch.randn(7, 2)
     used = gate(x)
-    once = PENALTIES["balance"](used, gate, 0.0, torch.mean)
     z_loss = 0.1 * used.logits.logsumexp(-1).square().mean()
-    # twice the mean of everything: the loads are shares and stay, importance and z-loss double
-    twice = PENALTIES["balance"](used, gate, 0.0, lambda value: 2.0 * value.mean())
-    torch.testing.assert_close(twice, 2.0 * (once - z_loss) + 2.0 * z_loss)
-    # half of the rows are elsewhere and all went to the last expert
-    elsewhere = torch.tensor([0.0, 0.0, 0.0, 1.0])
-    seen: list[Tensor] = []
-
-    def with_others(value: Tensor) -> Tensor:
-        seen.append(value)
-        return (value.mean() + elsewhere[len(seen) - 1]) / 2 if len(seen) <= 4 else value.mean()
-
-    joined = PENALTIES["balance"](used, gate, 0.0, with_others)
-    load = (used.routed.mean(0) + elsewhere) / 2
-    torch.testing.assert_close(joined, 4 * (load * used.p.mean(0)).sum() + z_loss)
+    joined = PENALTIES["balance"](used, gate, 0.0, WithOthers(x))
+    load = (used.routed.mean(0) + torch.tensor([0.0, 0.0, 0.0, 1.0])) / 2
+    torch.testing.assert_close(joined, 2.0 * 4 * (load * used.p.mean(0)).sum() + 2.0 * z_loss)
 
 
 def shares_of_two(rank: int, folder: str) -> None:
@@ -180,7 +181,7 @@ def shares_of_two(rank: int, folder: str) -> None:
     mine = x[:7] if rank == 0 else x[7:]
     used = Usage({"out": gate})
     used(gate, gate(mine))
-    penalty = PENALTIES["balance"](used["out"], gate, 0.0, RowMeans(mine).mean)
+    penalty = PENALTIES["balance"](used["out"], gate, 0.0, RowMeans(mine))
     penalty.backward()
     for parameter in gate.net.parameters():
         dist.all_reduce(parameter.grad)
@@ -196,7 +197,7 @@ def test_two_processes_with_uneven_shares_give_the_penalty_and_the_gradients_of_
     found, weight, bias = json.loads((tmp_path / "found.json").read_text())
     torch.manual_seed(0)
     gate, x = router(top_k=2), torch.randn(11, 2)
-    penalty = PENALTIES["balance"](gate(x), gate, 0.0, torch.mean)
+    penalty = PENALTIES["balance"](gate(x), gate, 0.0, ONE_PROCESS)
     penalty.backward()
     assert found == pytest.approx(float(penalty.detach()), rel=1e-5)
     torch.testing.assert_close(torch.tensor(weight), gate.net.weight.grad, rtol=1e-4, atol=1e-6)
@@ -205,7 +206,7 @@ def test_two_processes_with_uneven_shares_give_the_penalty_and_the_gradients_of_
 
 def test_a_gate_that_does_not_route_is_answered_with_a_sentence() -> None:
     with pytest.raises(ValueError, match="over the experts of a router, received a gate of kind 'static'"):
-        PENALTIES["balance"](decision(), gate(), 0.0, torch.mean)
+        PENALTIES["balance"](decision(), gate(), 0.0, ONE_PROCESS)
 
 
 def test_every_form_has_a_test() -> None:

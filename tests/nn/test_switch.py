@@ -15,6 +15,7 @@ import dynamicgate as dg
 from dynamicgate import fit, measure, named_gates
 from dynamicgate.budget import OpenLoopBudget
 from dynamicgate.budget.penalties import PENALTIES
+from dynamicgate.distributed import RowMeans
 from dynamicgate.nn import GatedMLP, Normalize, Switch, SwitchMLP
 from tests.training.easy import blobs
 
@@ -294,7 +295,7 @@ def test_a_budget_does_not_mistake_dropped_assignments_for_a_collapse() -> None:
         with dg.usage(model) as used:
             model(x)
         found = budget.step(used, progress)
-        balance = PENALTIES["balance"](used["down"], model.down.gate, 0.0, torch.mean)
+        balance = PENALTIES["balance"](used["down"], model.down.gate, 0.0, RowMeans(x))
         torch.testing.assert_close(found, 1e-2 * balance, rtol=1e-6, atol=0.0)  # and nothing that lifts to the floor
         rates.append(float(used["down"].open.mean()))
         all_to(model, 1)

@@ -54,7 +54,7 @@ class OpenLoopBudget(GateBudget):
     def _weighted(self, used: Usage, means: RowMeans) -> tuple[Tensor, dict[str, float]]:
         rates = dict(zip(used, means.values(*self._opened(used, means)), strict=True))
         form = PENALTIES[self.form]
-        terms = [form(used[site], self._gates[site], self._rate_now, means.mean) for site in used]
+        terms = [form(used[site], self._gates[site], self._rate_now, means) for site in used]
         return self.lambda_ * torch.stack(terms).sum(), rates
 
     def _target_rate(self, progress: float) -> float:

@@ -1,58 +1,57 @@
 """Open-loop penalties on gate usage: the paper's (sec 3.3) and the ones its published code uses instead.
 
-Each is a function of one site's decision; an `OpenLoopBudget` adds them over the sites and multiplies by lambda. `mean`
-averages over rows and blocks and, in a distributed run, over the processes.
+Each is a function of one site's decision; an `OpenLoopBudget` adds them over the sites and multiplies by lambda.
+`means` averages over rows and, in a distributed run, over the processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
+from dynamicgate.distributed import RowMeans
 from dynamicgate.gating.gate import Decision, Gate
 
-Mean = Callable[[Tensor], Tensor]
-Penalty = Callable[[Decision, Gate, float, Mean], Tensor]
+Penalty = Callable[[Decision, Gate, float, RowMeans], Tensor]
 
 
-def linear(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tensor:
+def linear(used: Decision, gate: Gate, target_rate: float, means: RowMeans) -> Tensor:
     """Expected usage: the mean of p (sec 3.3(2))."""
-    return mean(used.p)
+    return means.mean(used.p)
 
 
-def cost_weighted(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tensor:
+def cost_weighted(used: Decision, gate: Gate, target_rate: float, means: RowMeans) -> Tensor:
     """Expected usage weighted by what each block costs: units x (fan-in + fan-out) (sec 3.3(3)). Within one site every
     unit has the same fans, so that the weights are the block sizes."""
     sizes = gate.block_sizes.to(used.p)
-    return mean(used.p * (sizes / sizes.mean()))
+    return means.mean(used.p * (sizes / sizes.mean()))
 
 
-def hinge(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tensor:
+def hinge(used: Decision, gate: Gate, target_rate: float, means: RowMeans) -> Tensor:
     """Only what exceeds the target rate (published Speech Commands code)."""
-    return (mean(used.p) - target_rate).relu()
+    return (means.mean(used.p) - target_rate).relu()
 
 
-def keep_hinge(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tensor:
+def keep_hinge(used: Decision, gate: Gate, target_rate: float, means: RowMeans) -> Tensor:
     """The square of what is missing to the target rate (published MNIST code): it opens gates."""
-    return (target_rate - mean(used.p)).relu().square()
+    return (target_rate - means.mean(used.p)).relu().square()
 
 
-def squared_soft(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tensor:
+def squared_soft(used: Decision, gate: Gate, target_rate: float, means: RowMeans) -> Tensor:
     """Squared distance of mean p from the target rate (published CIFAR-10 and Tiny-ImageNet code)."""
-    return (mean(used.p) - target_rate).square()
+    return (means.mean(used.p) - target_rate).square()
 
 
-def squared_hard(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tensor:
+def squared_hard(used: Decision, gate: Gate, target_rate: float, means: RowMeans) -> Tensor:
     """Squared distance of mean g from the target rate, with the gradient of p (published PBMC3k code)."""
-    return (mean(straight_through_usage(used)) - target_rate).square()
+    return (means.mean(straight_through_usage(used)) - target_rate).square()
 
 
 Z_LOSS = 0.1  # of the load balance: weight 1e-2 then gives the published 1e-2 and 1e-3
 
 
-def balance(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tensor:
+def balance(used: Decision, gate: Gate, target_rate: float, means: RowMeans) -> Tensor:
     """Load balance and z-loss of a router (published MNIST code, sec 5.5): E * sum over experts of load * importance,
     plus 0.1 * the mean of logsumexp(z)^2. Load is an expert's fraction of the assignments before any is dropped, and
     has no gradient; importance is its mean p. Even routing costs 1, everything to one of E experts costs E."""
@@ -61,9 +60,9 @@ def balance(used: Decision, gate: Gate, target_rate: float, mean: Mean) -> Tenso
             "form 'balance' spreads rows over the experts of a router, received a gate of kind "
             f"{gate.config.kind!r} on {gate.site.consumer!r}"
         )
-    fraction_G = torch.stack([mean(routed_B) for routed_B in used.routed.unbind(-1)])
+    fraction_G = means.columns(used.routed)
     load_G = fraction_G / fraction_G.sum().clamp(min=1.0)  # the sum is k, or 0 where there was no row at all
-    return gate.blocks**2 * mean(used.p * load_G) + Z_LOSS * mean(used.logits.logsumexp(-1).square())
+    return gate.blocks**2 * means.mean(used.p * load_G) + Z_LOSS * means.mean(used.logits.logsumexp(-1).square())
 
 
 PENALTIES: dict[str, Penalty] = {
