@@ -43,7 +43,8 @@ def test_a_recipe_is_plain_data_with_enough_seeds_and_its_dense_network_first(se
 def test_tables_are_chosen_by_section_and_kind() -> None:
     assert [table.name for table in choose_tables("mnist")] == ["mnist/published", "mnist/written", "mnist/ours"]
     assert [table.name for table in choose_tables("moe/ours")] == ["moe/ours"]
-    assert len(choose_tables("all")) == len(PAPER.tables) == 17
+    assert [table.name for table in choose_tables("forgetting")] == ["forgetting/ours"]
+    assert len(choose_tables("all")) == len(PAPER.tables) == 18
     with pytest.raises(ValueError, match=r"unknown table 'cloud': the tables are mnist, cifar10, .* or all"):
         choose_tables("cloud")
     with pytest.raises(ValueError, match="moe has the recipes published, ours, received 'written'"):
