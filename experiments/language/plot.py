@@ -29,7 +29,7 @@ def plot_costs(name: str, rows: Mapping[str, Sequence[Run]]) -> str:
     margin = 0.06 * (max(heights) - min(heights)) + 1e-3
     y = Scale(min(heights) - margin, max(heights) + margin, HEIGHT - 52.0, 30.0)
     levels = round_ticks(y.low, y.high, 6)
-    ticks = [math.log(tick) for tick in round_ticks(min(costs), max(costs), 6) if tick > 0]
+    ticks = [math.log(tick) for tick in round_ticks(0.93 * min(costs), 1.05 * max(costs), 6)]
     dense = sorted(point for model, point in points.items() if model.startswith("dense"))
     body = [
         tag("style", STYLE),
