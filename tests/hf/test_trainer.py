@@ -163,20 +163,20 @@ class StopAt(TrainerCallback):
         control.should_training_stop = state.global_step == self.step
 
 
-@pytest.mark.parametrize("masks", [False, True])
-def test_a_run_that_was_stopped_continues_to_the_same_weights(tmp_path: Path, masks: bool) -> None:
+@pytest.mark.parametrize(("masks", "at"), [(False, 5), (False, 8), (True, 5)])  # in the first epoch, and the second
+def test_a_run_that_was_stopped_continues_to_the_same_weights(tmp_path: Path, masks: bool, at: int) -> None:
     def built() -> tuple[PreTrainedModel, hf.GateCallback]:
         model = gated(tiny_llama(), open=0.9, spread=0.3, train="bernoulli")
         sparsifier = RigL(model, density=0.5, every=2, include=["*mlp*_proj"]) if masks else None
         budget = dg.Budget(target=0.6 if masks else BLOCKS, tau=dg.schedule.linear(1.0, 0.5))
         return model, hf.GateCallback(budget, sparsifier)
 
-    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 5, "train_sampling_strategy": "random"}
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": at, "train_sampling_strategy": "random"}
     whole, callback = built()
     trainer(whole, callback, tmp_path / "whole", **options).train()
     stopped, callback = built()
     run = trainer(stopped, callback, tmp_path / "two", **options)
-    run.add_callback(StopAt(5))
+    run.add_callback(StopAt(at))
     run.train()
     assert largest_difference(whole, stopped) > 1e-4
     resumed, callback = built()

@@ -174,7 +174,7 @@ class GateCallback(TrainerCallback, ExportableState):
         """After the last step meet the budget exactly, before the model is evaluated and saved for the last time. A run
         that stops earlier may be resumed, and is left as it is."""
         if _finished(state):
-            self._calibrate(kwargs)
+            self._calibrate(args.train_batch_size, kwargs)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -183,18 +183,30 @@ class GateCallback(TrainerCallback, ExportableState):
         self.loss.detach()
         best = state.best_model_checkpoint if args.load_best_model_at_end else None
         if best is not None and not (_finished(state) and Path(best).name == _folder(args, state).name):
-            self._calibrate(kwargs)
+            self._calibrate(args.train_batch_size, kwargs)
 
-    def _calibrate(self, given: Mapping[str, Any]) -> None:
+    def _calibrate(self, size: int, given: Mapping[str, Any]) -> None:
         batches = given.get("train_dataloader")
         alone = distributed.world_size() == 1  # other processes see other batches and would choose other shifts
         if isinstance(self.budget, Budget) and self.calibrate and alone and batches is not None:
             with torch.random.fork_rng():
-                self.budget.calibrate_(unwrap(given["model"]), list(islice(batches, self.calibrate)))
+                self.budget.calibrate_(unwrap(given["model"]), _same_batches(batches, self.calibrate, size))
 
 
 def _finished(state: TrainerState) -> bool:
     return state.global_step >= state.max_steps
+
+
+def _same_batches(loader: Any, count: int, size: int) -> list[Any]:
+    """`count` batches of rows that lie evenly over the data: the same ones in a run that was resumed, whose loader
+    would give others. Data that can only be read in a row give the next ones."""
+    rows: Any = getattr(loader, "dataset", None)
+    collate = getattr(loader, "collate_fn", None)
+    if collate is None or not hasattr(rows, "__len__") or not hasattr(rows, "__getitem__"):
+        return list(islice(loader, count))
+    total = min(len(rows), count * size)
+    chosen = [number * len(rows) // total for number in range(total)]
+    return [collate([rows[i] for i in chosen[start : start + size]]) for start in range(0, total, size)]
 
 
 def _folder(args: TrainingArguments, state: TrainerState) -> Path:
