@@ -13,7 +13,8 @@ COUNTED_SAMPLES = 8
 
 class ShapeCounters:
     """Counts a model again when its inputs have another shape. A counter that knows how costs change with the tokens of
-    a sequence serves all lengths (`MacCounter.at`), and only images and sounds of another size are counted again."""
+    a sequence serves all lengths (`MacCounter.at`), and only images and sounds of another size or number are counted
+    again."""
 
     def __init__(self, model: nn.Module, counter: MacCounter | None = None) -> None:
         """For one model, which may have been counted before. A counter that does not know for which shape it was made
