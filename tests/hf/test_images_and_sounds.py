@@ -136,3 +136,14 @@ def test_a_budget_after_a_checkpoint_counts_other_sizes_too(name: str) -> None:
         again.apply_(model, 0.0)
         expected = hf.measure(model, [batch]).relative
         assert seen(again, model, batch) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("images", [(1,) * 9 + (0,), (2, *(1,) * 8, 0)])
+def test_images_need_not_belong_to_texts_one_by_one(images: tuple[int, ...]) -> None:
+    """More texts than are counted of other batches."""
+    model, batch = build("llava"), with_images(*images)
+    alone = sum(dense_macs(model, [with_images(count)]) for count in images)
+    assert dense_macs(model, [batch]) == pytest.approx(alone, rel=1e-9)
+    relative = hf.measure(model, [batch]).relative
+    assert seen(dg.Budget(target=0.9), model, batch) == pytest.approx(relative, rel=1e-5)
+    assert dg.calibrate_(model, [batch], macs=0.9) == pytest.approx(0.9, abs=0.02)

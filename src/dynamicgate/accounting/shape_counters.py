@@ -6,7 +6,7 @@ from torch import nn
 
 from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.accounting.tracing import Shape, count_macs, shape_of
-from dynamicgate.data.contract import Inputs, take_samples
+from dynamicgate.data.contract import Inputs, take_first
 
 COUNTED_SAMPLES = 8
 
@@ -33,7 +33,7 @@ class ShapeCounters:
         for counter in self._found.values():
             if _key(counter, shape) in self._found:
                 return self._found[_key(counter, shape)]
-        counter = count_macs(self.model, take_samples(inputs, slice(COUNTED_SAMPLES)))
+        counter = count_macs(self.model, take_first(inputs, COUNTED_SAMPLES))
         self._found[_key(counter, shape)] = counter
         return counter
 
