@@ -115,7 +115,7 @@ def _from_ids(part: PreTrainedModel, ids_BT: Tensor, given: Mapping[str, Any], *
     pad = getattr(part.config, "pad_token_id", None)
     if ids_BT.shape[1] < 2 or pad is None:
         return None
-    first, last = ({getattr(part.config, name, None) for name in names} for names in (FIRST, LAST))
+    first, last = _ids_of(part, FIRST), _ids_of(part, LAST)
     if decodes and pad not in last:
         held_BT = (ids_BT != pad).flip(1).cummax(1).values.flip(1)
         return torch.cat([torch.ones_like(held_BT[:, :1]), held_BT[:, 1:]], 1)
@@ -129,6 +129,13 @@ def _from_ids(part: PreTrainedModel, ids_BT: Tensor, given: Mapping[str, Any], *
             "tokens: pass attention_mask= (decoder_attention_mask= for a decoder), 1 for tokens and 0 for padding"
         )
     return None
+
+
+def _ids_of(part: PreTrainedModel, names: tuple[str, ...]) -> set[int]:
+    """The ids that a config has under these names; one of them may be a list."""
+    values = (getattr(part.config, name, None) for name in names)
+    lists = [value if isinstance(value, list | tuple) else [value] for value in values if value is not None]
+    return {each for ids in lists for each in ids}
 
 
 def _is_batch(value: Any) -> bool:
