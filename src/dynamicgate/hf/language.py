@@ -197,6 +197,8 @@ class _Tally:
         if labels is None or getattr(output, "loss", None) is None:
             return
         count = int((labels != IGNORED).sum())
+        if not count:  # the mean over nothing, which Transformers gives as the loss, is NaN
+            return
         self.loss += float(output.loss) * count
         self.predicted += count
         logits = getattr(output, "logits", None)
