@@ -6,7 +6,35 @@ import pytest
 import torch
 
 from dynamicgate import hf
-from tests.hf.tiny import gated, tiny_llama, tokens
+from tests.hf.test_language import words
+from tests.hf.tiny import gated, padded, tiny_llama, tokens
+
+
+def test_padding_on_the_left_predicts_nothing() -> None:
+    model, rows = gated(tiny_llama()), [tokens(1, 6), tokens(1, 9, seed=1)]
+    alone = hf.measure(model, [{"input_ids": ids} for ids in rows], tokenizer=words())
+    for left in (True, False):
+        parts = [padded(ids, 12 - ids.shape[1], left=left) for ids in rows]
+        batch = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        batch["position_ids"] = (batch["attention_mask"].cumsum(1) - 1).clamp(min=0)
+        found = hf.measure(model, [batch], tokenizer=words())
+        assert found.quality == pytest.approx(alone.quality, rel=1e-5)
+
+
+def test_a_mask_of_four_dimensions_says_which_tokens_have_labels() -> None:
+    model, ids = gated(tiny_llama()), tokens(2, 6)
+    batch = padded(ids, 3)
+    causal_TT = torch.ones(9, 9, dtype=torch.bool).tril()
+    seen = causal_TT & batch["attention_mask"][:, None, None].bool()
+    added = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    expected = hf.measure(model, [batch])
+    for mask in (seen, added):
+        found = hf.measure(model, [{**batch, "attention_mask": mask}])
+        assert found.quality == pytest.approx(expected.quality, rel=1e-5)
+        assert found.tokens == expected.tokens
+    shared = hf.measure(model, [{"input_ids": ids, "attention_mask": causal_TT[None, None, :6, :6]}])
+    assert shared.quality == pytest.approx(hf.measure(model, ids).quality, rel=1e-5)
+    assert shared.tokens == 12
 
 
 @pytest.mark.parametrize("length", [1, 5])

@@ -24,6 +24,7 @@ from dynamicgate.gating.recording import Usage, named_gates, usage
 from dynamicgate.gating.work import ENCODER, Work
 from dynamicgate.hf.labels import IGNORED, predicted_labels, predicts_next_token
 from dynamicgate.hf.open_blocks import OpenBlocks
+from dynamicgate.hf.tokens import counted_positions
 from dynamicgate.modules import evaluating, unwrap
 
 CHUNK = 8
@@ -128,8 +129,16 @@ def _as_keywords(model: nn.Module, inputs: Any, labels: Tensor | None) -> dict[s
     ids = inputs.get("input_ids")
     if "labels" in inputs or not isinstance(ids, Tensor) or not predicts_next_token(model):
         return dict(inputs)
-    mask = inputs.get("attention_mask")
-    return {**inputs, "labels": ids if mask is None else ids.masked_fill(mask == 0, IGNORED)}
+    return {**inputs, "labels": _own_labels(ids, inputs)}
+
+
+def _own_labels(ids_BT: Tensor, given: Mapping[str, Any]) -> Tensor:
+    """The tokens themselves, where there is a token before: nothing is predicted from padding."""
+    tokens_BT = counted_positions(given.get("attention_mask"), (ids_BT.shape[0], ids_BT.shape[1]), given)
+    if tokens_BT is None:
+        return ids_BT
+    after_token_BT = torch.nn.functional.pad(tokens_BT[:, :-1], (1, 0), value=True)
+    return ids_BT.masked_fill(~(tokens_BT & after_token_BT), IGNORED)
 
 
 def _decoded_bytes(tokenizer: Any, labels: Tensor | None) -> int:
