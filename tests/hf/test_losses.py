@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import MixtralConfig, MixtralForCausalLM
 
 from dynamicgate import hf
-from tests.hf.test_language import words
-from tests.hf.tiny import gated, padded, tiny_llama, tokens
+from tests.hf.test_language import HEADS, HIDDEN, LAYERS, WIDTH, words
+from tests.hf.tiny import VOCAB, gated, padded, tiny_llama, tokens
 
 
 def test_padding_on_the_left_predicts_nothing() -> None:
@@ -46,3 +47,14 @@ def test_a_batch_without_labels_is_no_part_of_the_loss(length: int) -> None:
     assert found.tokens == 18 + 3 * length
     assert hf.measure(model, [{"input_ids": ids}, {"input_ids": tokens(3, 1)}]).quality == found.quality
     assert hf.measure(model, tokens(3, 1)).quality == {}
+
+
+def test_the_loss_of_a_router_is_no_part_of_the_loss() -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": WIDTH, "num_hidden_layers": LAYERS, "vocab_size": VOCAB}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, num_attention_heads=HEADS, num_key_value_heads=2))
+    batch = {"input_ids": tokens(2, 8)}
+    expected = hf.measure(model, [batch]).quality
+    assert hf.measure(model, [{**batch, "output_router_logits": True}]).quality == expected
+    model.config.output_router_logits = True
+    assert hf.measure(model, [batch]).quality == expected

@@ -99,7 +99,7 @@ def measure(
     bytes_found = 0
     with evaluating(base):
         for found, labels in iterate(data, batch):
-            inputs = move(_as_keywords(base, found, labels), device)
+            inputs = move(_without_router_loss(base, _as_keywords(base, found, labels)), device)
             assert isinstance(inputs, Mapping)
             with usage(base) as used:
                 output = base(**inputs)
@@ -139,6 +139,12 @@ def _own_labels(ids_BT: Tensor, given: Mapping[str, Any]) -> Tensor:
         return ids_BT
     after_token_BT = torch.nn.functional.pad(tokens_BT[:, :-1], (1, 0), value=True)
     return ids_BT.masked_fill(~(tokens_BT & after_token_BT), IGNORED)
+
+
+def _without_router_loss(model: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+    """Transformers adds a loss for the balance of experts to that of the labels whenever it returns router logits."""
+    by_default = getattr(getattr(model, "config", None), "output_router_logits", False)
+    return {**given, "output_router_logits": False} if given.get("output_router_logits", by_default) else given
 
 
 def _decoded_bytes(tokenizer: Any, labels: Tensor | None) -> int:
