@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
+from torch import Tensor
+from transformers import BertConfig, BertForSequenceClassification, MixtralConfig, MixtralForCausalLM
 
 from dynamicgate import hf
 from tests.hf.test_language import HEADS, HIDDEN, LAYERS, WIDTH, words
-from tests.hf.tiny import VOCAB, gated, padded, tiny_llama, tokens
+from tests.hf.tiny import VOCAB, gated, padded, tiny_bert, tiny_llama, tokens
 
 
 def test_padding_on_the_left_predicts_nothing() -> None:
@@ -58,3 +61,20 @@ def test_the_loss_of_a_router_is_no_part_of_the_loss() -> None:
     assert hf.measure(model, [{**batch, "output_router_logits": True}]).quality == expected
     model.config.output_router_logits = True
     assert hf.measure(model, [batch]).quality == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "labels"),
+    [
+        ({"num_labels": 1}, torch.tensor([0.5, -1.0, 2.0])),
+        ({"num_labels": 3, "problem_type": "regression"}, torch.eye(3)),
+        ({"num_labels": 3, "problem_type": "multi_label_classification"}, torch.eye(3)),
+    ],
+)
+def test_what_is_no_choice_among_classes_has_a_loss_only(options: dict[str, Any], labels: Tensor) -> None:
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(BertConfig(**tiny_bert().config.to_dict() | options)).eval()
+    batch = {"input_ids": tokens(3, 6), "attention_mask": torch.ones(3, 6, dtype=torch.long), "labels": labels}
+    with torch.no_grad():
+        expected = float(model(**batch).loss)
+    assert hf.measure(model, [batch], text_bytes=9).quality == {"loss": pytest.approx(expected, rel=1e-6)}
