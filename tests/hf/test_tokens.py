@@ -98,6 +98,13 @@ def test_a_padded_batch_without_a_mask_is_refused() -> None:
     model(input_ids=ids)  # nothing is counted, so that nothing is wrong
 
 
+def test_a_config_may_name_several_tokens_that_end_a_text() -> None:
+    for end, batch, rows in [([2, 5], tokens(2, 4), 8), ([2, PAD], padded(tokens(2, 4), 2)["input_ids"], 12)]:
+        model = tiny_llama()
+        model.config.eos_token_id = end  # with that of padding among them, no batch can be said to be padded
+        assert all(len(found) == rows for found in recorded(gated(model), input_ids=batch).values())
+
+
 def test_packed_batches_count_everything() -> None:
     model = gated(tiny_llama()).eval()
     positions = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])

@@ -128,6 +128,10 @@ class MacCounter:
                 out_gate = None if out_site is None else self.gates[out_site]
                 written = sides.side(name, out_features(m), out_site, out_gate, read=False)
                 self.layers.append(LayerMacs(name=name, linear=m, rows=rows[name], read=read, written=written))
+        # a vision tower that the example did not use: other samples may
+        self._some_unused = len(self.layers) < sum(
+            is_linear(m) and id(m) not in inside_gates for m in base.modules()
+        )  # fmt: skip
         self._stack_end = sides.names[-1] if self.stages is not None else None
         nets = [m for gate in self.gates.values() for m in gate.net.modules() if isinstance(m, nn.Linear)]
         self._linears: list[nn.Module] = [*nets, *(layer.linear for layer in self.layers)]
@@ -168,9 +172,13 @@ class MacCounter:
 
     @property
     def depends_on_shape(self) -> bool:
-        """Whether a sample of another shape may cost something else, and nobody knows how much."""
-        known = self.scaling is not None and not self.scaling.one_length
-        return not known and self.shape is not None and (self.other > 0 or {*self.rows.values()} != {1.0})
+        """Whether a sample of another shape may cost something else, and nobody knows how much. Where costs are known
+        for every number of tokens, images and sounds are left."""
+        if self.shape is None:
+            return False
+        if self.scaling is None or self.scaling.one_length:
+            return self.other > 0 or {*self.rows.values()} != {1.0}
+        return self._some_unused or any(holds_numbers for _, _, holds_numbers, _ in self.shape)
 
     def counts(self, gates: Mapping[str, Gate], stages: StageGate | None) -> bool:
         """Whether it was made for the model with these gates, and not for another one or a copy."""
@@ -178,15 +186,18 @@ class MacCounter:
 
     def to_dict(self) -> dict[str, Any]:
         """What `from_dict` needs, as plain JSON values."""
-        scaling = None if self.scaling is None else asdict(self.scaling)
-        attention = dict(self.attention_macs)
-        return {"rows": dict(self.rows), "other": self.other, "attention": attention, "scaling": scaling}
+        costs = {"rows": dict(self.rows), "other": self.other, "attention": dict(self.attention_macs)}
+        return {**costs, "scaling": None if self.scaling is None else asdict(self.scaling), "shape": self.shape}
 
     @classmethod
     def from_dict(cls, model: nn.Module, saved: Mapping[str, Any]) -> MacCounter:
         """The counter of `model` that `to_dict` wrote down for the same model."""
         scaling = None if saved["scaling"] is None else Scaling(**saved["scaling"])
-        return cls(model, rows=saved["rows"], other=saved["other"], attention=saved["attention"], scaling=scaling)
+        costs = {name: saved[name] for name in ("rows", "other", "attention")}
+        shape = saved.get("shape")  # absent in checkpoints from before images of several sizes were counted
+        if shape is not None:  # JSON has lists only
+            shape = tuple((name, tuple(size), *others) for name, size, *others in shape)
+        return cls(model, **costs, scaling=scaling, shape=shape)
 
     @classmethod
     def for_mlp(cls, model: nn.Module, *, readers_only: bool = False) -> MacCounter:

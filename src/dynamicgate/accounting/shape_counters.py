@@ -6,14 +6,15 @@ from torch import nn
 
 from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.accounting.tracing import Shape, count_macs, shape_of
-from dynamicgate.data.contract import Inputs, take_samples
+from dynamicgate.data.contract import Inputs, take_first
 
 COUNTED_SAMPLES = 8
 
 
 class ShapeCounters:
     """Counts a model again when its inputs have another shape. A counter that knows how costs change with the tokens of
-    a sequence serves all lengths (`MacCounter.at`), and only images and sounds of another size are counted again."""
+    a sequence serves all lengths (`MacCounter.at`), and only images and sounds of another size or number are counted
+    again."""
 
     def __init__(self, model: nn.Module, counter: MacCounter | None = None) -> None:
         """For one model, which may have been counted before. A counter that does not know for which shape it was made
@@ -32,7 +33,7 @@ class ShapeCounters:
         for counter in self._found.values():
             if _key(counter, shape) in self._found:
                 return self._found[_key(counter, shape)]
-        counter = count_macs(self.model, take_samples(inputs, slice(COUNTED_SAMPLES)))
+        counter = count_macs(self.model, take_first(inputs, COUNTED_SAMPLES))
         self._found[_key(counter, shape)] = counter
         return counter
 

@@ -24,7 +24,7 @@ from dynamicgate.modules import evaluating, unwrap
 
 ROTARY = "RotaryEmbedding"
 NOT_ROW_BY_ROW = (torch.ops.aten.bmm, torch.ops.aten.baddbmm, torch.ops.aten.convolution)
-Shape: TypeAlias = tuple[tuple[str | int, tuple[int, ...], bool], ...]
+Shape: TypeAlias = tuple[tuple[str | int, tuple[int, ...], bool, float], ...]
 
 
 def count_macs(model: nn.Module, example: Inputs) -> MacCounter:
@@ -69,13 +69,18 @@ def count_macs(model: nn.Module, example: Inputs) -> MacCounter:
 
 
 def shape_of(inputs: Inputs) -> Shape:
-    """What decides the cost of one sample: the name and shape of each input without its first dimension, and whether it
-    holds numbers (an image, a sound) and not token ids."""
+    """What decides the cost of one sample: the name and shape of each input without its first dimension, whether it
+    holds numbers (an image, a sound) and not token ids, and how many entries it has for a sample: a text may come with
+    several images, or none."""
     values: Iterable[tuple[str | int, Any]] = (
         inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs if isinstance(inputs, tuple) else (inputs,))
     )
-    tensors = ((name, value) for name, value in values if isinstance(value, Tensor))
-    return tuple((name, tuple(value.shape[1:]), value.is_floating_point()) for name, value in tensors)
+    tensors = [(name, value) for name, value in values if isinstance(value, Tensor)]
+    entries = [len(value) / max(1, count_samples(inputs)) if value.ndim else 1.0 for _, value in tensors]
+    return tuple(
+        (name, tuple(value.shape[1:]), value.is_floating_point(), each)
+        for (name, value), each in zip(tensors, entries, strict=True)
+    )
 
 
 def _scaling(tokens: Tokens, trace: _Trace, around: Mapping[str, str], samples: int) -> Scaling:

@@ -12,7 +12,7 @@ from dynamicgate.accounting.counter import MacCounter, deployed
 from dynamicgate.accounting.shape_counters import COUNTED_SAMPLES, ShapeCounters
 from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.budget.stage_cut import calibrate_stages_
-from dynamicgate.data.contract import Inputs, call, count_samples, iterate, move, take_samples
+from dynamicgate.data.contract import Inputs, call, count_samples, iterate, move, take_first
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import is_gated, named_gates, usage
 from dynamicgate.modules import evaluating
@@ -70,7 +70,7 @@ def calibrate_(
     inputs = [move(x, device) for x, _ in iterate(data, CALIBRATION_BATCH)]
     if not inputs:
         raise ValueError("nothing to calibrate on: the dataset is empty")
-    counter = counter or count_macs(model, take_samples(inputs[0], slice(COUNTED_SAMPLES)))
+    counter = counter or count_macs(model, take_first(inputs[0], COUNTED_SAMPLES))
     if counter.stages is not None:
         return calibrate_stages_(model, counter, macs, inputs)
     check_steerable(counter.gates)

@@ -124,7 +124,8 @@ class Budget(GateBudget):
             self._forget_counter()
         if self.counter is None and self._saved_counter is not None:
             self.counter, self._saved_counter = MacCounter.from_dict(unwrap(model), self._saved_counter), None
-        if self._given and self._counters is None:
+        scales = self.counter is not None and self.counter.scaling is not None
+        if (self._given or scales) and self._counters is None:
             self._counters = ShapeCounters(unwrap(model), self.counter)
 
     def _forget_counter(self) -> None:

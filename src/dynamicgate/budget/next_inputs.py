@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from dynamicgate.accounting.shape_counters import COUNTED_SAMPLES
-from dynamicgate.data.contract import Inputs, take_samples
+from dynamicgate.data.contract import Inputs, take_first
 from dynamicgate.modules import unwrap
 
 
@@ -29,7 +29,7 @@ class NextInputs:
         self._handle.remove()
         if args and kwargs:
             kwargs = dict(inspect.signature(self.model.forward).bind(*args, **kwargs).arguments)
-        self.inputs = take_samples(kwargs or args, slice(COUNTED_SAMPLES))
+        self.inputs = take_first(kwargs or args, COUNTED_SAMPLES)
 
     def seen(self) -> Inputs:
         """The inputs of that forward pass."""

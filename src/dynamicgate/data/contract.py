@@ -43,6 +43,13 @@ def take_samples(inputs: Inputs, index: slice) -> Inputs:
     return _mapped(inputs, lambda t: t[index] if t.ndim and len(t) == count else t)
 
 
+def take_first(inputs: Inputs, count: int) -> Inputs:
+    """The first samples of a batch; the whole batch where images or sounds come with texts: they need not belong to
+    texts one by one, one may have two and the next none."""
+    with_text = isinstance(inputs, Mapping) and "input_ids" in inputs and any(map(_is_medium, inputs, inputs.values()))
+    return inputs if with_text else take_samples(inputs, slice(count))
+
+
 def move(inputs: Inputs, device: torch.device) -> Inputs:
     """The same inputs on `device`."""
     return _mapped(inputs, lambda t: t.to(device))
@@ -108,6 +115,13 @@ def as_arrays(data: Any, what: str, *, least_classes: int) -> Arrays:
         raise TypeError(f"{what}: every batch must be a pair (x, y) of tensors, and there must be at least one")
     x, y = (torch.cat(column) for column in zip(*parts, strict=True))
     return check_arrays(x, y, what=what, least_classes=least_classes)
+
+
+def _is_medium(name: str, value: Any) -> bool:
+    """Whether an input holds images or sounds: numbers that are neither labels nor a mask."""
+    return (
+        isinstance(value, Tensor) and value.is_floating_point() and name != "labels" and not name.endswith("mask")
+    )  # fmt: skip
 
 
 def _as_batch(batch: Any) -> tuple[Inputs, Tensor | None]:

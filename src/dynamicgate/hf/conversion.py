@@ -13,7 +13,7 @@ from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.budget import Budget
 from dynamicgate.budget.calibration import calibrate_, executed_relative
-from dynamicgate.data.contract import Inputs, move, take_samples
+from dynamicgate.data.contract import Inputs, move, take_first
 from dynamicgate.gating.attach import Where, gate_, select_sites, ungate_
 from dynamicgate.gating.gate import GateConfig, count_of
 from dynamicgate.gating.recording import is_gated, named_gates
@@ -100,7 +100,7 @@ def convert_(
         check_movable(model, site)
     gate_(model, GateConfig(block=block, net=net, rank=rank), sites)
     try:
-        counter = count_macs(model, move(take_samples(inputs[0], slice(1)), next(model.parameters()).device))
+        counter = count_macs(model, move(take_first(inputs[0], 1), next(model.parameters()).device))
         held.bind(counter)
         rate = open_rate_at(counter, held.target)
         if always_open is None:

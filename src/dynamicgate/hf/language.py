@@ -24,9 +24,12 @@ from dynamicgate.gating.recording import Usage, named_gates, usage
 from dynamicgate.gating.work import ENCODER, Work
 from dynamicgate.hf.labels import IGNORED, predicted_labels, predicts_next_token
 from dynamicgate.hf.open_blocks import OpenBlocks
+from dynamicgate.hf.tokens import counted_positions
 from dynamicgate.modules import evaluating, unwrap
 
 CHUNK = 8
+NO_CHOICE = ("regression", "multi_label_classification")
+"""Values of `config.problem_type` whose loss is not that of one choice among classes or words."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class LanguageMeasurement:
 
     quality: dict[str, float]
     """loss (nats a predicted token), perplexity, and bits_per_byte where the number of bytes is known; for a classifier
-    of whole samples loss and accuracy."""
+    of whole samples loss and accuracy; for regression and several labels a sample the loss alone."""
     macs: dict[str, float]
     """Per token, or per image; see `counts`. They are dense and executed, their ratio with the head (`relative`) and
     without it (`relative_without_head`), and of the executed ones those of the head, the gates, everything that is no
@@ -98,7 +101,7 @@ def measure(
     bytes_found = 0
     with evaluating(base):
         for found, labels in iterate(data, batch):
-            inputs = move(_as_keywords(base, found, labels), device)
+            inputs = move(_without_router_loss(base, _as_keywords(base, found, labels)), device)
             assert isinstance(inputs, Mapping)
             with usage(base) as used:
                 output = base(**inputs)
@@ -128,8 +131,22 @@ def _as_keywords(model: nn.Module, inputs: Any, labels: Tensor | None) -> dict[s
     ids = inputs.get("input_ids")
     if "labels" in inputs or not isinstance(ids, Tensor) or not predicts_next_token(model):
         return dict(inputs)
-    mask = inputs.get("attention_mask")
-    return {**inputs, "labels": ids if mask is None else ids.masked_fill(mask == 0, IGNORED)}
+    return {**inputs, "labels": _own_labels(ids, inputs)}
+
+
+def _own_labels(ids_BT: Tensor, given: Mapping[str, Any]) -> Tensor:
+    """The tokens themselves, where there is a token before: nothing is predicted from padding."""
+    tokens_BT = counted_positions(given.get("attention_mask"), (ids_BT.shape[0], ids_BT.shape[1]), given)
+    if tokens_BT is None:
+        return ids_BT
+    after_token_BT = torch.nn.functional.pad(tokens_BT[:, :-1], (1, 0), value=True)
+    return ids_BT.masked_fill(~(tokens_BT & after_token_BT), IGNORED)
+
+
+def _without_router_loss(model: nn.Module, given: dict[str, Any]) -> dict[str, Any]:
+    """Transformers adds a loss for the balance of experts to that of the labels whenever it returns router logits."""
+    by_default = getattr(getattr(model, "config", None), "output_router_logits", False)
+    return {**given, "output_router_logits": False} if given.get("output_router_logits", by_default) else given
 
 
 def _decoded_bytes(tokenizer: Any, labels: Tensor | None) -> int:
@@ -160,6 +177,8 @@ class _Tally:
         self.counts: Counter[str] = Counter()
         self.predicted = self.right = self.classified = 0
         self.loss = self.dense = 0.0
+        self.chooses = True
+        """Whether each prediction is a choice of one word or class, so that perplexity or accuracy mean something."""
         self.parts = dict.fromkeys(("executed", "head", "head_dense", "gates", "other"), 0.0)
         self.open = {name: OpenBlocks(gate, CHUNK) for name, gate in named_gates(model).items()}
         self.head = _embeddings(model, "get_output_embeddings")
@@ -196,11 +215,15 @@ class _Tally:
         labels = predicted_labels(self.model, inputs)
         if labels is None or getattr(output, "loss", None) is None:
             return
-        count = int((labels != IGNORED).sum())
+        no_choice = getattr(getattr(self.model, "config", None), "problem_type", None) in NO_CHOICE
+        self.chooses &= not (no_choice or labels.is_floating_point())
+        count = labels.numel() if labels.is_floating_point() else int((labels != IGNORED).sum())
+        if not count:  # the mean over nothing, which Transformers gives as the loss, is NaN
+            return
         self.loss += float(output.loss) * count
         self.predicted += count
         logits = getattr(output, "logits", None)
-        if labels.ndim == 1 and not labels.is_floating_point() and isinstance(logits, Tensor) and logits.ndim == 2:
+        if labels.ndim == 1 and self.chooses and isinstance(logits, Tensor) and logits.ndim == 2:
             self.right += int((logits.argmax(-1) == labels).sum())
             self.classified += count
 
@@ -209,10 +232,12 @@ class _Tally:
         quality: dict[str, float] = {}
         if self.predicted:
             loss = self.loss / self.predicted
-            quality = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
-            if self.classified:
-                quality = {"loss": loss, "accuracy": self.right / self.classified}
-            if text_bytes:
+            quality = {"loss": loss}
+            if self.classified and self.chooses:
+                quality["accuracy"] = self.right / self.classified
+            elif self.chooses:
+                quality["perplexity"] = math.exp(min(loss, 700.0))
+            if text_bytes and self.chooses:
                 quality["bits_per_byte"] = self.loss / math.log(2.0) / text_bytes
         body = self.dense - self.parts["head_dense"]
         return LanguageMeasurement(

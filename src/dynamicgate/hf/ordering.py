@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.data.contract import Inputs, take_samples
+from dynamicgate.data.contract import Inputs, take_first
 from dynamicgate.gating.attach import Where, select_sites
 from dynamicgate.gating.gate import count_of
 from dynamicgate.gating.recording import is_gated
@@ -88,7 +88,7 @@ def order_sites_(
                 orders[site.name] = find_order(activity.pop(site.name), block, always_open)
                 text = f"{len(orders)} of {len(sites)} sites in order"
                 progress.update(looked + (1.0 - LOOKING) * done * step, text)
-    _apply_(model, sites, orders, take_samples(inputs[0], slice(CHECKED)))
+    _apply_(model, sites, orders, take_first(inputs[0], CHECKED))
     return orders
 
 

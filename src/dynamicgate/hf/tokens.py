@@ -73,7 +73,7 @@ def read_call(
     shape = found.shape[0], found.shape[1]
     prefix = "decoder_" if writes else ""
     mask, ids = given.get(f"{prefix}attention_mask"), given.get(f"{prefix}input_ids")
-    counted = _counted(mask, shape[1], given)
+    counted = counted_positions(mask, shape, given)
     encoded = given.get("encoder_hidden_states")
     decodes = writes or isinstance(encoded, Tensor)
     if decodes and from_labels is not None and from_labels.shape == shape:
@@ -94,7 +94,9 @@ def labelled(labels_BT: Tensor) -> Tensor:
     return (labels_BT != IGNORED).flip(1).cummax(1).values.flip(1)
 
 
-def _counted(mask: Any, positions: int, given: Mapping[str, Any]) -> Tensor | None:
+def counted_positions(mask: Any, shape: tuple[int, int], given: Mapping[str, Any]) -> Tensor | None:
+    """Which positions of a batch of this shape hold tokens according to its mask; None: it says nothing on that."""
+    positions = shape[1]
     if isinstance(mask, Mapping):  # one for each kind of layer; a window hides no token from itself
         mask = next((m for m in (mask.get("full_attention"), *mask.values()) if isinstance(m, Tensor)), None)
     if not isinstance(mask, Tensor) or mask.ndim not in (2, 4):
@@ -102,11 +104,13 @@ def _counted(mask: Any, positions: int, given: Mapping[str, Any]) -> Tensor | No
     start = 0 if mask.shape[-1] == positions else cached_length(given)
     fits = start + positions <= mask.shape[-1]
     if mask.ndim == 2:
-        return (mask[:, start : start + positions] if fits else mask[:, -positions:]).bool()
+        held_BT = mask[:, start : start + positions] if fits else mask[:, -positions:]
+        return held_BT.bool().expand(shape)
     seen_BTK = allowed(mask)[:, 0]
     if not fits:  # a cache that holds a window: padding in front sees nothing
-        return seen_BTK.any(-1)
-    return seen_BTK[..., start : start + positions].diagonal(dim1=-2, dim2=-1)  # a token sees itself, padding does not
+        return seen_BTK.any(-1).expand(shape)
+    # a token sees itself, padding does not
+    return seen_BTK[..., start : start + positions].diagonal(dim1=-2, dim2=-1).expand(shape)
 
 
 def _from_ids(part: PreTrainedModel, ids_BT: Tensor, given: Mapping[str, Any], *, decodes: bool) -> Tensor | None:
@@ -115,7 +119,7 @@ def _from_ids(part: PreTrainedModel, ids_BT: Tensor, given: Mapping[str, Any], *
     pad = getattr(part.config, "pad_token_id", None)
     if ids_BT.shape[1] < 2 or pad is None:
         return None
-    first, last = ({getattr(part.config, name, None) for name in names} for names in (FIRST, LAST))
+    first, last = _ids_of(part, FIRST), _ids_of(part, LAST)
     if decodes and pad not in last:
         held_BT = (ids_BT != pad).flip(1).cummax(1).values.flip(1)
         return torch.cat([torch.ones_like(held_BT[:, :1]), held_BT[:, 1:]], 1)
@@ -129,6 +133,13 @@ def _from_ids(part: PreTrainedModel, ids_BT: Tensor, given: Mapping[str, Any], *
             "tokens: pass attention_mask= (decoder_attention_mask= for a decoder), 1 for tokens and 0 for padding"
         )
     return None
+
+
+def _ids_of(part: PreTrainedModel, names: tuple[str, ...]) -> set[int]:
+    """The ids that a config has under these names; one of them may be a list."""
+    values = (getattr(part.config, name, None) for name in names)
+    lists = [value if isinstance(value, list | tuple) else [value] for value in values if value is not None]
+    return {each for ids in lists for each in ids}
 
 
 def _is_batch(value: Any) -> bool:
