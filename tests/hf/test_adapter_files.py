@@ -189,3 +189,10 @@ def test_the_best_adapter_is_loaded_with_its_gates(tmp_path: Path) -> None:
             gate.bias.zero_()
     model.load_adapter(tmp_path, "default")  # what load_best_model_at_end calls
     assert all(torch.equal(gate.bias, before[name]) for name, gate in dg.named_gates(model).items())
+
+
+def test_frozen_gates_are_warned_of(tmp_path: Path) -> None:
+    model = get_peft_model(gated(tiny_llama()), lora())  # which freezes everything but itself
+    run = trainer(model, hf.GateCallback(dg.Budget(target=BLOCKS), calibrate=0), tmp_path, max_steps=1)
+    with pytest.warns(UserWarning, match="all gates are frozen.*train_gates_"):
+        run.train()

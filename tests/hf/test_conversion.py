@@ -118,7 +118,9 @@ def test_what_cannot_be_converted_is_refused_and_left_as_it_was() -> None:
         convert_(model, 0.5, x, where=dg.where.hidden)
 
 
-@pytest.mark.parametrize(("block", "budget"), [(24, 0.8), (7, 0.8), (32, 0.7), (48, 0.7), (64, 0.8), (100, 0.8)])
+@pytest.mark.parametrize(
+    ("block", "budget"), [(24, 0.8), (7, 0.8), (32, 0.7), (48, 0.7), (63, 0.8), (64, 0.8), (100, 0.8)]
+)
 def test_blocks_that_do_not_divide_a_layer_or_are_few_start_at_the_budget(block: int, budget: float) -> None:
     """64 units: the last block is smaller, or there are only one or two."""
     torch.manual_seed(0)

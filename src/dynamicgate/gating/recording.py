@@ -37,7 +37,10 @@ class Usage(Mapping[str, Decision]):
     def __getitem__(self, site: str) -> Decision:
         calls = self._calls[site]
         if not calls:
-            raise ValueError(f"no forward pass reached the gate at {site!r} inside this `with dynamicgate.usage(...)`")
+            raise ValueError(
+                f"no forward pass reached the gate at {site!r} inside this `with dynamicgate.usage(...)`. If the model "
+                "skips layers at random in training, turn that off (layerdrop=0): a budget counts every layer"
+            )
         if len(calls) == 1 and calls[0][1] is None:
             return calls[0][0]
         if site not in self._joined or self._joined[site][0] != len(calls):  # joined once: a budget asks several times

@@ -135,10 +135,11 @@ def open_rate_at(counter: MacCounter, target: float) -> float:
 
 
 def _shared(rate: float, blocks: Sequence[int]) -> float:
-    """The fraction of blocks that stay open if nobody says how many; none where, rounded up, they would be all that
-    `rate` pays for at a site."""
+    """The fraction of blocks that stay open if nobody says how many; none where, rounded up, they would be more than
+    twice the most that should, or all that `rate` pays for at a site."""
     fraction = min(SHARED_OF_OPEN * rate, SHARED_AT_MOST)
-    return fraction if all(count_of(fraction, count) < rate * count for count in blocks) else 0.0
+    shares = [count_of(fraction, count) / count for count in blocks]
+    return fraction if all(share < rate and share <= 2 * SHARED_AT_MOST for share in shares) else 0.0
 
 
 def _start(model: nn.Module, budget: Budget, counter: MacCounter, inputs: Sequence[Inputs], start: str) -> str:

@@ -9,6 +9,7 @@ an optimizer step, `budget.step` or `budget.penalty` after each, `sparsifier.ste
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -23,6 +24,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from dynamicgate import distributed
 from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.budget import Budget, GateBudget
+from dynamicgate.gating.recording import named_gates
 from dynamicgate.hf.adapters import keep_in_adapters
 from dynamicgate.hf.gated_loss import Distillation, GatedLoss
 from dynamicgate.io.model_file import read_tensors, write_tensors
@@ -102,6 +104,13 @@ class GateCallback(TrainerCallback, ExportableState):
         model = kwargs["model"]
         _check_checkpointing(model)
         keep_in_adapters(unwrap(model))
+        gates = named_gates(model).values()
+        if self.budget is not None and gates and not any(gate.bias.requires_grad for gate in gates):
+            warnings.warn(
+                "all gates are frozen, so that training cannot meet the budget: adapters freeze them with everything "
+                "else, call dynamicgate.hf.train_gates_(model) first",
+                stacklevel=2,
+            )
         if isinstance(self.budget, Budget) and self.sparsifier is not None:
             self.budget.sparsifier = self.sparsifier
         if self.sparsifier is not None:
