@@ -87,16 +87,14 @@ def test_the_dense_arm_is_the_dense_model(dense: nn.Module, samples: Samples) ->
 @pytest.mark.parametrize("method", ["gate", "converted"])
 def test_gates_pay_for_open_blocks_and_for_themselves(method: Any, dense: nn.Module, samples: Samples) -> None:
     student = make_student(Arm(method=method, ffn=0.5, block=8), dense, samples)
-    found = measured(student, dense, seed=9)
+    found = measured(student, dense, seed=9)  # on what they were calibrated on
     nets = LAYERS * FEATURES * WIDTH // 8
     opened = sum(found["open"]) / LAYERS
     assert found["macs"]["executed"] == pytest.approx(REST + opened * FFN + nets)
     assert student.budget is not None
     assert student.budget.target == pytest.approx((REST + 0.5 * FFN) / (REST + FFN))
-    if method == "gate":  # which starts as the dense model, and is closed by training
-        assert opened == 1.0
-    else:
-        assert found["macs"]["ffn"] == pytest.approx(0.5, abs=0.01)
+    expected = 0.98 if method == "gate" else 0.5  # training starts near the dense model
+    assert found["macs"]["ffn"] == pytest.approx(expected, abs=0.01)
 
 
 @pytest.mark.parametrize("block", [1, 32])
@@ -212,6 +210,21 @@ def test_training_resumes_to_the_same_student(
     assert all(torch.equal(value, expected[name]) for name, value in resumed.student.state_dict().items())
     rates = [group["base_lr"] for group in whole.optimizer.param_groups]
     assert rates == ([1e-3] if method == "static width" else [1e-3, 1e-3])
+
+
+def test_a_short_training_is_enough_for_the_budget(
+    dense: nn.Module, samples: Samples, texts: Texts, tmp_path: Path
+) -> None:
+    run = run_of(Arm(method="gate", ffn=0.5, block=8), dense, samples, texts, tmp_path)
+    run.training = replace(run.training, steps=61)  # as many as 2 M tokens are
+    executed = []
+    for _ in range(61):
+        run.optimize()
+        assert run.budget is not None
+        executed.append(run.budget.relative)
+    assert executed[0] == pytest.approx(1.0, abs=0.03)
+    assert max(executed[45:]) == pytest.approx(run.budget.target, abs=0.03)  # before any calibration
+    assert min(executed[45:]) == pytest.approx(run.budget.target, abs=0.03)
 
 
 def test_gates_learn_at_their_own_rate(dense: nn.Module, samples: Samples, texts: Texts, tmp_path: Path) -> None:
