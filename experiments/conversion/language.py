@@ -1,4 +1,7 @@
-"""One run of a language model: a student, trained or not, measured on validation text and once on each test text."""
+"""One run of a language model: a student, trained or not, measured on validation text and once on each test text.
+
+Shapes in names: N predictions, V entries of the vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +47,10 @@ class NextTokens:
         ids = inputs["input_ids"]
         with autocast(self.device):
             with torch.no_grad():
-                wanted = self.dense(input_ids=ids, use_cache=False).logits
-            found = student(input_ids=ids, use_cache=False).logits
-        divergence = kl_divergence(found[:, :-1], wanted[:, :-1]).mean()
-        return divergence + CROSS_ENTROPY * F.cross_entropy(found[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
+                wanted_NV = self.dense(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
+            found_NV = student(input_ids=ids, use_cache=False).logits[:, :-1].flatten(0, 1)
+        text = F.cross_entropy(found_NV.float(), ids[:, 1:].flatten())
+        return kl_divergence(found_NV, wanted_NV).mean() + CROSS_ENTROPY * text
 
     def calibration(self) -> Iterable[Mapping[str, Tensor]]:
         """Windows of validation text."""

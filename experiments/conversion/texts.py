@@ -51,10 +51,11 @@ def load_texts(model: str, names: Sequence[str], data_dir: Path | None) -> Texts
 
 
 def write_texts(model: str, names: Sequence[str], out: Path, data_dir: Path | None, tokens: int) -> None:
-    """The same in a folder of their own, with about `tokens` tokens to train on, half of them from each text."""
+    """The same in a folder of their own, with about `tokens` tokens to train on, equally many of each text."""
+    each = tokens / sum(name in TRAINED_ON for name in names)
+    vocabulary = model_folder(model) / "tokenizer.json"
     for name in names:
-        most = round(tokens / len(TRAINED_ON) * BYTES_A_TOKEN.get(name, 0.0))
-        vocabulary = model_folder(model) / "tokenizer.json"
+        most = round(each * BYTES_A_TOKEN.get(name, 0.0))
         text = write_sample(name, model, out, data_dir=data_dir, vocabulary=vocabulary, most=most)
         counts = ", ".join(f"{part} {len(found):,}" for part, found in text.tokens.items())
         print(f"{name} for {model}: {counts} tokens")

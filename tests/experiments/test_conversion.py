@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 
 import torch
 from experiments.conversion import experts, language, page, sentences, tables
+from experiments.conversion import texts as texts_module
 from experiments.conversion.measuring import measure_student
 from experiments.conversion.models import ffn_macs, ffn_sites, language_model, sentence_encoder
 from experiments.conversion.selections import Oracle, Threshold, kept_at
@@ -251,9 +252,10 @@ def test_the_loss_is_the_divergence_and_a_tenth_of_the_text(dense: nn.Module, te
 
 
 def test_batches_are_half_of_each_text(texts: Texts) -> None:
-    marked = {name: replace(texts.texts[name]) for name in ("books", "python")}
-    for value, text in zip((3, 4), marked.values(), strict=True):
-        text.tokens["train"] = text.tokens["train"] * 0 + value
+    marked = {}
+    for value, name in ((3, "books"), (4, "python")):
+        text = texts.texts[name]
+        marked[name] = replace(text, tokens={"train": text.tokens["train"] * 0 + value})
     windows = Windows(Texts(marked, None), "train", CONTEXT, CPU)
     drawn = windows.draw(6, torch.Generator().manual_seed(0))
     assert sorted(drawn[:, 0].tolist()) == [3, 3, 3, 4, 4, 4]
@@ -340,3 +342,21 @@ def test_weights_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp
         model_folder("smollm2")
     with pytest.raises(ValueError, match="unknown method"):
         Arm(method="magic")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("names", "each"), [(TESTED_ON, 500), (("books",), 1000)])
+def test_tokens_to_take_along_are_shared_by_the_texts(
+    names: tuple[str, ...], each: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, int] = {}
+    found = own_texts(("books",)).texts["books"]
+
+    def write(name: str, *_: Any, most: int, **_more: Any) -> Any:
+        asked[name] = most
+        return found
+
+    monkeypatch.setattr(texts_module, "write_sample", write)
+    monkeypatch.setattr(texts_module, "model_folder", lambda model: tmp_path / model)
+    texts_module.write_texts("any", names, tmp_path, None, 1000)
+    assert asked["books"] == round(each * texts_module.BYTES_A_TOKEN["books"])
+    assert asked.keys() == set(names)
