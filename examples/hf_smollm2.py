@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import copy
 import math
-import re
 from pathlib import Path
 
 import torch
@@ -23,15 +22,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 import dynamicgate as dg
 import dynamicgate.hf
+from dynamicgate.lab.language.corpora import detokenised
 
 LENGTH = 512
-
-
-def detokenised(text: str) -> str:
-    """WikiText as people would write it: it comes with spaces around punctuation, and @-@ for a hyphen."""
-    text = re.sub(r" @([-,.])@ ", r"\1", text)
-    text = re.sub(r" ([,.;:!?)\]'%])", r"\1", re.sub(r"([(\[]) ", r"\1", text))
-    return re.sub(r" n't", "n't", re.sub(r'" ([^"]*) "', r'"\1"', text))
 
 
 def windows(tokenizer: PreTrainedTokenizerBase, path: str, count: int) -> list[dict[str, Tensor]]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from benchmarks import pages as benchmarks
+from experiments.conversion import page as conversion
+from experiments.conversion.tables import CONVERSION
 from experiments.frontier import page as frontier
 from experiments.frontier.datasets import DATASETS
 from experiments.frontier.experiment import FRONTIER
@@ -41,6 +43,7 @@ MAKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "frontier": (lambda: frontier.pages(FRONTIER), 2 + datasets_run()),  # page, README, and a figure for each dataset
     "stages": (lambda: stages.pages(STAGES), 1),
     "language": (lambda: language.pages(LANGUAGE), 1 + texts_run()),  # page, and a figure for each table of results
+    "conversion": (lambda: conversion.pages(CONVERSION), 1),
     "transfer": (lambda: transfer.pages(TRANSFER), 1),
     "sparse-mnist": (lambda: sparse_mnist.pages(sparse_mnist.SPARSE_MNIST), 1),
     "benchmarks": (benchmarks.pages, 5),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from dynamicgate.lab.language import corpora
+from dynamicgate.lab.language import tokenizers as tokenizers_of_texts
 from dynamicgate.lab.language.tokenizers import make_tokenizer
 
 PROSE = "Call me Ishmael. Some years ago - never mind how long precisely - ñ.\n" * 200
@@ -92,3 +93,37 @@ def test_the_listed_wheels_are_in_one_part_only() -> None:
     names = [wheel.split("-")[0] for wheels in parts.values() for wheel in wheels]
     assert set(parts) == {"train", "valid", "test"}
     assert len(names) == len(set(names))
+
+
+def test_a_pretrained_tokenizer_makes_tokens_without_marks(data_dir: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    corpora.load_text("books", "bpe300", data_dir=data_dir)
+    own = tokenizers.Tokenizer.from_file(str(data_dir / "language" / "books-bpe300-vocabulary.json"))
+    first = own.token_to_id("C")
+    own.post_processor = tokenizers.processors.TemplateProcessing(single="C $A", special_tokens=[("C", first)])
+    own.enable_truncation(8)
+    own.save(str(data_dir / "tokenizer.json"))
+    text = corpora.load_text("books", "mine", data_dir=data_dir, vocabulary=data_dir / "tokenizer.json")
+    learned = corpora.load_text("books", "bpe300", data_dir=data_dir)
+    assert np.array_equal(text.tokens["test"], learned.tokens["test"])
+
+
+def test_a_sample_has_less_to_train_on_and_all_of_the_rest(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizers_of_texts, "PIECE", 100)
+    corpora.load_text("books", "bpe300", data_dir=data_dir)
+    vocabulary = data_dir / "language" / "books-bpe300-vocabulary.json"
+    out = data_dir / "out"
+    corpora.write_sample("books", "mine", out, data_dir=data_dir, vocabulary=vocabulary, most=len(PROSE) // 4)
+    text = corpora.load_text("books", "mine", data_dir=out)  # nothing else is needed
+    assert text.bytes["train"] == pytest.approx(len(PROSE.encode()) / 4, rel=0.05)
+    assert text.bytes["test"] == len(PROSE.encode()) + 5
+
+
+def test_wikitext_is_read_as_people_would_write_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = b'The ship , a well @-@ built one ( 1,5 @.@ 2 m ) , did n\'t sink ; " no " .\n'
+    (tmp_path / "test.txt").write_bytes(raw)
+    files = {"test": ("test.txt", hashlib.sha256(raw).hexdigest())}
+    monkeypatch.setattr(corpora, "TEXT_FILES", {"wikitext-2": files})
+    text = corpora.load_text(corpora.PLAIN, data_dir=tmp_path)
+    assert bytes(text.tokens["test"]) == b'The ship, a well-built one (1,5.2 m), didn\'t sink; "no".\n'
+    assert bytes(corpora.load_text("wikitext-2", data_dir=tmp_path).tokens["test"]) == raw

@@ -17,7 +17,7 @@ import pytest
 
 from dynamicgate.lab.result_file import read_runs, write_runs
 from dynamicgate.lab.runner import Experiment, Job, run_parallel
-from dynamicgate.lab.runner.pool import Outcome, Progress, format_duration
+from dynamicgate.lab.runner.pool import Outcome, Progress, describe, format_duration
 from dynamicgate.lab.runner.results import (
     StaleRunsWarning,
     collect,
@@ -203,3 +203,10 @@ def test_the_time_left_is_estimated_from_runs_of_the_same_table(experiment: Expe
     progress.line(jobs[4], Outcome("", 100.0))
     assert progress.remaining() == pytest.approx((3 * 10 + 3 * 100) / 2)
     assert [format_duration(s) for s in (5, 100, 7200)] == ["5 s", "2 min", "2.0 h"]
+
+
+def test_a_run_is_described_by_the_quality_it_has() -> None:
+    macs = {"relative": 0.5}
+    assert describe({"quality": {"accuracy": 0.9}, "macs": macs}) == "90.00%  MACs 0.500"
+    assert describe({"quality": {"cosine": 0.98}, "macs": macs}) == "cosine 0.9800  MACs 0.500"
+    assert describe({"quality": {"bits_per_byte": 1.5}, "macs": macs}) == "1.5000 bits per byte  MACs 0.500"

@@ -2,7 +2,8 @@
 
 books: public-domain books, split by book, as `books/{train,valid,test}.txt.xz`.
 python: the .py files of pinned wheels, split by package, in `python-source/`; `fetch_python` downloads them.
-wikitext-2: `wikitext-2/{valid,test}.txt`, to test on only: it has no training part here.
+wikitext-2: `wikitext-2/{valid,test}.txt`, to test on only: it has no training part here. `wikitext-2-plain` is the same
+text as people would write it, for models that were trained on such text.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
+import re
 import subprocess
 import sys
 import zipfile
@@ -21,7 +23,7 @@ import numpy as np
 from dynamicgate.files import write_atomically, write_text
 from dynamicgate.lab.datasets.data_folders import cache_folders, default_data_dir
 from dynamicgate.lab.language.text import PARTS, Text, read_tokens
-from dynamicgate.lab.language.tokenizers import make_tokenizer
+from dynamicgate.lab.language.tokenizers import make_tokenizer, read_vocabulary, some_of
 
 TEXT_FILES = {
     "books": {
@@ -37,10 +39,16 @@ TEXT_FILES = {
 WHEELS = Path(__file__).with_name("python_wheels.json")  # name, version and sha256 of each wheel, by part
 PYTHON_FOLDER = "python-source"
 CORPORA = ("books", "python")
+PLAIN = "wikitext-2-plain"
 
 
-def load_text(name: str, tokenizer: str = "bytes", *, data_dir: Path | None = None) -> Text:
-    """A corpus in tokens: made from its files once, and kept in a folder `language` of the data or the cache folder."""
+def load_text(
+    name: str, tokenizer: str = "bytes", *, data_dir: Path | None = None, vocabulary: Path | None = None
+) -> Text:
+    """A corpus in tokens: made from its files once, and kept in a folder `language` of the data or the cache folder.
+
+    vocabulary: the tokenizer.json of a pretrained model, for which `tokenizer` is then the name.
+    """
     stem = f"{name}-{tokenizer}"
     for folder in _folders(data_dir):
         if (folder / f"{stem}.json").is_file():
@@ -49,10 +57,20 @@ def load_text(name: str, tokenizer: str = "bytes", *, data_dir: Path | None = No
     for folder in _folders(data_dir):
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            return _write(folder, stem, name, tokenizer, raw)
+            return _write(folder, stem, name, tokenizer, raw, vocabulary)
         except PermissionError:
             continue
     raise OSError(f"none of the folders for prepared text can be written: {', '.join(map(str, _folders(data_dir)))}")
+
+
+def write_sample(
+    name: str, tokenizer: str, folder: Path, *, data_dir: Path | None, vocabulary: Path, most: int
+) -> Text:
+    """What `load_text` finds in `folder`, with at most about `most` bytes of training text, taken from all over it: for
+    a machine that gets its files one by one. The other parts are whole."""
+    raw = {part: some_of(text, most) if part == "train" else text for part, text in read_parts(name, data_dir).items()}
+    (folder / "language").mkdir(parents=True, exist_ok=True)
+    return _write(folder / "language", f"{name}-{tokenizer}", name, tokenizer, raw, vocabulary)
 
 
 def _folders(data_dir: Path | None) -> list[Path]:
@@ -63,11 +81,21 @@ def _folders(data_dir: Path | None) -> list[Path]:
 def read_parts(name: str, data_dir: Path | None = None) -> dict[str, bytes]:
     """The text of each part, from checked files."""
     folder = data_dir or default_data_dir()
+    if name == PLAIN:
+        raw = read_parts("wikitext-2", data_dir)
+        return {part: detokenised(text.decode("utf-8")).encode("utf-8") for part, text in raw.items()}
     if name == "python":
         return {part: _python_source(folder / PYTHON_FOLDER, wheels) for part, wheels in python_wheels().items()}
     if name not in TEXT_FILES:
-        raise ValueError(f"unknown text {name!r}: expected one of {', '.join([*TEXT_FILES, 'python'])}")
+        raise ValueError(f"unknown text {name!r}: expected one of {', '.join([*TEXT_FILES, 'python', PLAIN])}")
     return {part: _checked(folder / path, digest) for part, (path, digest) in TEXT_FILES[name].items()}
+
+
+def detokenised(text: str) -> str:
+    """WikiText as people would write it: it comes with spaces around punctuation, and @-@ for a hyphen."""
+    text = re.sub(r" @([-,.])@ ", r"\1", text)
+    text = re.sub(r" ([,.;:!?)\]'%])", r"\1", re.sub(r"([(\[]) ", r"\1", text))
+    return re.sub(r" n't", "n't", re.sub(r'" ([^"]*) "', r'"\1"', text))
 
 
 def _checked(path: Path, digest: str) -> bytes:
@@ -114,8 +142,13 @@ def _python_source(folder: Path, wheels: Mapping[str, str]) -> bytes:
     return b"\f".join(file for file in files if file.strip())
 
 
-def _write(folder: Path, stem: str, name: str, tokenizer: str, raw: Mapping[str, bytes]) -> Text:
-    made = make_tokenizer(tokenizer, raw.get("train"), folder / f"{stem}-vocabulary.json")
+def _write(
+    folder: Path, stem: str, name: str, tokenizer: str, raw: Mapping[str, bytes], vocabulary: Path | None
+) -> Text:
+    if vocabulary is None:
+        made = make_tokenizer(tokenizer, raw.get("train"), folder / f"{stem}-vocabulary.json")
+    else:
+        made = read_vocabulary(vocabulary)
     for part, data in raw.items():
         tokens = made.encode(data)
         write_atomically(folder / f"{stem}-{part}.bin", lambda path, tokens=tokens: tokens.tofile(path))  # type: ignore[misc]

@@ -57,7 +57,8 @@ class BytePairs:
     def encode(self, text: bytes) -> np.ndarray:
         """The tokens of a text, which is cut between lines so that no piece is long."""
         pieces = _pieces(text)
-        found = self.merges.encode_batch([piece.decode("utf-8", "replace") for piece in pieces])
+        plain = [piece.decode("utf-8", "replace") for piece in pieces]
+        found = self.merges.encode_batch(plain, add_special_tokens=False)
         return np.concatenate([np.asarray(one.ids, dtype=np.uint16) for one in found])
 
     def decode(self, tokens: list[int]) -> bytes:
@@ -95,6 +96,25 @@ def make_tokenizer(name: str, text: bytes | None, path: Path) -> Tokenizer:
     merges.train_from_iterator((piece.decode("utf-8", "replace") for piece in sample), trainer)
     merges.save(str(path))
     return BytePairs(merges)
+
+
+def read_vocabulary(path: Path) -> BytePairs:
+    """The tokenizer of a pretrained model, from its tokenizer.json."""
+    made = BytePairs(_merges().from_file(str(path)))
+    if made.size > 1 << 16:
+        raise ValueError(f"{path} has {made.size} tokens: they are stored in 16 bits, expected at most 65536")
+    made.merges.no_truncation()  # some models cut texts at the length they were trained on
+    made.merges.no_padding()
+    return made
+
+
+def some_of(text: bytes, most: int) -> bytes:
+    """Pieces from all over a text, about `most` bytes in all; the whole text where it is no longer."""
+    if len(text) <= most:
+        return text
+    pieces = _pieces(text)
+    count = max(1, round(len(pieces) * most / len(text)))
+    return b"".join(pieces[i * len(pieces) // count] for i in range(count))
 
 
 def read_tokenizer(stored: dict[str, str]) -> Tokenizer:

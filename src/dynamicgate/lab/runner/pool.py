@@ -161,7 +161,12 @@ def describe(run: dict[str, Any]) -> str:
     if "unreachable" in run:
         return "not possible at this budget"
     quality = run["quality"]
-    text = f"{quality['accuracy']:.2%}" if "accuracy" in quality else f"{quality['bits_per_byte']:.4f} bits per byte"
+    if "accuracy" in quality:
+        text = f"{quality['accuracy']:.2%}"
+    elif "cosine" in quality:
+        text = f"cosine {quality['cosine']:.4f}"
+    else:
+        text = f"{quality['bits_per_byte']:.4f} bits per byte"
     return f"{text}  MACs {run['macs']['relative']:.3f}"
 
 

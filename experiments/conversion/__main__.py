@@ -1,0 +1,55 @@
+"""Pretrained models with gates, against every control with the same tokens.
+
+python -m experiments.conversion smollm2 --device cuda --jobs 1     # SmolLM2-135M, 60 M tokens for each arm
+python -m experiments.conversion smollm2-2m --device cuda --jobs 1  # the same with 2 M tokens
+python -m experiments.conversion minilm --device cuda --jobs 1      # sentence embeddings, 20 M tokens
+python -m experiments.conversion smollm2 minilm --quick             # tiny random models, without any files
+python -m experiments.conversion tokens --out FOLDER --millions 2   # texts in tokens, to take to another machine
+python -m experiments.conversion page                               # its sections of docs/language-models.md
+
+One job at a time: in batches of 32 windows each needs most of the memory of a large GPU.
+DYNAMICGATE_MODELS is the folder in which examples/hf_weights.py wrote the weights, DYNAMICGATE_DATA that of the texts.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from dynamicgate.lab.runner.docs_pages import write_pages
+from experiments.command import asked_experiment, exit_code, parser_of, run_asked
+from experiments.conversion.page import pages
+from experiments.conversion.tables import CONVERSION, MILLION
+from experiments.conversion.texts import TESTED_ON, write_texts
+
+MODULE = "experiments.conversion"
+READ = {"smollm2": TESTED_ON, "minilm": ("books",)}
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = parser_of(MODULE, __doc__)
+    names = ", ".join(table.name for table in CONVERSION.tables)
+    parser.add_argument("names", nargs="+", help=f"{names}; tokens or page")
+    parser.add_argument("--only", nargs="*", default=None, help="models; all")
+    parser.add_argument("--out", type=Path, default=None, help="for tokens: the folder to write")
+    parser.add_argument("--millions", type=float, default=60.0, help="for tokens: of training text, in all")
+    parser.add_argument("--for", dest="models", nargs="*", default=list(READ), help="for tokens: smollm2, minilm")
+    args = parser.parse_args()
+    experiment = asked_experiment(CONVERSION, args)
+    if args.names == ["tokens"]:
+        if args.out is None:
+            raise ValueError("tokens writes a folder: name it with --out")
+        for model in args.models:
+            write_texts(model, READ[model], args.out, args.data_dir, round(args.millions * MILLION))
+        return
+    if args.names == ["page"]:
+        write_pages(experiment.root, pages(experiment))
+        return
+    jobs = experiment.jobs([experiment.table(name) for name in args.names], seeds=args.seeds, device=args.device)
+    jobs = [job for job in jobs if args.only is None or job.model in args.only]
+    run_asked(experiment, jobs, args, f"python -m {MODULE} {' '.join(args.names)}")
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main, MODULE))

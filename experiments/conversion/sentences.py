@@ -1,0 +1,159 @@
+"""One run of a sentence encoder: a student learns the embeddings of the dense model, and is measured by their cosine.
+
+Shapes in names: B sentences, T tokens, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dynamicgate.distributed import choose_device
+from dynamicgate.lab.runner import Job
+from experiments.conversion.measuring import measure_student, on, parameters
+from experiments.conversion.models import sentence_encoder
+from experiments.conversion.students import TRAINED, Arm, Samples, make_student
+from experiments.conversion.texts import Texts
+from experiments.conversion.training import DistillationRun, Training, autocast
+
+SHORTEST, LONGEST = 4, 126  # tokens of a sentence, without those that mark its ends
+CALIBRATED, RANKED = 512, 1024  # sentences
+AT_ONCE = 128  # sentences, where nothing is trained
+ENDS = (".", "!", "?")
+ARM = ("method", "ffn", "block")
+
+
+class Sentences:
+    """The sentences of a part of the books: what lies between two tokens that end one."""
+
+    def __init__(self, texts: Texts, part: str) -> None:
+        """Found in the tokens of the books; longer ones are cut."""
+        self.tokens = texts.texts["books"].tokens[part]
+        self.first, self.last, ends = special_tokens(texts)
+        ending = np.flatnonzero(np.isin(self.tokens, ends))
+        starts = np.concatenate([[0], ending[:-1] + 1])
+        lengths = np.minimum(ending + 1 - starts, LONGEST)
+        wanted = lengths >= SHORTEST
+        self.starts, self.lengths = starts[wanted], lengths[wanted]
+        if not len(self.starts):
+            raise ValueError(f"the books have no sentence in their part {part}: expected a longer text")
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a sentence, with the two that mark its ends."""
+        return float(self.lengths.mean()) + 2.0
+
+    def batch(self, rows: Any) -> dict[str, Tensor]:
+        """These sentences, padded to the longest."""
+        lengths = self.lengths[rows]
+        ids = torch.zeros(len(rows), int(lengths.max()) + 2, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for i, (start, length) in enumerate(zip(self.starts[rows], lengths, strict=True)):
+            ids[i, 0], ids[i, length + 1] = self.first, self.last
+            ids[i, 1 : length + 1] = torch.from_numpy(self.tokens[start : start + length].astype(np.int64))
+            mask[i, : length + 2] = 1
+        return {"input_ids": ids, "attention_mask": mask}
+
+    def fixed(self, count: int, batch: int) -> list[dict[str, Tensor]]:
+        """`count` sentences, spread evenly, in batches."""
+        rows = np.unique(np.arange(count) * len(self.starts) // count)
+        return [self.batch(rows[start : start + batch]) for start in range(0, len(rows), batch)]
+
+
+def special_tokens(texts: Texts) -> tuple[int, int, list[int]]:
+    """The tokens before and after a sentence, and those that end one."""
+    if texts.folder is None:
+        return 1, 2, [ord(end) for end in ENDS]
+    tokenizer = Tokenizer.from_file(str(texts.folder / "tokenizer.json"))
+    ids = [tokenizer.token_to_id(token) for token in ("[CLS]", "[SEP]", *ENDS)]
+    known = [token for token in ids if token is not None]
+    if len(known) < len(ids):
+        raise ValueError(
+            f"the tokenizer in {texts.folder} lacks [CLS], [SEP] or one of {' '.join(ENDS)}: expected BERT's"
+        )
+    return known[0], known[1], known[2:]
+
+
+class Embeddings:
+    """The embeddings of the dense model."""
+
+    def __init__(self, dense: nn.Module, texts: Texts, asked: Mapping[str, Any], device: torch.device) -> None:
+        """Sentences of books."""
+        self.dense, self.device, self.size = dense, device, asked["batch"]
+        self.train, self.valid = Sentences(texts, "train"), Sentences(texts, "valid")
+
+    def draw(self, places: torch.Generator) -> dict[str, Tensor]:
+        """A batch of sentences."""
+        rows = torch.randint(0, len(self.train.starts), (self.size,), generator=places).numpy()
+        return on(self.device, [self.train.batch(rows)])[0]
+
+    def loss(self, student: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+        """One minus the mean cosine."""
+        with autocast(self.device):
+            with torch.no_grad():
+                wanted = embed(self.dense, inputs)
+            return 1.0 - (embed(student, inputs) * wanted).sum(-1).mean()
+
+    def calibration(self) -> Iterable[Mapping[str, Tensor]]:
+        """Sentences of validation books."""
+        return on(self.device, self.valid.fixed(CALIBRATED, AT_ONCE))
+
+    def samples(self) -> Samples:
+        """What conversions look at."""
+        return Samples(on(self.device, self.train.fixed(RANKED, AT_ONCE)), list(self.calibration()))  # type: ignore[arg-type]
+
+
+def embed(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The mean over the tokens of each sentence, of length 1."""
+    hidden_BTD = model(**inputs).last_hidden_state.float()
+    mask_BT1 = inputs["attention_mask"][..., None]
+    return F.normalize((hidden_BTD * mask_BT1).sum(1) / mask_BT1.sum(1), dim=-1)
+
+
+def train(job: Job, texts: Texts) -> dict[str, Any]:
+    """Make the student, train it where its method is trained, and measure it on held-out sentences."""
+    torch.set_float32_matmul_precision("high")
+    asked, device = job.settings, choose_device(job.device)
+    torch.manual_seed(job.seed)
+    arm = Arm(**{name: asked[name] for name in ARM if name in asked})
+    dense = sentence_encoder(texts.folder).to(device).requires_grad_(False)
+    task = Embeddings(dense, texts, asked, device)
+    student = make_student(arm, dense, task.samples())
+    student.model.requires_grad_(True)
+    trained: dict[str, Any] = {"tokens": 0, "seconds": 0.0, "curve": []}
+    if arm.method in TRAINED:
+        steps = max(1, round(asked["tokens"] / (asked["batch"] * task.train.mean_length)))
+        run = DistillationRun(
+            student.model, student.budget, task, Training(steps=steps, seed=job.seed), settings=asked, device=device,
+            folder=job.folder,
+        )  # fmt: skip
+        run.train()
+        curve = [[round(x, 5) for x in point] for point in run.curve]
+        trained = {"tokens": run.tokens, "seconds": round(run.seconds, 1), "curve": curve}
+    student.model.eval()
+    batches = on(device, Sentences(texts, "test").fixed(asked["sentences"], AT_ONCE))
+    found = measure_student(student, dense, batches)
+    cosines = cosine(student.model, dense, batches, device)
+    budget = student.budget
+    return {
+        "model": job.model, "seed": job.seed, "settings": asked,
+        "quality": {"cosine": float(cosines.mean()), "least": float(cosines.min()), "sentences": len(cosines)},
+        "macs": {**found["macs"], "target": None if budget is None else budget.target},
+        "open": found["open"], **trained, "params": parameters(student.model),
+        "collapses": [] if budget is None else [vars(one) for one in budget.collapses],
+    }  # fmt: skip
+
+
+@torch.no_grad()
+def cosine(
+    student: nn.Module, dense: nn.Module, batches: Iterable[Mapping[str, Tensor]], device: torch.device
+) -> Tensor:
+    """Between the embeddings of both, of each sentence."""
+    with autocast(device):
+        return torch.cat([(embed(student, batch) * embed(dense, batch)).sum(-1).cpu() for batch in batches])

@@ -1,0 +1,105 @@
+"""The arms: from the dense model to the student of each, at a fraction of the MACs of the feed-forward layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor, nn
+
+from dynamicgate.budget import Budget, calibrate_
+from dynamicgate.hf import convert_, measure, order_
+from experiments.conversion.experts import to_experts_
+from experiments.conversion.models import ffn_macs, ffn_sites
+from experiments.conversion.selections import Oracle, Selection, Threshold
+from experiments.conversion.static_width import importance, most_important, remove_units_
+
+Method = Literal[
+    "dense", "gate", "static width", "experts", "converted", "unit oracle", "block oracle", "ordered block oracle",
+    "threshold",
+]  # fmt: skip
+TRAINED: tuple[Method, ...] = ("dense", "gate", "static width", "experts")
+RAMP = 0.5  # the fraction of training over which the budget falls
+# 2 M tokens are 61 steps, in which gates that all start far above their threshold, or move with the default steer of
+# 0.3, do not come down to the budget.
+START = 0.98  # of the MACs of the feed-forward layers, at which gates start
+STEER = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One student.
+
+    method: see `METHODS` in docs/language-models.md. ffn: executed MACs of the feed-forward layers relative to the
+        dense ones, gate networks included. block: units that open together. experts: that the units are clustered into.
+    """
+
+    method: Method
+    ffn: float = 1.0
+    block: int = 32
+    experts: int = 16
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            raise ValueError(f"unknown method {self.method!r}: expected one of {', '.join(get_args(Method))}")
+        if not 0.0 < self.ffn <= 1.0:
+            raise ValueError(f"ffn is a fraction of the MACs: expected 0 < ffn <= 1, received {self.ffn}")
+
+
+@dataclass(frozen=True)
+class Student:
+    """A model, what holds its gates to their cost, and what keeps only some of its units where that is no gate."""
+
+    model: nn.Module
+    budget: Budget | None = None
+    selection: Selection | None = None
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Inputs that conversions look at. training: enough to rank units by; validation: to put thresholds."""
+
+    training: Sequence[dict[str, Tensor]]
+    validation: Sequence[dict[str, Tensor]]
+
+
+def make_student(arm: Arm, dense: nn.Module, samples: Samples) -> Student:
+    """A student from a copy of the dense model, which stays as it is."""
+    model = copy.deepcopy(dense)
+    sites = ffn_sites(model)
+    if arm.method == "dense":
+        return Student(model)
+    if arm.method in ("gate", "converted"):
+        return _gated(arm, model, samples)
+    if arm.method == "static width":
+        kept = most_important(importance(model, sites, samples.training), arm.ffn)
+        remove_units_(model, sites, kept)
+        return Student(model)
+    if arm.method == "experts":
+        to_experts_(model, sites, arm.experts, arm.ffn)
+        return Student(model)
+    if arm.method == "threshold":
+        return Student(model, selection=Threshold(model, sites, arm.ffn, samples.validation))
+    if arm.method == "ordered block oracle":
+        order_(model, samples.training, block=arm.block, show=False)
+    block = 1 if arm.method == "unit oracle" else arm.block
+    return Student(model, selection=Oracle(model, sites, arm.ffn, block))
+
+
+def _gated(arm: Arm, model: nn.Module, samples: Samples) -> Student:
+    """Gates that are nearly all open where they are trained, and at the budget where they are not."""
+    target = model_target(model, arm.ffn, samples.validation)
+    start = model_target(model, START, samples.validation) if arm.method == "gate" else target
+    budget = Budget(target=target, warmup=0.0, anneal=RAMP, steer=STEER)
+    convert_(model, budget, samples.training, block=arm.block, show=False)
+    calibrate_(model, samples.validation, macs=start)
+    return Student(model, budget)
+
+
+def model_target(model: nn.Module, ffn: float, inputs: Sequence[dict[str, Tensor]]) -> float:
+    """What a whole model executes on these inputs, relative to dense, if its feed-forward layers execute `ffn` of
+    theirs. The longer the inputs, the less of the model these are."""
+    dense = measure(model, inputs).macs["dense"]
+    return 1.0 - (1.0 - ffn) * ffn_macs(model, ffn_sites(model)) / dense

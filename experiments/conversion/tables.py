@@ -1,0 +1,86 @@
+"""Which students are compared, and with how many tokens each is trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from dynamicgate.lab.runner import Experiment, Job, Table
+from experiments import ROOT
+from experiments.conversion import language, sentences
+from experiments.conversion.texts import TESTED_ON, Texts, load_texts, own_texts
+
+DENSE = "dense + same tokens"
+FRACTIONS = (0.75, 0.5, 0.25)  # of the MACs of the feed-forward layers
+MILLION = 1_000_000
+SMOLLM2_TOKENS = {"smollm2": 60 * MILLION, "smollm2-10m": 10 * MILLION, "smollm2-2m": 2 * MILLION}
+MINILM_TOKENS = {"minilm": 20 * MILLION, "minilm-2m": 2 * MILLION}
+SMOLLM2 = {"context": 1024, "batch": 32, "windows": 256}
+MINILM = {"batch": 512, "sentences": 4096}
+QUICK_SMOLLM2 = {"context": 32, "batch": 4, "windows": 8, "tokens": 20 * 4 * 32}
+QUICK_MINILM = {"batch": 8, "sentences": 32, "tokens": 4000}
+
+
+def percent(fraction: float) -> str:
+    """As names of models have it."""
+    return f"{100 * fraction:.0f} %"
+
+
+def smollm2_models(tokens: int) -> dict[str, dict[str, Any]]:
+    """Everything at every fraction; what needs no training comes first, because it is quick."""
+    shared = {**SMOLLM2, "tokens": tokens}
+    models: dict[str, dict[str, Any]] = {DENSE: {**shared, "method": "dense"}}
+    for method in (
+        "unit oracle",
+        "block oracle",
+        "ordered block oracle",
+        "threshold",
+        "gate",
+        "static width",
+        "experts",
+    ):
+        for ffn in FRACTIONS:
+            if method == "threshold" and ffn <= 1 / 3:  # the gate projection, which is always computed, is a third
+                continue
+            models[f"{method} {percent(ffn)}"] = {**shared, "method": method, "ffn": ffn}
+    return models
+
+
+def minilm_models(tokens: int) -> dict[str, dict[str, Any]]:
+    """Gates at half of the feed-forward layers, and their controls."""
+    return {
+        f"{method} {percent(0.5)}": {**MINILM, "tokens": tokens, "method": method, "ffn": 0.5}
+        for method in ("gate", "static width", "converted")
+    }
+
+
+def load_language(job: Job, data_dir: Path | None) -> Texts:
+    """All texts, in tokens of SmolLM2; in a quick run text of this repository."""
+    return own_texts(TESTED_ON) if job.quick else load_texts("smollm2", TESTED_ON, data_dir)
+
+
+def load_sentences(job: Job, data_dir: Path | None) -> Texts:
+    """Books, in tokens of MiniLM."""
+    return own_texts(("books",)) if job.quick else load_texts("minilm", ("books",), data_dir)
+
+
+def tables() -> tuple[Table, ...]:
+    """All tables; those with fewer tokens are for less time on a GPU."""
+    made = [
+        Table(
+            name=name, data="books+python", models=smollm2_models(tokens), train=language.train, load=load_language,
+            seeds=(0,), quick=QUICK_SMOLLM2,
+        )
+        for name, tokens in SMOLLM2_TOKENS.items()
+    ]  # fmt: skip
+    made += [
+        Table(
+            name=name, data="books", models=minilm_models(tokens), train=sentences.train, load=load_sentences,
+            seeds=(0, 1, 2), quick=QUICK_MINILM,
+        )
+        for name, tokens in MINILM_TOKENS.items()
+    ]  # fmt: skip
+    return tuple(made)
+
+
+CONVERSION = Experiment("conversion", tables(), ROOT)

@@ -1,0 +1,171 @@
+"""Distillation from the dense model: the same loop for every arm, resumable to the bit."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.budget import Budget
+from dynamicgate.gating.recording import named_gates, usage
+from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
+from dynamicgate.training.interrupt import Interrupts
+
+WARMUP, LOWEST = 0.05, 0.1  # the learning rates: fraction of training in which they rise, and where they end
+CURVE = 50  # points of the loss curve
+
+
+class Task(Protocol):
+    """What a student learns, and from which inputs."""
+
+    def draw(self, places: torch.Generator) -> Mapping[str, Tensor]:
+        """The inputs of one step."""
+
+    def loss(self, student: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The distance to the dense model."""
+
+    def calibration(self) -> Iterable[Mapping[str, Tensor]]:
+        """Validation inputs on which a budget is met exactly after training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """How long and how fast. gate_lr: of gate networks and routers."""
+
+    steps: int
+    lr: float = 1e-4
+    gate_lr: float = 1e-3
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    seed: int = 0
+    checkpoint_seconds: float = 120.0
+
+    def rate(self, step: int) -> float:
+        """What learning rates are multiplied by: rises, then falls along a cosine."""
+        warmup = max(1, round(WARMUP * self.steps))
+        if step < warmup:
+            return (step + 1) / warmup
+        progress = (step - warmup) / max(1, self.steps - warmup)
+        return LOWEST + (1.0 - LOWEST) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+class DistillationRun:
+    """One student in training."""
+
+    def __init__(
+        self, student: nn.Module, budget: Budget | None, task: Task, training: Training, *,
+        settings: Mapping[str, Any], device: torch.device, folder: Path,
+    ) -> None:  # fmt: skip
+        """settings: what else identifies the run. `folder` gets the checkpoint."""
+        self.student, self.budget, self.task, self.training = student, budget, task, training
+        self.device, self.folder = device, folder
+        self.settings = {**settings, "training": asdict(training)}
+        self.optimizer = make_optimizer(student, training, device)
+        self.places = torch.Generator().manual_seed(training.seed)
+        self.step, self.seconds, self.tokens = 0, 0.0, 0
+        self.curve: list[list[float]] = []
+        self._recent: list[Tensor] = []
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where training can be continued from."""
+        return self.folder / "last.safetensors"
+
+    def train(self) -> None:
+        """All steps that are left. Ctrl-C saves a checkpoint first."""
+        if self.checkpoint.exists():
+            self.resume()
+        self.student.train()
+        started = saved = time.monotonic()
+        with Interrupts() as interrupts:
+            while self.step < self.training.steps:
+                self._recent.append(self.optimize())
+                if self.step % max(1, self.training.steps // CURVE) == 0:
+                    self._note()
+                due = time.monotonic() - saved >= self.training.checkpoint_seconds
+                if due or interrupts.requested:
+                    self.seconds, started = self.seconds + time.monotonic() - started, time.monotonic()
+                    self.save()
+                    saved = time.monotonic()
+                if interrupts.requested:
+                    raise KeyboardInterrupt
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.seconds += time.monotonic() - started
+        self.student.eval()
+        if self.budget is not None:
+            with autocast(self.device):
+                self.budget.calibrate_(self.student, self.task.calibration())
+
+    def _note(self) -> None:
+        loss = float(torch.stack(self._recent).mean())
+        self._recent.clear()
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss became {loss} at step {self.step}: lower the learning rate")
+        relative = None if self.budget is None else self.budget.relative
+        self.curve.append([self.step, loss, *([] if relative is None else [relative])])
+
+    def optimize(self) -> Tensor:
+        """One step; the loss without the penalty of a budget."""
+        training, now = self.training, self.step / self.training.steps
+        if self.budget is not None:
+            self.budget.apply_(self.student, now)
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["base_lr"] * training.rate(self.step)
+        inputs = self.task.draw(self.places)
+        with usage(self.student) as used:
+            loss = self.task.loss(self.student, inputs)
+        (loss if self.budget is None else loss + self.budget.step(used, now)).backward()
+        nn.utils.clip_grad_norm_(self.student.parameters(), training.clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.tokens += int(
+            inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].numel()
+        )
+        self.step += 1
+        return loss.detach()
+
+    def save(self) -> None:
+        """A checkpoint from which `resume` goes on to the same result."""
+        position = {
+            "step": self.step, "seconds": self.seconds, "curve": self.curve, "tokens": self.tokens,
+            "recent": [float(loss) for loss in self._recent],
+        }  # fmt: skip
+        save_checkpoint(
+            self.checkpoint, self.student, self.optimizer, self.budget, None, settings=self.settings, position=position,
+            rng={**random_state(), "places": self.places.get_state()},
+        )  # fmt: skip
+
+    def resume(self) -> None:
+        """Continue where `save` was called."""
+        position, rng = load_checkpoint(
+            self.checkpoint, self.student, self.optimizer, self.budget, None, settings=self.settings
+        )
+        set_random_state(rng)
+        self.places.set_state(rng["places"])
+        self.step, self.seconds, self.curve = position["step"], position["seconds"], position["curve"]
+        self.tokens = position["tokens"]
+        self._recent = [torch.tensor(loss, device=self.device) for loss in position["recent"]]
+
+
+def make_optimizer(student: nn.Module, training: Training, device: torch.device) -> torch.optim.Optimizer:
+    """AdamW; gates learn faster than the weights, which were trained before."""
+    gates = [p for gate in named_gates(student).values() for p in gate.parameters()]
+    own = {id(p) for p in gates}
+    weights = [p for p in student.parameters() if id(p) not in own]
+    groups = [{"params": weights, "lr": training.lr, "base_lr": training.lr}]
+    if gates:
+        groups.append({"params": gates, "lr": training.gate_lr, "base_lr": training.gate_lr})
+    options: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": training.weight_decay}
+    return torch.optim.AdamW(groups, fused=device.type == "cuda", **options)
+
+
+def autocast(device: torch.device) -> torch.autocast:
+    """bfloat16 on a GPU."""
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

@@ -1,0 +1,362 @@
+"""Converted models: what every arm executes, by hand; what is removed and kept; training that resumes; the page."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+import torch
+from experiments.conversion import experts, language, page, sentences, tables
+from experiments.conversion import texts as texts_module
+from experiments.conversion.measuring import measure_student
+from experiments.conversion.models import ffn_macs, ffn_sites, language_model, sentence_encoder
+from experiments.conversion.selections import Oracle, Threshold, kept_at
+from experiments.conversion.static_width import importance, most_important, remove_units_
+from experiments.conversion.students import Arm, Samples, Student, make_student
+from experiments.conversion.texts import TESTED_ON, Texts, Windows, model_folder, own_texts
+from experiments.conversion.training import DistillationRun, Training
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import LlamaForCausalLM
+
+import dynamicgate as dg
+from dynamicgate.lab.result_file import write_runs
+from dynamicgate.lab.runner import Experiment
+
+CPU = torch.device("cpu")
+FEATURES, WIDTH, LAYERS, VOCABULARY, CONTEXT = 32, 128, 2, 256, 16
+FFN = 3 * FEATURES * WIDTH * LAYERS
+ATTENTION = LAYERS * (2 * FEATURES * 32 + 2 * FEATURES * 16 + 2 * FEATURES * (CONTEXT + 1) / 2)
+REST = ATTENTION + FEATURES * VOCABULARY  # and the head; a token sees half of the window on average
+ASKED = {"batch": 4, "context": CONTEXT, "windows": 4}
+
+
+def ids(rows: int, seed: int) -> Tensor:
+    return torch.randint(0, VOCABULARY, (rows, CONTEXT), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def dense() -> nn.Module:
+    """With larger weights than a random Llama has, so that its units differ."""
+    model = language_model(None).requires_grad_(False)
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            parameter.mul_(8.0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def samples() -> Samples:
+    return Samples([{"input_ids": ids(8, seed)} for seed in range(2)], [{"input_ids": ids(8, 9)}])
+
+
+@pytest.fixture(scope="module")
+def texts() -> Texts:
+    return own_texts(TESTED_ON)
+
+
+def measured(student: Student, dense: nn.Module, seed: int = 5) -> dict[str, Any]:
+    return measure_student(student, dense, [{"input_ids": ids(8, seed)}], text_bytes=8 * (CONTEXT - 1))
+
+
+@pytest.mark.parametrize("fraction", tables.FRACTIONS)
+@pytest.mark.parametrize("method", ["unit oracle", "block oracle", "ordered block oracle", "static width", "experts"])
+def test_arms_execute_what_a_count_by_hand_says(
+    method: Any, fraction: float, dense: nn.Module, samples: Samples
+) -> None:
+    student = make_student(Arm(method=method, ffn=fraction), dense, samples)
+    router = LAYERS * FEATURES * 16 if method == "experts" else 0
+    found = measured(student, dense)
+    assert found["macs"]["dense"] == REST + FFN
+    assert found["macs"]["executed"] == REST + fraction * FFN + router
+    assert found["macs"]["ffn"] == pytest.approx(fraction + router / FFN)
+
+
+def test_the_dense_arm_is_the_dense_model(dense: nn.Module, samples: Samples) -> None:
+    student = make_student(Arm(method="dense"), dense, samples)
+    assert student.model is not dense
+    assert torch.equal(student.model(ids(2, 0)).logits, dense(ids(2, 0)).logits)
+    assert measured(student, dense)["macs"]["relative"] == 1.0
+
+
+@pytest.mark.parametrize("method", ["gate", "converted"])
+def test_gates_pay_for_open_blocks_and_for_themselves(method: Any, dense: nn.Module, samples: Samples) -> None:
+    student = make_student(Arm(method=method, ffn=0.5, block=8), dense, samples)
+    found = measured(student, dense, seed=9)  # on what they were calibrated on
+    nets = LAYERS * FEATURES * WIDTH // 8
+    opened = sum(found["open"]) / LAYERS
+    assert found["macs"]["executed"] == pytest.approx(REST + opened * FFN + nets)
+    assert student.budget is not None
+    assert student.budget.target == pytest.approx((REST + 0.5 * FFN) / (REST + FFN))
+    expected = 0.98 if method == "gate" else 0.5  # training starts near the dense model
+    assert found["macs"]["ffn"] == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("block", [1, 32])
+@pytest.mark.parametrize("fraction", tables.FRACTIONS)
+def test_oracles_keep_exactly_the_asked_fraction_and_the_largest(block: int, fraction: float, dense: nn.Module) -> None:
+    sites = ffn_sites(dense)
+    oracle = Oracle(dense, sites, fraction, block)
+    seen: dict[str, Tensor] = {}
+    layer = dense.get_submodule(sites[0].consumer)
+    before = layer.register_forward_pre_hook(lambda _m, args: seen.update(before=args[0]))
+    with oracle.attached():
+        after = layer.register_forward_pre_hook(lambda _m, args: seen.update(after=args[0]))
+        dense(ids(4, 3))
+    before.remove()
+    after.remove()
+    kept = seen["after"] != 0.0
+    assert bool((seen["before"] != 0.0).all())
+    assert bool((kept.sum(-1) == round(fraction * WIDTH)).all())
+    assert torch.equal(seen["after"][kept], seen["before"][kept])
+    size = (seen["before"].abs() * layer.weight.norm(dim=0)).unflatten(-1, (-1, block)).norm(dim=-1)  # type: ignore[union-attr,operator]
+    chosen = kept.unflatten(-1, (-1, block)).all(-1)
+    assert bool((size.masked_fill(~chosen, torch.inf).amin(-1) >= size.masked_fill(chosen, 0.0).amax(-1)).all())
+    plain = copy.deepcopy(dense)(ids(4, 3)).logits
+    assert torch.equal(dense(ids(4, 3)).logits, plain)  # nothing is left behind
+
+
+def test_static_width_equals_the_model_with_those_units_removed(dense: nn.Module, samples: Samples) -> None:
+    sites = ffn_sites(dense)
+    kept = most_important(importance(dense, sites, samples.training), 0.5)
+    narrow = copy.deepcopy(dense)
+    remove_units_(narrow, sites, kept)
+    config = copy.deepcopy(dense.config)
+    config.intermediate_size = WIDTH // 2  # type: ignore[union-attr]
+    state = dict(dense.state_dict())
+    for site in sites:
+        for name in site.producers:
+            state[f"{name}.weight"] = state[f"{name}.weight"][kept[site.name]]
+        state[f"{site.consumer}.weight"] = state[f"{site.consumer}.weight"][:, kept[site.name]]
+    expected = LlamaForCausalLM(config).eval()  # type: ignore[arg-type]
+    expected.load_state_dict(state)
+    assert torch.equal(narrow(ids(4, 3)).logits, expected(ids(4, 3)).logits)
+    assert narrow.config.intermediate_size == WIDTH // 2  # type: ignore[union-attr]
+
+
+def test_units_are_ranked_by_what_they_add(dense: nn.Module, samples: Samples) -> None:
+    model = copy.deepcopy(dense)
+    sites = ffn_sites(model)
+    reader = model.get_submodule(sites[1].consumer)
+    reader.weight[:, 7] = 0.0  # type: ignore[index,operator]
+    scores = importance(model, sites, samples.training)
+    assert scores[sites[1].name][7] == 0.0
+    assert 7 not in most_important(scores, 0.75)[sites[1].name]
+
+
+def test_a_threshold_pays_for_the_gate_projection_and_what_is_above(dense: nn.Module, samples: Samples) -> None:
+    model = copy.deepcopy(dense)
+    sites = ffn_sites(model)
+    selection = Threshold(model, sites, 0.5, samples.validation)
+    assert selection.kept[sites[0].name] == pytest.approx(0.25)  # a third always, and a quarter of two thirds
+    found = measured(Student(model, selection=selection), dense, seed=9)
+    above, rows = selection._seen[sites[0].name]
+    assert above / rows == pytest.approx(0.25, abs=1e-3)  # the first layer reads what it read in calibration
+    both = [selection._seen[site.name][0] / selection._seen[site.name][1] for site in sites]
+    assert found["macs"]["executed"] == pytest.approx(REST + FFN / 3 + FFN * 2 / 3 * sum(both) / LAYERS)
+    with pytest.raises(ValueError, match="33% of the layer"):
+        kept_at(model, sites[0], 0.25)
+
+
+def test_experts_are_units_alike_and_all_of_them_are_the_dense_layer(dense: nn.Module) -> None:
+    centres = 5.0 * torch.eye(4)
+    rows = centres.repeat(8, 1) + 0.1 * torch.randn(32, 4, generator=torch.Generator().manual_seed(0))
+    order = experts.cluster_order(rows, 4)
+    assert all(len({int(unit) % 4 for unit in run}) == 1 for run in order.split(8))
+    model = copy.deepcopy(dense)
+    assert experts.to_experts_(model, ffn_sites(model), 16, 1.0) == 16
+    torch.testing.assert_close(model(ids(2, 0)).logits, dense(ids(2, 0)).logits)
+    site = ffn_sites(model)[0]
+    router = dg.named_gates(model)[site.name].net
+    means = model.get_submodule(site.source).weight.unflatten(0, (16, 8)).mean(1)  # type: ignore[operator,union-attr]
+    torch.testing.assert_close(router.weight, means, check_device=False)  # type: ignore[arg-type]
+
+
+def run_of(arm: Arm, dense: nn.Module, samples: Samples, texts: Texts, folder: Path) -> DistillationRun:
+    torch.manual_seed(0)
+    student = make_student(arm, dense, samples)
+    student.model.requires_grad_(True)
+    task = language.NextTokens(dense, texts, ASKED, CPU)
+    training = Training(steps=8, lr=1e-3)
+    return DistillationRun(
+        student.model, student.budget, task, training, settings={"ffn": arm.ffn}, device=CPU, folder=folder
+    )
+
+
+@pytest.mark.parametrize("method", ["gate", "static width", "experts"])
+def test_training_resumes_to_the_same_student(
+    method: Any, dense: nn.Module, samples: Samples, texts: Texts, tmp_path: Path
+) -> None:
+    arm = Arm(method=method, ffn=0.5)
+    whole = run_of(arm, dense, samples, texts, tmp_path / "whole")
+    whole.train()
+    broken = run_of(arm, dense, samples, texts, tmp_path / "broken")
+    broken.student.train()
+    for _ in range(5):
+        broken._recent.append(broken.optimize())
+        broken._note()
+    broken.save()
+    resumed = run_of(arm, dense, samples, texts, tmp_path / "broken")
+    resumed.train()
+    assert resumed.step == 8
+    assert resumed.tokens == whole.tokens == 8 * 4 * CONTEXT
+    assert resumed.curve == whole.curve
+    expected = whole.student.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in resumed.student.state_dict().items())
+    rates = [group["base_lr"] for group in whole.optimizer.param_groups]
+    assert rates == ([1e-3] if method == "static width" else [1e-3, 1e-3])
+
+
+def test_a_short_training_is_enough_for_the_budget(
+    dense: nn.Module, samples: Samples, texts: Texts, tmp_path: Path
+) -> None:
+    run = run_of(Arm(method="gate", ffn=0.5, block=8), dense, samples, texts, tmp_path)
+    run.training = replace(run.training, steps=61)  # as many as 2 M tokens are
+    executed = []
+    for _ in range(61):
+        run.optimize()
+        assert run.budget is not None
+        executed.append(run.budget.relative)
+    assert executed[0] == pytest.approx(1.0, abs=0.03)
+    assert max(executed[45:]) == pytest.approx(run.budget.target, abs=0.03)  # before any calibration
+    assert min(executed[45:]) == pytest.approx(run.budget.target, abs=0.03)
+
+
+def test_gates_learn_at_their_own_rate(dense: nn.Module, samples: Samples, texts: Texts, tmp_path: Path) -> None:
+    run = run_of(Arm(method="experts", ffn=0.5), dense, samples, texts, tmp_path)
+    run.training = replace(run.training, lr=1e-4)
+    names = {id(p): name for name, p in run.student.named_parameters()}
+    weights, gates = run.optimizer.param_groups
+    assert all(".gate." in names[id(p)] for p in gates["params"])
+    assert not any(".gate." in names[id(p)] for p in weights["params"])
+    assert len(weights["params"]) + len(gates["params"]) == len(names)
+    assert (Training(steps=1).lr, Training(steps=1).gate_lr) == (1e-4, 1e-3)
+
+
+def test_the_loss_is_the_divergence_and_a_tenth_of_the_text(dense: nn.Module, texts: Texts) -> None:
+    student = copy.deepcopy(dense)
+    for parameter in student.parameters():
+        parameter.mul_(0.9)
+    task = language.NextTokens(dense, texts, ASKED, CPU)
+    inputs = task.draw(torch.Generator().manual_seed(0))
+    found, wanted = (model(**inputs).logits[:, :-1].log_softmax(-1) for model in (student, dense))
+    divergence = F.kl_div(found, wanted, reduction="none", log_target=True).sum(-1).mean()
+    text = F.nll_loss(found.flatten(0, 1), inputs["input_ids"][:, 1:].flatten())
+    torch.testing.assert_close(task.loss(student, inputs), divergence + 0.1 * text)
+
+
+def test_batches_are_half_of_each_text(texts: Texts) -> None:
+    marked = {}
+    for value, name in ((3, "books"), (4, "python")):
+        text = texts.texts[name]
+        marked[name] = replace(text, tokens={"train": text.tokens["train"] * 0 + value})
+    windows = Windows(Texts(marked, None), "train", CONTEXT, CPU)
+    drawn = windows.draw(6, torch.Generator().manual_seed(0))
+    assert sorted(drawn[:, 0].tolist()) == [3, 3, 3, 4, 4, 4]
+    (fixed,) = windows.fixed(5, 8)
+    assert fixed[:, 0].tolist() == [3, 4, 3, 4, 3]
+
+
+def test_a_run_measures_every_text(tmp_path: Path) -> None:
+    experiment = Experiment("conversion", tables.tables(), tmp_path, quick=True)
+    table = experiment.table("smollm2-2m")
+    (job,) = [job for job in experiment.jobs([table], device="cpu") if job.model == "experts 50 %"]
+    assert table.load is not None
+    data = table.load(job, None)
+    run = table.train(job, data)
+    assert set(run["quality"]["test"]) == set(TESTED_ON)
+    assert set(run["quality"]["valid"]) == {"books", "python"}
+    assert run["tokens"] == tables.QUICK_SMOLLM2["tokens"]
+    assert run["macs"]["ffn"] == pytest.approx(0.5 + 16 / (3 * WIDTH))
+    assert {"name", "train", "valid", "test", "features", "classes"} <= data.sizes().keys()
+
+
+def test_sentences_are_marked_and_padded() -> None:
+    found = sentences.Sentences(own_texts(("books",)), "valid")
+    batch = found.batch([0, 1, 2])
+    for row, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True):
+        words = row[mask.bool()].tolist()
+        assert (words[0], words[-1]) == (1, 2)
+        assert chr(words[-2]) in sentences.ENDS or len(words) == sentences.LONGEST + 2
+        assert not any(chr(word) in sentences.ENDS for word in words[1:-2])
+        assert len(words) >= sentences.SHORTEST + 2
+        assert bool((row[~mask.bool()] == 0).all())
+
+
+def test_a_sentence_encoder_is_measured_by_its_cosine(tmp_path: Path) -> None:
+    dense = sentence_encoder(None)
+    batches = sentences.Sentences(own_texts(("books",)), "test").fixed(8, 4)
+    torch.testing.assert_close(sentences.cosine(dense, dense, batches, CPU), torch.ones(8))
+    experiment = Experiment("conversion", tables.tables(), tmp_path, quick=True)
+    table = experiment.table("minilm-2m")
+    (job,) = [job for job in experiment.jobs([table], device="cpu") if job.model == "static width 50 %"]
+    assert table.load is not None
+    run = table.train(job, table.load(job, None))
+    assert run["macs"]["ffn"] == pytest.approx(0.5)
+    assert ffn_macs(dense, ffn_sites(dense)) == 2 * FEATURES * WIDTH * LAYERS
+    assert 0.9 < run["quality"]["cosine"] < 1.0
+    assert run["tokens"] == pytest.approx(4000, rel=0.1)
+
+
+def stored(experiment: Experiment, name: str, runs: dict[str, dict[str, Any]]) -> None:
+    """Runs of these models, as a finished experiment leaves them."""
+    data = {"name": "x", "train": 1, "valid": 1, "test": 1, "features": "smollm2", "classes": 9}
+    found = []
+    for job in experiment.jobs([experiment.table(name)]):
+        if job.model in runs and job.seed == 0:
+            meta = {"data": data, "created": "2026-01-01"}
+            found.append({"model": job.model, "seed": 0, "hash": job.hash, "meta": meta, **runs[job.model]})
+    write_runs(experiment.results / f"{name}.jsonl", found)
+
+
+def test_the_page_compares_with_the_dense_model_that_had_the_same_tokens(tmp_path: Path) -> None:
+    experiment = Experiment("conversion", tables.tables(), tmp_path)
+    assert page.pages(experiment) == {page.PAGE: {"conversion": page.MISSING, "minilm": page.MISSING}}
+
+    def language_run(bits: float, tokens: int, ffn: float) -> dict[str, Any]:
+        test = {name: {"perplexity": 20.0, "bits_per_byte": bits} for name in TESTED_ON}
+        macs = {"ffn": ffn, "relative": 0.68}
+        return {"quality": {"bits_per_byte": bits, "test": test}, "macs": macs, "tokens": tokens}
+
+    dense, gate, oracle = language_run(1.0, 5, 1.0), language_run(1.1, 5, 0.5), language_run(1.2, 0, 0.5)
+    stored(experiment, "smollm2-2m", {tables.DENSE: dense, "gate 50 %": gate, "block oracle 50 %": oracle})
+    encoder = {"quality": {"cosine": 0.98, "least": 0.9}, "macs": {"ffn": 0.5, "relative": 0.7}, "tokens": 5}
+    stored(experiment, "minilm", {"gate 50 %": encoder})
+    sections: Any = page.pages(experiment)[page.PAGE]
+    assert "Trained with 2 M tokens each:" in sections["conversion"]
+    texts = "20.00 (1.1000) | 20.00 (1.1000) | 20.00 (1.1000)"
+    assert f"| gate 50 % | 0.500 | 0.680 | {texts} | 1.1000 | +10.0% | yes |" in sections["conversion"]
+    assert "| 1.2000 | +20.0% | no |" in sections["conversion"]
+    assert "| gate 50 % | 0.500 | 0.700 | 0.9800 | 0.9000 | yes | 1 |" in sections["minilm"]
+
+
+def test_weights_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DYNAMICGATE_MODELS", str(tmp_path))
+    with pytest.raises(ValueError, match=r"hf_weights\.py smollm2 FOLDER"):
+        model_folder("smollm2")
+    with pytest.raises(ValueError, match="unknown method"):
+        Arm(method="magic")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("names", "each"), [(TESTED_ON, 500), (("books",), 1000)])
+def test_tokens_to_take_along_are_shared_by_the_texts(
+    names: tuple[str, ...], each: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, int] = {}
+    found = own_texts(("books",)).texts["books"]
+
+    def write(name: str, *_: Any, most: int, **_more: Any) -> Any:
+        asked[name] = most
+        return found
+
+    monkeypatch.setattr(texts_module, "write_sample", write)
+    monkeypatch.setattr(texts_module, "model_folder", lambda model: tmp_path / model)
+    texts_module.write_texts("any", names, tmp_path, None, 1000)
+    assert asked["books"] == round(each * texts_module.BYTES_A_TOKEN["books"])
+    assert asked.keys() == set(names)
