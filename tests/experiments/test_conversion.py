@@ -301,7 +301,7 @@ def test_a_sentence_encoder_is_measured_by_its_cosine(tmp_path: Path) -> None:
     assert run["macs"]["ffn"] == pytest.approx(0.5)
     assert ffn_macs(dense, ffn_sites(dense)) == 2 * FEATURES * WIDTH * LAYERS
     assert 0.9 < run["quality"]["cosine"] < 1.0
-    assert run["tokens"] == pytest.approx(4000, rel=0.1)
+    assert 3000 < run["tokens"] < 5000  # asked for 4,000: steps follow from the mean length of a sentence
 
 
 def stored(experiment: Experiment, name: str, runs: dict[str, dict[str, Any]]) -> None:
