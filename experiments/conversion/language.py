@@ -15,12 +15,13 @@ from torch.nn import functional as F
 
 from dynamicgate.distributed import choose_device
 from dynamicgate.hf import kl_divergence
+from dynamicgate.lab.language.resumable import autocast
 from dynamicgate.lab.runner import Job
 from experiments.conversion.measuring import measure_student, parameters
 from experiments.conversion.models import language_model
 from experiments.conversion.students import TRAINED, Arm, Samples, Student, make_student
 from experiments.conversion.texts import TESTED_ON, TRAINED_ON, Texts, Windows, measured_batches
-from experiments.conversion.training import DistillationRun, Training, autocast
+from experiments.conversion.training import DistillationRun, Training
 
 CROSS_ENTROPY = 0.1  # beside a weight of 1 for the divergence from the dense model
 RANKED = 1024  # samples by which units are ranked

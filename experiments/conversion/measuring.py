@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.hf import measure
+from dynamicgate.lab.language.resumable import autocast
 from experiments.conversion.models import ffn_macs, ffn_sites
 from experiments.conversion.students import Student
-from experiments.conversion.training import autocast
 
 
 def measure_student(

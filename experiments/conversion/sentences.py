@@ -15,12 +15,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate.distributed import choose_device
+from dynamicgate.lab.language.resumable import autocast
 from dynamicgate.lab.runner import Job
 from experiments.conversion.measuring import measure_student, on, parameters
 from experiments.conversion.models import sentence_encoder
 from experiments.conversion.students import TRAINED, Arm, Samples, make_student
 from experiments.conversion.texts import Texts
-from experiments.conversion.training import DistillationRun, Training, autocast
+from experiments.conversion.training import DistillationRun, Training
 
 SHORTEST, LONGEST = 4, 126  # tokens of a sentence, without those that mark its ends
 CALIBRATED, RANKED = 512, 1024  # sentences

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,11 +13,10 @@ from torch import Tensor, nn
 
 from dynamicgate.budget import Budget
 from dynamicgate.gating.recording import named_gates, usage
+from dynamicgate.lab.language.resumable import ResumableRun, autocast
 from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
-from dynamicgate.training.interrupt import Interrupts
 
 WARMUP, LOWEST = 0.05, 0.1  # the learning rates: fraction of training in which they rise, and where they end
-CURVE = 50  # points of the loss curve
 
 
 class Task(Protocol):
@@ -55,7 +53,7 @@ class Training:
         return LOWEST + (1.0 - LOWEST) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-class DistillationRun:
+class DistillationRun(ResumableRun):
     """One student in training."""
 
     def __init__(
@@ -63,53 +61,28 @@ class DistillationRun:
         settings: Mapping[str, Any], device: torch.device, folder: Path,
     ) -> None:  # fmt: skip
         """settings: what else identifies the run. `folder` gets the checkpoint."""
+        super().__init__(training.steps, training.checkpoint_seconds, device, folder)
         self.student, self.budget, self.task, self.training = student, budget, task, training
-        self.device, self.folder = device, folder
         self.settings = {**settings, "training": asdict(training)}
         self.optimizer = make_optimizer(student, training, device)
         self.places = torch.Generator().manual_seed(training.seed)
-        self.step, self.seconds, self.tokens = 0, 0.0, 0
-        self.curve: list[list[float]] = []
-        self._recent: list[Tensor] = []
+        self.tokens = 0
 
     @property
-    def checkpoint(self) -> Path:
-        """Where training can be continued from."""
-        return self.folder / "last.safetensors"
+    def relative(self) -> float | None:
+        """What a budget saw executed at the last step; None without one."""
+        return None if self.budget is None else self.budget.relative
 
     def train(self) -> None:
         """All steps that are left. Ctrl-C saves a checkpoint first."""
         if self.checkpoint.exists():
             self.resume()
         self.student.train()
-        started = saved = time.monotonic()
-        with Interrupts() as interrupts:
-            while self.step < self.training.steps:
-                self._recent.append(self.optimize())
-                if self.step % max(1, self.training.steps // CURVE) == 0:
-                    self._note()
-                due = time.monotonic() - saved >= self.training.checkpoint_seconds
-                if due or interrupts.requested:
-                    self.seconds, started = self.seconds + time.monotonic() - started, time.monotonic()
-                    self.save()
-                    saved = time.monotonic()
-                if interrupts.requested:
-                    raise KeyboardInterrupt
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.seconds += time.monotonic() - started
+        self.take_steps()
         self.student.eval()
         if self.budget is not None:
             with autocast(self.device):
                 self.budget.calibrate_(self.student, self.task.calibration())
-
-    def _note(self) -> None:
-        loss = float(torch.stack(self._recent).mean())
-        self._recent.clear()
-        if not math.isfinite(loss):
-            raise ValueError(f"the loss became {loss} at step {self.step}: lower the learning rate")
-        relative = None if self.budget is None else self.budget.relative
-        self.curve.append([self.step, loss, *([] if relative is None else [relative])])
 
     def optimize(self) -> Tensor:
         """One step; the loss without the penalty of a budget."""
@@ -164,8 +137,3 @@ def make_optimizer(student: nn.Module, training: Training, device: torch.device)
         groups.append({"params": gates, "lr": training.gate_lr, "base_lr": training.gate_lr})
     options: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": training.weight_decay}
     return torch.optim.AdamW(groups, fused=device.type == "cuda", **options)
-
-
-def autocast(device: torch.device) -> torch.autocast:
-    """bfloat16 on a GPU."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,11 @@ from dynamicgate.lab.language.ffn_methods import FFNSettings, Prepared, prepare
 from dynamicgate.lab.language.gpt import GPTConfig
 from dynamicgate.lab.language.load import load_penalty
 from dynamicgate.lab.language.relu_router import ReluRouterBudget
+from dynamicgate.lab.language.resumable import ResumableRun, Show, autocast
 from dynamicgate.lab.language.text import Text, draw_windows, fixed_windows, on_device
 from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
-from dynamicgate.training.interrupt import Interrupts
 
 WARMUP, LOWEST = 0.05, 0.1  # the learning rate: fraction of training in which it rises, and where it ends
-CURVE = 50  # points of the loss curve
 CALIBRATION = 8  # batches
 
 
@@ -51,15 +48,16 @@ class Training:
         return self.lr * (LOWEST + (1.0 - LOWEST) * 0.5 * (1.0 + math.cos(math.pi * progress)))
 
 
-class LanguageRun:
+class LanguageRun(ResumableRun):
     """One model in training."""
 
     def __init__(
         self, ffn: FFNSettings, sizes: GPTConfig, training: Training, text: Text, *, device: torch.device, folder: Path
     ) -> None:
         """Model, optimizer and the places of the windows, all from the seed. `folder` gets the checkpoint."""
+        super().__init__(training.steps, training.checkpoint_seconds, device, folder)
         torch.manual_seed(training.seed)
-        self.ffn, self.training, self.text, self.device, self.folder = ffn, training, text, device, folder
+        self.ffn, self.training, self.text = ffn, training, text
         self.settings = {"ffn": asdict(ffn), "sizes": sizes.to_dict(), "training": asdict(training)}
         self.prepared: Prepared = prepare(ffn, sizes, device, training.seed)
         self.model = self.prepared.model
@@ -70,48 +68,20 @@ class LanguageRun:
         self.optimizer = make_optimizer(self.model, training, device)
         self.places = torch.Generator().manual_seed(training.seed)
         self.tokens = on_device(text.tokens["train"], device)
-        self.step, self.seconds = 0, 0.0
-        self.curve: list[list[float]] = []
-        self._recent: list[Tensor] = []
 
     @property
-    def checkpoint(self) -> Path:
-        """Where training can be continued from."""
-        return self.folder / "last.safetensors"
+    def relative(self) -> float | None:
+        """What a budget saw executed at the last step; None without one."""
+        budget = self.prepared.budget
+        return budget.relative if isinstance(budget, Budget) else None
 
-    def train(self, show: Callable[[int, float], None] | None = None) -> None:
+    def train(self, show: Show | None = None) -> None:
         """All steps that are left. Ctrl-C saves a checkpoint first; `show` is told the step and the loss."""
         if self.checkpoint.exists():
             self.resume()
         self.model.train()
-        started = saved = time.monotonic()
-        with Interrupts() as interrupts:
-            while self.step < self.training.steps:
-                self._recent.append(self.optimize())
-                if self.step % max(1, self.training.steps // CURVE) == 0:
-                    self._note(show)
-                due = time.monotonic() - saved >= self.training.checkpoint_seconds
-                if due or interrupts.requested:
-                    self.seconds, started = self.seconds + time.monotonic() - started, time.monotonic()
-                    self.save()
-                    saved = time.monotonic()
-                if interrupts.requested:
-                    raise KeyboardInterrupt
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.seconds += time.monotonic() - started
+        self.take_steps(show)
         self.calibrate()
-
-    def _note(self, show: Callable[[int, float], None] | None) -> None:
-        loss = float(torch.stack(self._recent).mean())
-        self._recent.clear()
-        if not math.isfinite(loss):
-            raise ValueError(f"the loss became {loss} at step {self.step}: lower the learning rate")
-        budget = self.prepared.budget
-        relative = budget.relative if isinstance(budget, Budget) else None
-        self.curve.append([self.step, loss, *([] if relative is None else [relative])])
-        if show is not None:
-            show(self.step, loss)
 
     def optimize(self) -> Tensor:
         """One step; the loss of the task, in nats a token."""
@@ -148,7 +118,7 @@ class LanguageRun:
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
         """Cross entropy, in bfloat16 on a GPU."""
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+        with autocast(self.device):
             scores = self.model(ids)
         return F.cross_entropy(scores.float().flatten(0, 1), targets.flatten())
 
@@ -160,7 +130,7 @@ class LanguageRun:
             return
         unseen = on_device(self.text.tokens["valid"], self.device)
         windows = [ids for ids, _ in fixed_windows(unseen, 32, context, 32 * CALIBRATION)]
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+        with autocast(self.device):
             if isinstance(budget, EqualLayersBudget):
                 budget.calibrate_(self.model, windows)
             else:
