@@ -24,8 +24,11 @@ NO_GATES = "no gates"
 KINDS = (NO_GATES, "units", "two stages", "three stages")
 PLANS = {"two stages": "two", "three stages": "three"}
 SPARSE = ("pruned", "set", "rigl", UNGATED, UNGATED_IN_TILES, PRUNED_IN_TILES)
-NOISY = ("gate", "static")
 HEAVY_DECAY = 0.5
+CALM = {"gate_fraction": 0.05, "always_open": 0.75, "start_static": True, "gate_lr_scale": 1e-3}
+"""Gates that begin with one choice of units for all inputs and move away from it slowly."""
+NOISY = {"gate_fraction": 0.25, "policy": "gumbel"}
+"""Gates with more inputs of their own, and with noise, so that closed ones are tried again."""
 
 
 class Choice(NamedTuple):
@@ -49,8 +52,10 @@ def asked(method: str, budget: float, dataset: Dataset, choice: Choice) -> dict[
             own["initial_density"] = 1.0
         if method.endswith(TILES):
             own["pattern"] = TILES
+    elif method == "gate":
+        own |= {"weight_decay": HEAVY_DECAY, **(NOISY if choice.other else CALM)}
     elif choice.other:
-        own |= {"policy": "gumbel"} if method in NOISY else {"weight_decay": HEAVY_DECAY}
+        own |= {"policy": "gumbel"} if method == "static" else {"weight_decay": HEAVY_DECAY}
     return {**dataset.shared, **own}
 
 

@@ -212,7 +212,7 @@ def test_weight_decay_applies_to_weight_matrices_also_of_gates_and_to_nothing_el
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     assert {names[id(p)] for p in decays["params"]} == {"layers.1.weight", "layers.2.weight"}
     assert [group["weight_decay"] for group in groups] == [0.3, 0.0, 0.3, 0.0]
-    assert [group["lr_scale"] for group in groups] == [1.0, 1.0, 0.2, 0.2]
+    assert [group["lr_scale"] for group in groups] == [1.0, 1.0, 0.2, 1.0]
     assert {names[id(p)] for p in rest["params"]} == {"layers.0.bias", "layers.1.bias", "layers.2.bias"}
     trained = [p for group in groups for p in group["params"]]
     assert {id(p) for p in trained} == names.keys() - {id(frozen)}
@@ -220,7 +220,7 @@ def test_weight_decay_applies_to_weight_matrices_also_of_gates_and_to_nothing_el
     assert all(".gate." in names[id(p)] and p.ndim == 1 for p in gates["params"]), "biases hold the budget"
 
 
-def test_gate_lr_scale_scales_the_learning_rate_of_gates() -> None:
+def test_gate_lr_scale_scales_the_learning_rate_of_gate_weights() -> None:
     moved = {}
     for rate in (1.0, 0.01):
         torch.manual_seed(0)

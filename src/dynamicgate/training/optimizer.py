@@ -13,7 +13,8 @@ from dynamicgate.training.options import FitOptions
 def adamw(model: nn.Module, options: FitOptions, device: torch.device) -> torch.optim.Optimizer:
     """AdamW with weight decay on weight matrices, those of gate networks included: without it they learn the training
     rows by heart. Not on biases: decay would move the gates away from the budget. `lr_scale` is the learning rate of a
-    group relative to that of the run."""
+    group relative to that of the run; biases of gates keep it, so that slow gate networks can still learn which units
+    are good for all inputs."""
     decays: list[nn.Parameter] = []
     rest: list[nn.Parameter] = []
     gate_decays: list[nn.Parameter] = []
@@ -29,6 +30,6 @@ def adamw(model: nn.Module, options: FitOptions, device: torch.device) -> torch.
         {"params": decays, "weight_decay": options.weight_decay, "lr_scale": 1.0},
         {"params": rest, "weight_decay": 0.0, "lr_scale": 1.0},
         {"params": gate_decays, "weight_decay": options.weight_decay, "lr_scale": options.gate_lr_scale},
-        {"params": gates, "weight_decay": 0.0, "lr_scale": options.gate_lr_scale},
+        {"params": gates, "weight_decay": 0.0, "lr_scale": 1.0},
     ]
     return torch.optim.AdamW(groups, lr=options.lr, fused=device.type in ("cpu", "cuda"))

@@ -64,7 +64,8 @@ class Hyperparameters:
     """Peak learning rate of AdamW, with warm-up and a cosine to zero; the default depends on the dataset, and models
     with sparse layers take 5/3 of it."""
     gate_lr_scale: float = 1.0
-    """Learning rate of gate networks relative to that."""
+    """Learning rate of the weights of gate networks relative to that. Each step of Adam moves a logit by about the
+    learning rate times the number of inputs: with thousands of inputs, gates that learn at full rate follow noise."""
     weight_decay: float = 0.05
     """Decay of weight matrices."""
     dropout: float = 0.1
@@ -85,6 +86,8 @@ class Hyperparameters:
     always_open: float | None = None
     """Units of gate that are open for every input, relative to what the budget pays for on average; by default half of
     them (none with soft_width). Without, a gate may spend everything on a few inputs and nothing on the rest."""
+    start_static: bool = False
+    """Start gate from a choice of units that is the same for every input: the last weights of its gate networks are 0."""
     open_rate: float | None = None
     """Fraction of the units that gate+rigl has open on average; the fewer, the more connections may exist. By default
     0.95 (0.85 at budgets below 0.1)."""

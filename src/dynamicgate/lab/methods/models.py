@@ -71,6 +71,9 @@ def gate(s: Settings, splits: Splits) -> Prepared:
     """Input-dependent gates, held to the budget: DynamicGate."""
     rank, floor = None if s.net == "linear" else given(s.rank), given(s.always_open) * s.budget
     model = _mlp(s, splits, gate=_gate(s, net=s.net, rank=rank, always_open=floor))
+    if s.start_static:
+        for found in named_gates(model).values():
+            nn.init.zeros_(found.last.weight)  # type: ignore[arg-type]
     return Prepared(model, Budget(target=own_budget(s, splits)))
 
 
