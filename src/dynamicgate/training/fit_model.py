@@ -57,7 +57,8 @@ def fit(
         is read once into memory; `fit` does its own shuffling, so that a run can be resumed.
     budget: how many MACs the gates may execute. sparsifier: RigL, SET, Static or Magnitude, made for this `model`.
     batch: rows per optimizer step over all processes, processed in `accumulate` micro-batches.
-    lr: peak learning rate; gate_lr_scale: that of the weights of gate networks relative to it. warmup: fraction of training.
+    lr: peak learning rate; gate_lr_scale: that of the weights of gate networks relative to it.
+    warmup: fraction of training in which the learning rate rises.
     clip: largest gradient norm. bf16: bfloat16 autocast. class_weights: one weight per class, or "balanced".
     teacher: a trained model to distill from; distill_weight: its fraction of the loss, None is 0.5.
     stage_loss: how the stages of a model that has some are trained; None weights all stages and rows alike.

@@ -87,7 +87,7 @@ class Hyperparameters:
     """Units of gate that are open for every input, relative to what the budget pays for on average; by default half of
     them (none with soft_width). Without, a gate may spend everything on a few inputs and nothing on the rest."""
     start_static: bool = False
-    """Start gate from a choice of units that is the same for every input: the last weights of its gate networks are 0."""
+    """Start gate from a choice of units that is the same for every input: the last weights of gate networks are 0."""
     open_rate: float | None = None
     """Fraction of the units that gate+rigl has open on average; the fewer, the more connections may exist. By default
     0.95 (0.85 at budgets below 0.1)."""
