@@ -41,6 +41,7 @@ FRONTIER = {**AT_1D, **DENSER, "experts 16 x 1d": EXPERTS}
 MAIN = ("dense 1d", GATE, "top-k 16d", "router 16d", "dense 4d", "dense 8d")
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 SPARSE_START = {"open": 0.33, "ramp": 0.01}  # about 5 % of the blocks of a random gate network are open at first
+SHARES = {**SPARSE_START, "scale": "softmax", "always_open": 1}  # open blocks compete, as experts do
 VARIANTS: dict[str, dict[str, Any]] = {  # of the gate at 16 d: one thing changed at a time, by validation text
     "as it is": {},
     "ramp .25": {"ramp": 0.25},
@@ -59,6 +60,12 @@ VARIANTS: dict[str, dict[str, Any]] = {  # of the gate at 16 d: one thing change
     "sparse start, balanced load": {**SPARSE_START, "gate_balance": 1e-2},
     "sparse start, sparse gradient": {**SPARSE_START, "gate_gradient": "sparse", "kernels": "always"},
     "equal layers": {"layers": "equal"},
+    "softmax": SHARES,
+    "softmax, balanced load": {**SHARES, "gate_balance": 1e-2},
+    "softmax, balanced load .1": {**SHARES, "gate_balance": 1e-1},
+    "softmax, balanced load .1, equal layers": {**SHARES, "gate_balance": 1e-1, "layers": "equal"},
+    "router": {"method": "router"},
+    "router, balance .1": {"method": "router", "balance": 1e-1},
     "sparse gradient": {"gate_gradient": "sparse", "kernels": "always"},
 }
 

@@ -36,7 +36,9 @@ class GateConfig:
     evaluate: "hard" (what will be deployed) or "soft".
     top_k: exactly this many blocks open (a count, or a fraction below 1) instead of the threshold (sec 3.4); for a
         router None is 1.
-    scale: multiply open units by p as well, so that the gate also says how much (a router always does).
+    scale: multiply open units by p as well, so that the gate also says how much (a router always does). "softmax": by
+        the softmax of the logits of the open blocks, so that their weights add up to 1 however many they are. Blocks
+        then compete as experts do, but each input opens as many as it needs, and only open blocks get a gradient.
     soft_width: how far z / tau must be above its threshold before the block is fully open. Open units are multiplied by
         min(1, (z / tau - logit(theta)) / soft_width), which is 0 at the threshold, so that nothing jumps where a gate
         closes. 0 opens at once. Which blocks are open, and what that costs, does not depend on it.
@@ -66,7 +68,7 @@ class GateConfig:
     train: Policy = "hard"
     evaluate: Literal["hard", "soft"] = "hard"
     top_k: int | float | None = None
-    scale: bool = False
+    scale: bool | Literal["softmax"] = False
     soft_width: float = 0.0
     always_open: int | float = 0
     capacity: float | None = None
@@ -119,8 +121,15 @@ class GateConfig:
             )
         self._check_stages()
         self._refuse_idle_options()
+        self._check_scale()
         if self.soft_width:
             self._check_soft_width()
+
+    @property
+    def competes(self) -> bool:
+        """Whether open blocks share one weight by a softmax, and only they get a gradient: routers, and gates with
+        ``scale="softmax"``."""
+        return self.kind == "router" or self.scale == "softmax"
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON values, as files hold them. Those of stages are left out for other kinds: files without
@@ -178,6 +187,15 @@ class GateConfig:
                     f"{name} means nothing with kind={self.kind!r}, net={self.net!r} and top_k={self.top_k!r}: "
                     f"{reason}. Leave it out; received {name}={getattr(self, name)!r}"
                 )
+
+    def _check_scale(self) -> None:
+        if self.scale not in (False, True, "softmax"):
+            raise ValueError(f"scale must be False, True or 'softmax', received {self.scale!r}")
+        if self.scale == "softmax" and (self.kind != "dynamic" or "soft" in (self.train, self.evaluate)):
+            raise ValueError(
+                "scale='softmax' divides one weight among the open blocks of an input: expected kind='dynamic' and "
+                f"hard decisions, received kind={self.kind!r}, train={self.train!r} and evaluate={self.evaluate!r}"
+            )
 
     def _check_soft_width(self) -> None:
         """Soft opening starts at the threshold: it needs one, and blocks that are open above it and nowhere else."""

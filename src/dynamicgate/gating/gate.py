@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dynamicgate.gating.config import RANK, GateConfig, Policy
 from dynamicgate.gating.recomputation import PastDecisions, recomputing
-from dynamicgate.gating.routing import drop_over_capacity, expert_capacity, expert_weights, top_k_mask
+from dynamicgate.gating.routing import drop_over_capacity, expert_capacity, expert_weights, open_shares, top_k_mask
 from dynamicgate.gating.sites import Site
 from dynamicgate.masks import present
 
@@ -154,7 +154,10 @@ class Gate(nn.Module):
         hard_BG = decided_BG = self._past.take(hard_BG)
         if config.soft_width:
             hard_BG = hard_BG * self._openness(decisive_BG.detach())
-        factor_BG = _straight_through(hard_BG, soft_BG, scale=config.scale and policy != "soft")
+        if config.scale == "softmax":
+            factor_BG = open_shares(z_BG / self.tau, hard_BG)
+        else:
+            factor_BG = _straight_through(hard_BG, soft_BG, scale=config.scale and policy != "soft")
         if policy not in ("soft", "concrete"):  # nothing can tip over in those
             self._past.keep(decided_BG, factor_BG)
         return Decision(p_BG, g_BG, factor_BG, z_BG, routed=g_BG)

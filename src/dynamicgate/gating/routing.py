@@ -36,6 +36,16 @@ def expert_weights(p_BG: Tensor, routed_BG: Tensor, k: int) -> Tensor:
     return weight_BG
 
 
+def open_shares(z_BG: Tensor, open_BG: Tensor) -> Tensor:
+    """The weights of open blocks: the softmax of their logits among themselves. They add up to 1, or to 0 where nothing
+    is open. Closed blocks have weight 0 and no gradient."""
+    is_open_BG = open_BG > 0
+    highest_B1 = z_BG.detach().masked_fill(~is_open_BG, -torch.inf).amax(-1, keepdim=True)
+    below_BG = torch.where(is_open_BG, z_BG - highest_B1, 0.0)  # exp of a closed logit might be infinite
+    weight_BG = below_BG.exp() * is_open_BG
+    return weight_BG / weight_BG.sum(-1, keepdim=True).clamp_min(1.0)  # the largest is 1
+
+
 def expert_capacity(rows: int, k: int, experts: int, factor: float) -> int:
     """How many rows one expert takes: the mean number of assignments per expert times `factor`, rounded up."""
     return max(1, math.ceil(factor * rows * k / experts - 1e-9))  # 1.1 * 80 / 8 is a little more than 11

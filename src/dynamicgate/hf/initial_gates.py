@@ -188,10 +188,10 @@ def _fittable(model: nn.Module, open_rate: float) -> dict[str, Gate]:
     if not gates or stages_of(model) is not None:
         raise ValueError("this model has no gates on units, or has stages: call dynamicgate.gate_(model, ...) first")
     for name, gate in gates.items():
-        if gate.config.kind == "router":
+        if gate.config.competes:
             raise ValueError(
-                f"the gate at {name!r} is a router, whose probabilities multiply the units: a trained model would not "
-                "compute the same with it. Use kind='dynamic', with top_k= if need be"
+                f"the gate at {name!r} weights its blocks by a softmax (a router, or scale='softmax'): a trained model "
+                "would not compute the same with it. Use kind='dynamic', with top_k= if need be, and another scale"
             )
         if gate.site_at(name).is_input:
             raise ValueError(f"the gate at {name!r} is on input features: fit gates on hidden units only")

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from dynamicgate import ops
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.gating.gate import Gate, count_of
-from dynamicgate.gating.routing import route, top_k_mask
+from dynamicgate.gating.routing import open_shares, route, top_k_mask
 
 _PARTS = ("weight", "bias")
 
@@ -97,9 +97,10 @@ class GateInTorch(nn.Module):
 
 
 class RouterInTorch(nn.Module):
-    """Softmax over experts: the k most probable, weighted by p (from k = 2 on by p over the sum of the chosen)."""
+    """Softmax over experts: the k most probable, weighted by p (from k = 2 on by p over the sum of the chosen). Without
+    k those that `gate` opens, weighted by their softmax."""
 
-    def __init__(self, gate: GateInTorch, k: int, tau: float) -> None:
+    def __init__(self, gate: GateInTorch, k: int | None, tau: float) -> None:
         """Routes by the logits of `gate`."""
         super().__init__()
         self.gate, self.k, self.tau = gate, k, tau
@@ -110,6 +111,8 @@ class RouterInTorch(nn.Module):
 
     def factors(self, z_BG: Tensor) -> Tensor:
         """The factors that follow from logits."""
+        if self.k is None:
+            return open_shares(z_BG / self.tau, self.gate.factors(z_BG))
         return route(z_BG / self.tau, self.k)[2]
 
     def describe(self) -> dict[str, Any]:
@@ -133,7 +136,7 @@ def gate_net(gate: Gate) -> ops.GateNet:
         threshold, top_k = -math.inf, 0
     elif config.top_k is not None:
         threshold, top_k = math.inf, count_of(config.top_k, gate.blocks)
-    scaled = config.evaluate == "soft" or config.scale
+    scaled = config.evaluate == "soft" or config.scale is True
     return ops.GateNet(
         tuple(m.weight.detach() for m in linears),
         tuple(None if m.bias is None else m.bias.detach() for m in linears),
@@ -143,6 +146,11 @@ def gate_net(gate: Gate) -> ops.GateNet:
         tau=tau if scaled else None,
         soft_width=config.soft_width * tau or None,
     )
+
+
+def router_k(gate: Gate) -> int | None:
+    """How many experts a router opens; None where the threshold decides."""
+    return gate_net(gate).top_k if gate.config.kind == "router" else None
 
 
 def without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

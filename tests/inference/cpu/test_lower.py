@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -115,6 +117,26 @@ def test_experts_without_a_capacity_are_lowered(top_k: int) -> None:
     compiled = compile_quickly(model, x)
     assert len(compiled.plan.chains) == 2
     assert not any("in torch" in note for note in compiled.plan.notes)
+    assert_same_outputs(compiled, model, x, rows_near_threshold(model, x))
+
+
+@pytest.mark.parametrize("options", [{"tau": 0.7, "theta": 0.6}, {"always_open": 1}, {"top_k": 3}])
+def test_open_blocks_that_share_a_weight_are_lowered(options: dict[str, Any], tmp_path: Path) -> None:
+    model = gated_mlp(dg.GateConfig(block=4, scale="softmax", **options), (20, 50, 5))
+    x = torch.randn(64, 20)
+    compiled = compile_quickly(model, x)
+    assert not any("in torch" in note for note in compiled.plan.notes)
+    assert_same_outputs(compiled, model, x, rows_near_threshold(model, x))
+    compiled.save(tmp_path / "plan.safetensors")
+    loaded = dg.inference.CompiledModel.load(tmp_path / "plan.safetensors")
+    assert torch.equal(loaded(x), compiled(x))
+
+
+def test_two_gates_in_a_row_that_share_weights_stay_in_torch_and_are_right() -> None:
+    """Their softmax is computed before a chain begins, and no layer can end one chain and begin the next."""
+    model, x = gated_mlp(dg.GateConfig(block=4, scale="softmax")), torch.randn(64, 20)
+    compiled = compile_quickly(model, x)
+    assert any("in torch" in note for note in compiled.plan.notes)
     assert_same_outputs(compiled, model, x, rows_near_threshold(model, x))
 
 

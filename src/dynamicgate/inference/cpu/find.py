@@ -64,7 +64,7 @@ def find_chains(
         reasons.update(dict.fromkeys(stack, why))
     sites = {name: gate.site_at(name) for name, gate in gates.items()}
     starts = {
-        sites[name].producers[0] for name, g in gates.items() if g.config.kind == "router" and sites[name].producers
+        sites[name].producers[0] for name, g in gates.items() if g.config.competes and sites[name].producers
     } | set(stack[:1])
     while True:
         chains = list(_chains(graph, steps, set(reasons), starts))

@@ -17,17 +17,18 @@ from dynamicgate.inference.cpu.dead_units import droppable, without_dead_units
 from dynamicgate.inference.cpu.find import LinearChain
 from dynamicgate.inference.cpu.folding import Affine, Stage, with_layer
 from dynamicgate.inference.cpu.stages import StageOrder, stage_order
-from dynamicgate.inference.gates import gate_net
+from dynamicgate.inference.gates import gate_net, router_k
 from dynamicgate.masks import connections
 from dynamicgate.nn import Normalize
 
 
 @dataclass(frozen=True)
 class Router:
-    """Experts that compete for the first layer of a chain: logits in torch, softmax, the k most probable."""
+    """Experts that compete for the first layer of a chain: logits in torch, softmax, the k most probable, or those
+    above the threshold where k is None."""
 
     net: ops.GateNet
-    k: int
+    k: int | None
     tau: float
 
 
@@ -100,8 +101,8 @@ def lower_chain(chain: LinearChain, gates: Mapping[str, Gate], drop: Mapping[str
             if site is not None:
                 gate = gates[site]
                 net = affine.fold_gate(gate_net(gate))
-                if gate.config.kind == "router":
-                    router = Router(net, net.top_k, float(gate.tau))
+                if gate.config.competes:
+                    router = Router(net, router_k(gate), float(gate.tau))
                 layer = replace(layer, block=gate.block, gate=None if router and not stages else net)
             shape = (linear.out_features, linear.in_features)
             stages.append(Stage(step.name, layer, shape, site))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dynamicgate.inference.gates import GateInTorch, RouterInTorch, gate_net
+from dynamicgate.inference.gates import GateInTorch, RouterInTorch, gate_net, router_k
 from dynamicgate.inference.gpu.find import GatedFFN
 from dynamicgate.ops import GateNet
 
@@ -49,8 +49,8 @@ def lower_ffn(ffn: GatedFFN) -> Lowered:
         if len(net.weights) == 1:
             tensors, net = _joined(tensors, net)
         gate = GateInTorch(net)
-        if config.kind == "router":
-            gate = RouterInTorch(gate, gate.top_k, float(ffn.gate.tau))
+        if config.competes:
+            gate = RouterInTorch(gate, router_k(ffn.gate), float(ffn.gate.tau))
     return Lowered(tensors, gate, ffn.activation, ffn.gate.block, ffn.gate.blocks)
 
 

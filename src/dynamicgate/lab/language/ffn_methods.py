@@ -36,8 +36,8 @@ class FFNSettings:
     """One kind of feed-forward layer.
 
     method: see `METHODS`. width: of the stored layer. executes: of the dense layer that costs as much; None: `width`.
-    block: units that open together. net, rank, scale, floor, on_collapse, warmup, ramp (fraction of training over which
-        the budget falls), open (probability at the start), gate_gradient, kernels: of gates.
+    block: units that open together. net, rank, scale, always_open, floor, on_collapse, warmup, ramp (fraction of
+        training over which the budget falls), open (probability at the start), gate_gradient, kernels: of gates.
     balance: weight of the load-balance penalty of routers; gate_balance: of one for gates.
     density: of the connections of `gate+rigl`.
     layers: "free" shares the budget of `gate` among the layers as training finds best, "equal" gives all the same.
@@ -50,7 +50,8 @@ class FFNSettings:
     block: int = 64
     net: Literal["linear", "low-rank"] = "linear"
     rank: int | None = None
-    scale: bool = True
+    scale: bool | Literal["softmax"] = True
+    always_open: int = 0
     floor: float = 0.02
     on_collapse: Literal["act", "report", "ignore"] = "act"
     warmup: float = 0.01
@@ -67,7 +68,8 @@ class FFNSettings:
     @property
     def learns_from_closed_blocks(self) -> bool:
         """Whether gates get the exact gradient, which computes closed blocks in the backward pass."""
-        return self.gate_gradient == "dense" and self.method in ("gate", "static", "gate+rigl", "top-k")
+        exact = self.gate_gradient == "dense" and self.scale != "softmax"
+        return exact and self.method in ("gate", "static", "gate+rigl", "top-k")
 
 
 class Prepared(NamedTuple):
@@ -98,7 +100,10 @@ def _dense(settings: FFNSettings, model: GPT, seed: int) -> Prepared:
 def _gate(settings: FFNSettings, model: GPT, seed: int) -> Prepared:
     kind: Any = "static" if settings.method == "static" else "dynamic"
     shape: Any = {} if kind == "static" else {"net": settings.net, "rank": settings.rank}
-    config = GateConfig(kind=kind, block=settings.block, scale=settings.scale, open=settings.open, **shape)
+    config = GateConfig(
+        kind=kind, block=settings.block, scale=settings.scale, open=settings.open, always_open=settings.always_open,
+        **shape,
+    )  # fmt: skip
     gate_(model, config, where=ffn_sites(model))
     counter = _counter(model)
     if settings.layers == "equal":
