@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from dynamicgate.lab.language.corpora import PLAIN
 from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment, Table
 from dynamicgate.lab.runner.docs_pages import ABSENT, Pages, markdown
@@ -31,7 +32,8 @@ def pages(experiment: Experiment = LANGUAGE) -> Pages:
         if table.name.endswith("-variants"):
             sections[table.name] = variants_table(rows) or MISSING
             continue
-        sections[table.name] = "\n\n".join(filter(None, (main_table(rows), layers_table(rows)))) if rows else MISSING
+        shown = (main_table(rows), layers_table(rows), token_table(rows))
+        sections[table.name] = "\n\n".join(filter(None, shown)) if rows else MISSING
         if rows:
             made[f"docs/figures/language-{table.name}.svg"] = plot_costs(table.name, rows)
     return {**made, PAGE: sections}
@@ -58,6 +60,7 @@ def main_table(rows: Rows) -> str:
     trained = rows.get("dense 4d", [])
     base_training = fmean(run["macs"]["training"] for run in trained) if trained else None
     lead = leads(rows)
+    other = any(PLAIN in run["quality"] for runs in rows.values() for run in runs)
     order = sorted(rows, key=lambda name: fmean(bits(run) for run in rows[name]))
     body = []
     for name in order:
@@ -71,12 +74,13 @@ def main_table(rows: Rows) -> str:
             ABSENT if base_training is None else f"{training / base_training:.2f}",
             f"{fmean(run['params'] for run in rows[name]) / 1e6:.1f} M",
             f"{found.mean:.4f}{half}",
+            *([f"{fmean(run['quality'][PLAIN]['bits_per_byte'] for run in rows[name]):.4f}"] if other else []),
             lead.get(name, ABSENT),
             str(found.n),
         ])  # fmt: skip
     columns = [
         "model", "MACs a token (of dense 1d)", "training MACs (of dense 4d)", "parameters", "bits per byte",
-        "lead of the gate, bits (p)", "seeds",
+        *(["bits per byte, WikiText-2"] if other else []), "lead of the gate, bits (p)", "seeds",
     ]  # fmt: skip
     return markdown(columns, body, numbers=True)
 
@@ -116,6 +120,27 @@ def layers_table(rows: Rows) -> str:
     layers = len(body[0]) - 4
     columns = ["open blocks", *(f"layer {number + 1}" for number in range(layers)), "asked", "executed", "collapses"]
     return markdown(columns, body, numbers=True)
+
+
+def token_table(rows: Rows) -> str:
+    """What the gate opens for each kind of token, and from the most to the least expected tokens."""
+    found = [run["token_costs"] for run in rows.get(GATE, []) if run.get("token_costs")]
+    if not found:
+        return ""
+    body = []
+    for kind in found[0]["kinds"]:
+        each = [one["kinds"][kind] for one in found if kind in one["kinds"]]
+        share, opened, loss = (fmean(one[key] for one in each) for key in ("tokens", "open", "loss"))
+        layers = [f"{fmean(layer):.3f}" for layer in zip(*(one["layers"] for one in each), strict=True)]
+        body.append([kind, f"{100 * share:.0f} %", f"{loss:.2f}", f"{opened:.4f}", *layers])
+    easy, hard = (fmean(one["by_loss"][end] for one in found) for end in (0, -1))
+    body += [
+        ["the most expected tenth", "10 %", ABSENT, f"{easy:.4f}"],
+        ["the least expected tenth", "10 %", ABSENT, f"{hard:.4f}"],
+    ]
+    width = max(map(len, body))
+    columns = ["token read by the gate", "of all", "loss, nats", "open", *(f"layer {n + 1}" for n in range(width - 4))]
+    return markdown(columns, [row + [ABSENT] * (width - len(row)) for row in body], numbers=True)
 
 
 def last_part(run: Run) -> str:

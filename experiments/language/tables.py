@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynamicgate.lab.language.corpora import load_text
+from dynamicgate.lab.language.corpora import PLAIN, load_text, with_other_text
 from dynamicgate.lab.language.text import Text
 from dynamicgate.lab.runner import Experiment, Job, Table
 from experiments import ROOT
@@ -39,6 +39,9 @@ EXPERTS = {"method": "router", "width": 16, "executes": 1.02, "block": 512}  # a
 DENSER = {f"dense {width}d": {"width": width} for width in (2, 4, 8)}
 FRONTIER = {**AT_1D, **DENSER, "experts 16 x 1d": EXPERTS}
 MAIN = ("dense 1d", GATE, "top-k 16d", "router 16d", "dense 4d", "dense 8d")
+EQUAL_COST = {  # steps of training that cost as many MACs as 1,500 of the dense model with 4 d; a test counts them
+    "dense 1d": 2771, GATE: 1149, "top-k 16d": 1149, "router 16d": 2771, "dense 4d": 1500, "dense 8d": 931,
+}  # fmt: skip
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 SPARSE_START = {"open": 0.33, "ramp": 0.01}  # about 5 % of the blocks of a random gate network are open at first
 SHARES = {**SPARSE_START, "scale": "softmax", "always_open": 1}  # open blocks compete, as experts do
@@ -71,8 +74,10 @@ VARIANTS: dict[str, dict[str, Any]] = {  # of the gate at 16 d: one thing change
 
 
 def load(job: Job, data_dir: Path | None) -> Text:
-    """The text of a table."""
-    return load_text(job.table.data, job.table.data_options.get("tokenizer", "bytes"), data_dir=data_dir)
+    """The text of a table, and what else its models are measured on."""
+    options = job.table.data_options
+    text = load_text(job.table.data, options.get("tokenizer", "bytes"), data_dir=data_dir)
+    return with_other_text(text, options["also"], data_dir=data_dir) if "also" in options else text
 
 
 def table_of(
@@ -81,12 +86,21 @@ def table_of(
     models: Mapping[str, Mapping[str, Any]],
     shared: Mapping[str, Any],
     rates: Sequence[float] = (),
+    steps: Mapping[str, int] | None = None,
+    **options: str,
 ) -> Table:
-    """A table of models on a text; with `rates` each model with each of these learning rates."""
+    """A table of models on a text; with `rates` each model with each of these learning rates, with `steps` each trained
+    for its own number of steps. options: of the text."""
     asked = {model: {**shared, "ffn": dict(ffn)} for model, ffn in models.items()}
+    if steps is not None:
+        asked = {model: {**one, "steps": steps[model]} for model, one in asked.items()}
     if rates:
         asked = {f"{model} {rate:g}": {**one, "lr": rate} for model, one in asked.items() for rate in rates}
-    return Table(name=name, data=data, models=asked, train=train, load=load, seeds=SEEDS, quick=QUICK)
+    if data == "books" and all(one.get("test", True) for one in asked.values()):
+        options = {"also": PLAIN, **options}
+    return Table(
+        name=name, data=data, models=asked, train=train, load=load, data_options=options, seeds=SEEDS, quick=QUICK
+    )
 
 
 def tables() -> tuple[Table, ...]:
@@ -98,12 +112,16 @@ def tables() -> tuple[Table, ...]:
         variants = {name: {**AT_1D[GATE], **changed} for name, changed in VARIANTS.items()}
         made += [
             table_of(data, data, FRONTIER, short),
+            table_of(f"{data}-equal-cost", data, main, short, steps=EQUAL_COST),
             table_of(f"{data}-long", data, main, long),
             table_of(f"{data}-rates", data, main, {**short, "test": False}, rates=RATES),
             table_of(f"{data}-variants", data, variants, {**short, "test": False}),
         ]
-    large = {name: FRONTIER[name] for name in MAIN}
-    made.append(table_of("books-large", "books", large, {**LARGE, "steps": 3200, "lr": 6e-4}))
+    main = {name: FRONTIER[name] for name in MAIN}
+    made += [
+        table_of("books-bpe", "books", main, {**SMALL, "steps": 1500}, tokenizer="bpe8192"),
+        table_of("books-large", "books", main, {**LARGE, "steps": 3200, "lr": 6e-4}),
+    ]
     return tuple(made)
 
 

@@ -14,7 +14,8 @@ from dynamicgate.lab.language.evaluation import WINDOWS, evaluate_text
 from dynamicgate.lab.language.ffn_methods import FFNSettings
 from dynamicgate.lab.language.gpt import GPTConfig
 from dynamicgate.lab.language.model_file import save_gpt
-from dynamicgate.lab.language.text import Text
+from dynamicgate.lab.language.text import PARTS, Text
+from dynamicgate.lab.language.token_costs import token_costs
 from dynamicgate.lab.language.training import LanguageRun, Training
 from dynamicgate.lab.runner import Job
 
@@ -36,12 +37,14 @@ def train(job: Job, text: Text) -> dict[str, Any]:
     save_gpt(run.model, text.make_tokenizer(), job.folder / MODEL, notes={"text": text.name, "seed": job.seed})
     parts = ("valid", "test") if asked.get("test", True) else ("valid",)
     found = measure(run, text, parts, asked.get("windows", WINDOWS))
-    return {"model": job.model, "seed": job.seed, "settings": asked, **found}
+    costs = token_costs(run.model, text, parts[-1], run.device)
+    return {"model": job.model, "seed": job.seed, "settings": asked, **found, "token_costs": costs}
 
 
 def measure(run: LanguageRun, text: Text, names: Sequence[str], windows: int) -> dict[str, Any]:
     """What a trained model reaches, and what it costs for a token: in inference, and in all of training."""
-    parts = {part: evaluate_text(run.costs, text, part, run.device, windows) for part in names}
+    others = [part for part in text.tokens if part not in PARTS and "test" in names]
+    parts = {part: evaluate_text(run.costs, text, part, run.device, windows) for part in (*names, *others)}
     last = parts[names[-1]]
     tokens = run.step * run.training.batch * run.model.config.context
     budget = run.prepared.budget

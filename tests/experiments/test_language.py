@@ -9,12 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from experiments.language import __main__ as command
 from experiments.language import page
 from experiments.language.plot import plot_costs
 from experiments.language.tables import AT_1D, FRONTIER, GATE, LANGUAGE, VARIANTS
 
+import dynamicgate as dg
+from dynamicgate.accounting import count_macs
 from dynamicgate.lab.language.ffn_methods import FFNSettings
+from dynamicgate.lab.language.gpt import GPT, GPTConfig
+from dynamicgate.lab.language.model_file import load_gpt
 from dynamicgate.lab.result_file import read_runs
 
 
@@ -53,6 +58,13 @@ def test_a_few_runs_from_end_to_end(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert {"valid", "test", "bits_per_byte"} == set(gate["quality"])
     assert gate["tokens"] == 20 * 4 * 32
     assert len(list((tmp_path / "runs" / "language-quick").rglob("model.safetensors"))) == 2
+    assert dense["token_costs"] is None
+    assert gate["token_costs"]["mean"] == pytest.approx(np.mean(gate["quality"]["test"]["open"]), rel=0.05)
+    assert "| the least expected tenth |" in page.token_table({GATE: [gate]})
+    out = tmp_path / "tried" / "gpt.safetensors"
+    run(monkeypatch, "save", "python", GATE, "--out", str(out), *words[1:])
+    model, tokenizer, notes = load_gpt(out)
+    assert (tokenizer.size, notes["text"], len(dg.named_gates(model))) == (256, "python", 2)
 
 
 def test_every_model_of_every_table_is_a_known_method() -> None:
@@ -67,6 +79,30 @@ def test_choices_are_made_without_test_text() -> None:
         chooses = table.name.endswith(("-rates", "-variants"))
         assert all((asked.get("test", True) is False) == chooses for asked in table.models.values()), table.name
     assert "as it is" in VARIANTS
+
+
+def test_tables_of_equal_cost_train_as_long_as_the_dense_model_with_4d_costs() -> None:
+    """Counted with the models themselves, forward three times, and closed blocks where gates learn from them."""
+    table = LANGUAGE.table("python-equal-cost")
+    spent = {}
+    for name, asked in table.models.items():
+        ffn = FFNSettings(**asked["ffn"])
+        sizes = GPTConfig(
+            vocabulary=256, width=0, **{key: asked[key] for key in ("features", "layers", "heads", "context")}
+        )
+        base = token_macs(sizes)
+        width = ffn.width if ffn.executes is None else ffn.executes
+        unit = 2 * sizes.features**2 * sizes.layers
+        closed = (ffn.width - width) * unit if ffn.learns_from_closed_blocks else 0.0
+        spent[name] = asked["steps"] * (3 * (base + width * unit) + closed)
+    assert spent == pytest.approx(dict.fromkeys(spent, spent["dense 4d"]), rel=1e-3)
+
+
+def token_macs(sizes: GPTConfig) -> float:
+    """MACs of a token outside the feed-forward layers, by the counter."""
+    narrow = GPT(replace(sizes, width=sizes.features))
+    counter = count_macs(narrow, torch.zeros(1, sizes.context, dtype=torch.long))
+    return counter.dense / sizes.context - 2 * sizes.features**2 * sizes.layers
 
 
 def fake(model: str, seed: int, bits: float, executed: float = 1e7, **more: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,6 +62,18 @@ def load_text(
         except PermissionError:
             continue
     raise OSError(f"none of the folders for prepared text can be written: {', '.join(map(str, _folders(data_dir)))}")
+
+
+def with_other_text(text: Text, name: str, *, data_dir: Path | None = None) -> Text:
+    """`text` and, as a part of its own, the test part of another corpus in the same tokens: to measure on."""
+    raw = read_parts(name, data_dir)["test"]
+    digest = hashlib.sha256(raw).hexdigest()
+    return replace(
+        text,
+        tokens={**text.tokens, name: text.make_tokenizer().encode(raw)},
+        bytes={**text.bytes, name: len(raw)},
+        sha256={**text.sha256, name: digest},
+    )
 
 
 def write_sample(
