@@ -1,5 +1,6 @@
-"""Continual learning: streams of tasks, what was retained of them, and a readout that forgets nothing."""
+"""Continual learning: streams of tasks, what is retained of them, what is kept, and a readout that forgets nothing."""
 
+from dynamicgate.continual.keeper import Keeper
 from dynamicgate.continual.readout import Readout
 from dynamicgate.continual.retention import Retention
 from dynamicgate.continual.streams import (
@@ -16,6 +17,7 @@ from dynamicgate.continual.streams import (
 )
 
 __all__ = [
+    "Keeper",
     "Readout",
     "Retention",
     "Stream",
