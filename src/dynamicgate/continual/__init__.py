@@ -1,7 +1,9 @@
 """Continual learning: streams of tasks, what is retained of them, what is kept, and a readout that forgets nothing."""
 
 from dynamicgate.continual.keeper import Keeper
+from dynamicgate.continual.learners import EWC, SI, Learner, LwF
 from dynamicgate.continual.readout import Readout
+from dynamicgate.continual.replay import AGEM, DarkReplay, Replay
 from dynamicgate.continual.retention import Retention
 from dynamicgate.continual.streams import (
     Stream,
@@ -17,8 +19,15 @@ from dynamicgate.continual.streams import (
 )
 
 __all__ = [
+    "AGEM",
+    "EWC",
+    "SI",
+    "DarkReplay",
     "Keeper",
+    "Learner",
+    "LwF",
     "Readout",
+    "Replay",
     "Retention",
     "Stream",
     "Task",
