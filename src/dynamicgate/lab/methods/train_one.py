@@ -14,7 +14,7 @@ from torch import nn
 from dynamicgate import distributed
 from dynamicgate.accounting.measurement import measure
 from dynamicgate.budget import Budget
-from dynamicgate.files import write_text
+from dynamicgate.files import read_json, write_text
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import save
 from dynamicgate.lab.datasets.splits import Splits
@@ -45,7 +45,7 @@ def run_one(
     """
     finished = folder / "run.json"
     if finished.exists():
-        return _check_same(json.loads(finished.read_text(encoding="utf-8")), settings, folder)
+        return _check_same(read_json(finished), settings, folder)
     if prepare is None and settings.model not in MODELS:
         raise ValueError(f"unknown model {settings.model!r}; the models are {', '.join(MODELS)}")
     label = label or f"{settings.model} seed {settings.seed}"
