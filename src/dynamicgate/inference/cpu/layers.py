@@ -39,7 +39,7 @@ class PackedLayers(nn.Module):
         return self
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(*args, **kwargs)
         self.packed = ops.chain.Packed(self.weights, self.program, self.packed.outputs)
         ops.chain.check_packed(self.packed)
 
@@ -82,7 +82,7 @@ class DenseLayer(nn.Module):
         self._decide = None if gate is None else gate.forward
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[no-untyped-call]
+        super()._load_from_state_dict(*args, **kwargs)
         if self.program is not None:
             ops.chain.check_packed(ops.chain.Packed(self.weight, self.program, self.outputs))
 
