@@ -6,13 +6,15 @@ A crash, a full disk or a kill never damages the file that was there before.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import platform
 import re
 import secrets
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -38,24 +40,35 @@ CODE = (
 def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` fill a temporary neighbour of `path`, flush it to disk, then put it in place in one move.
 
+    See `replacing`; an error of the system becomes a sentence that names `path`.
+    """
+    try:
+        with replacing(path) as temporary:
+            write(temporary)
+    except OSError as error:
+        kept = "; the earlier file is untouched" if path.exists() else ""
+        sentence = f"could not write {path}: {error.strerror or error}{kept}"
+        raise (OSError(sentence) if error.errno is None else OSError(error.errno, sentence)) from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary neighbour of `path` to write to, which takes its place at the end, or is removed after an error.
+
     A symbolic link stays one: what it points to is written. A file that was there keeps its permissions, a new one gets
     those that the umask allows. What killed writers of the same file left behind is removed.
     """
-    asked, path = path, Path(os.path.realpath(path))
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary, lock = _new_neighbour(path)
     try:
-        write(temporary)
+        yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         if path.exists():
             temporary.chmod(path.stat().st_mode & 0o7777)
         os.replace(temporary, path)
         _sync_folder(path.parent)
-    except OSError as error:
-        kept = "; the earlier file is untouched" if path.exists() else ""
-        sentence = f"could not write {asked}: {error.strerror or error}{kept}"
-        raise (OSError(sentence) if error.errno is None else OSError(error.errno, sentence)) from error
     finally:
         temporary.unlink(missing_ok=True)
         os.close(lock)
@@ -144,6 +157,15 @@ def read_json_lines(path: Path, damaged: list[int] | None = None) -> list[dict[s
                 raise ValueError(f"{path}, line {number}: expected a JSON object, received {line[:60]!r}")
             damaged.append(number)
     return found
+
+
+def file_sha256(path: Path) -> str:
+    """The sha256 of a file of any size, in hexadecimal: 1.6 GB take a second."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 def read_json(path: Path) -> dict[str, Any]:
