@@ -105,6 +105,8 @@ class DenseLayer(nn.Module):
     def from_description(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> DenseLayer:
         """The inverse of `describe`, with the buffers."""
         gate = described["gate"] and GateInTorch.from_description(described["gate"], without_prefix(tensors, "gate"))
+        if described["activation"] not in ACTIVATIONS or type(described["block"]) is not int or described["block"] < 0:
+            raise ValueError(f"a layer has a known activation and a block of 0 or more, received {described!r:.80}")
         held = (tensors["weight"], tensors.get("bias"), tensors.get("program"))
         return DenseLayer(*held, gate, **{key: described[key] for key in ("activation", "block", "outputs")})
 

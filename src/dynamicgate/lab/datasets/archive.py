@@ -100,7 +100,7 @@ def _tar_members(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[
     limit, total = most_bytes(source), 0
     with tarfile.open(source, tarinfo=_StrictHeader) as archive:
         for count, member in enumerate(archive, start=1):
-            archive.members = []  # of millions, it would keep every one
+            archive.members = []  # type: ignore[attr-defined]  # of millions, it would keep every one
             _refuse_more_members(count, source)
             name = _safe_name(member.name, source)
             total += tarfile.BLOCKSIZE + member.size  # of those that are not wanted as well: they are unpacked, too

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from dynamicgate.data.arrays import Arrays
@@ -74,7 +75,7 @@ def read_h5ad(path: Path) -> Any:
             warnings.filterwarnings("ignore", message=".*written without encoding", category=PendingDeprecationWarning)
             _check_sizes(path)
             cells = ad.read_h5ad(path)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError, MemoryError) as error:
+    except Exception as error:  # on damaged bytes the libraries raise almost anything
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{path} could not be read as an AnnData file ({reason}); write it again with `adata.write_h5ad(path)`"
@@ -106,7 +107,18 @@ def _check_sizes(path: Path) -> None:
                     if found.external or found.is_virtual:
                         raise ValueError(f"{found.name} is in another file")
                     total += found.size * found.dtype.itemsize if found.size else 0
+                    total += _text_bytes(found, path)
                     refuse_larger(total, limit, str(path))
+
+
+def _text_bytes(dataset: Any, path: Path) -> int:
+    """How long the texts of a dataset say they are: libhdf5 takes that much memory before it looks for them. Each is
+    described by 16 bytes, of which the first four are its length. 0 for other data, and for packed texts."""
+    offset = dataset.id.get_offset()
+    if dataset.dtype.kind != "O" or offset is None or not dataset.size:
+        return 0
+    described = np.memmap(path, "<u4", "r", offset, (dataset.size, 4))
+    return int(described[:, 0].sum(dtype=np.uint64))
 
 
 def _check_indices(cells: Any, path: Path) -> None:
