@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +104,12 @@ def _change_value(header: Any, pick: random.Random) -> Any:
 
     walk(header)
     if not places:
-        return pick.choice(ODD_VALUES)
+        return deepcopy(pick.choice(ODD_VALUES))
     holder, key = pick.choice(places)
     if isinstance(holder, dict) and pick.random() < 0.15:
         del holder[key]
     elif isinstance(holder, list) and pick.random() < 0.15:
-        holder.append(holder[key])
+        holder.append(deepcopy(holder[key]))
     else:
-        holder[key] = pick.choice(ODD_VALUES)
+        holder[key] = deepcopy(pick.choice(ODD_VALUES))
     return header

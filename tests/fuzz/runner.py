@@ -21,7 +21,7 @@ AT_ONCE = 500  # files a child
 # Megabytes above what the child had at first. libhdf5 takes as much for a text in an attribute as its four bytes of
 # length say, before it finds that there is none: nothing in front of it can know.
 MOST_MB = {"h5ad": 4 << 10}
-USUALLY_MB = 200
+USUALLY_MB = int(os.environ.get("FUZZ_MB", "200"))
 
 
 def make_case(kind: str, originals: list[Path], folder: Path, seed: int, number: int) -> Path:
@@ -68,20 +68,12 @@ def _in_child(kind: str, originals: list[Path], folder: Path, seed: int, numbers
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        with report.open("w") as out, open(os.devnull, "w") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-            before = _peak()
-            for number in numbers:
-                print(json.dumps([number, "died"]), file=out, flush=True)
-                started, peak = time.monotonic(), _peak()
-                result = read_case(KINDS[kind], make_case(kind, originals, work, seed, number))
-                grown, seconds = (_peak() - before) >> 10, time.monotonic() - started
-                if grown > MOST_MB.get(kind, USUALLY_MB) and _peak() > peak:
-                    result = f"FINDING: {grown} MB more memory"
-                elif seconds > 30:
-                    result = f"FINDING: took {seconds:.0f} s"
-                print(json.dumps([number, result]), file=out, flush=True)
-        os._exit(0)
+        try:
+            _read_cases(kind, originals, work, seed, numbers, report)
+            os._exit(0)
+        finally:  # nothing of the parent's may be cleaned up here
+            traceback.print_exc()
+            os._exit(70)
     _, status = os.waitpid(child, 0)
     last = dict(json.loads(line) for line in report.read_text().splitlines())
     shutil.rmtree(work)
@@ -89,6 +81,22 @@ def _in_child(kind: str, originals: list[Path], folder: Path, seed: int, numbers
     if code := os.waitstatus_to_exitcode(status):
         results[f"FINDING: the process ended with {code} at number {max(last, default=-1)}"] += 1
     return results
+
+
+def _read_cases(kind: str, originals: list[Path], work: Path, seed: int, numbers: range, report: Path) -> None:
+    before = _peak()
+    with report.open("w") as out:
+        for number in numbers:
+            print(json.dumps([number, "died"]), file=out, flush=True)
+            case = make_case(kind, originals, work, seed, number)
+            started, peak = time.monotonic(), _peak()
+            result = read_case(KINDS[kind], case)
+            grown, seconds = (_peak() - before) >> 10, time.monotonic() - started
+            if grown > MOST_MB.get(kind, USUALLY_MB) and _peak() > peak:
+                result = f"FINDING: {grown} MB more memory"
+            elif seconds > 30:
+                result = f"FINDING: took {seconds:.0f} s"
+            print(json.dumps([number, result]), file=out, flush=True)
 
 
 def _peak() -> int:

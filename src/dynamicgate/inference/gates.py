@@ -89,10 +89,9 @@ class GateInTorch(nn.Module):
         if top_k < 0 or not all(isinstance(number, float) and 0.0 < number < math.inf for number in scales):
             raise ValueError(f"top_k, tau and soft_width of a gate are positive numbers, received {described!r:.80}")
         numbers = range(described["depth"])
-        weights, biases = (tuple(tensors.get(f"{part}_{i}") for i in numbers) for part in _PARTS)
         net = ops.GateNet(
-            weights,  # type: ignore[arg-type]
-            biases,
+            tuple(tensors[f"weight_{i}"] for i in numbers),
+            tuple(tensors.get(f"bias_{i}") for i in numbers),
             hidden=described["hidden"],
             cut=float(described["threshold"]),
             top_k=described["top_k"],
