@@ -1,27 +1,35 @@
 """`python -m tools.lock`: requirements.lock, every package of the development set with its version and its checksums.
 
-Versions are those that pip chooses for Linux on x86-64 and on aarch64 with the Python that runs this, under
-constraints.txt; checksums are those of all files of a version that the package index lists, so that one file serves
-both. It needs the index, and takes a minute.
+Versions are those that are installed here, where the tests ran. What only the other kind of machine needs (the CUDA
+packages of torch on x86-64) is read from the metadata in the package index. Checksums are those of all files of a
+version that the index lists, so that one file serves Linux on x86-64 and on aarch64.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
+import html
+import re
 import sys
-import tempfile
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from email import message_from_string
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
+from urllib.error import HTTPError
+from urllib.parse import urljoin
 
 import tomllib
 from pip._internal.models.index import PyPI
+from pip._vendor.packaging.requirements import Requirement
+from pip._vendor.packaging.specifiers import SpecifierSet
+from pip._vendor.packaging.utils import canonicalize_name
+from pip._vendor.packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 MACHINES = ("x86_64", "aarch64")
-BUILD = ("setuptools>=77", "wheel")
+BUILD = ("setuptools>=77",)
 HEADER = """# Made by `python -m tools.lock` for Python {version} on Linux, x86-64 and aarch64. `make venv LOCK=1` uses
 # it: pip then refuses every file whose checksum is not listed here.
 """
@@ -43,28 +51,76 @@ def requirements() -> list[str]:
 
 
 def chosen(machine: str) -> dict[str, str]:
-    """The version of each package that pip would install on this kind of machine."""
-    names = (*(f"manylinux_2_{minor}" for minor in range(28, 4, -1)), "manylinux2014", "manylinux2010", "manylinux1")
-    platforms = [f"{name}_{machine}" for name in names]
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.json"
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--ignore-installed"]
-        command += ["--isolated", "--target", folder, "--only-binary=:all:", "--report", str(report)]
-        command += ["-c", str(ROOT / "constraints.txt"), *(f"--platform={name}" for name in platforms)]
-        subprocess.run([*command, *requirements()], check=True)
-        found = json.loads(report.read_text(encoding="utf-8"))["install"]
-    return {one["metadata"]["name"].lower().replace("_", "-"): one["metadata"]["version"] for one in found}
+    """The version of each package that this kind of machine needs."""
+    found: dict[str, str] = {}
+    seen: set[str] = set()
+    waiting = [(text, "") for text in requirements()]
+    while waiting:
+        waiting.sort(key=lambda one: "==" in one[0])  # an exact version before a range that it is in
+        text, extra = waiting.pop()
+        asked = Requirement(text)
+        here = {"platform_machine": machine, "platform_system": "Linux", "sys_platform": "linux", "extra": extra}
+        if asked.marker is not None and not asked.marker.evaluate(here):
+            continue
+        name = canonicalize_name(asked.name)
+        key = f"{name}[{','.join(sorted(asked.extras))}]"
+        if key in seen:
+            continue
+        seen.add(key)
+        found[name] = version_of(name, asked.specifier)
+        needs = requires(name, found[name], machine)
+        waiting += [(need, of) for of in ("", *asked.extras) for need in needs]
+    return found
+
+
+def version_of(name: str, asked: SpecifierSet) -> str:
+    """What is installed, or else the newest version that was asked for."""
+    try:
+        return distribution(name).version.partition("+")[0]
+    except PackageNotFoundError:
+        listed = {Version(text) for text in (_version_of(file.filename) for file in files_of(name))}
+        return str(max(asked.filter(listed)))
+
+
+def requires(name: str, version: str, machine: str) -> list[str]:
+    """What a package asks for: torch asks for more on x86-64, and what it asks for is not installed elsewhere."""
+    if not name.startswith(("torch", "nvidia", "cuda")):
+        return distribution(name).requires or []
+    wanted = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    files = [file for file in files_of(name) if _version_of(file.filename) == version]
+    wheels = [file for file in files if f"-{wanted}-{wanted}-" in file.filename or "-none-" in file.filename]
+    for file in sorted(wheels, key=lambda file: machine not in file.filename):
+        try:
+            with urllib.request.urlopen(file.url + ".metadata", timeout=120) as answer:
+                return message_from_string(answer.read().decode()).get_all("Requires-Dist") or []
+        except HTTPError as error:  # some files have no metadata of their own in the index
+            if error.code != 404:
+                raise
+    return []
+
+
+class Listed(NamedTuple):
+    """One file of a package."""
+
+    filename: str
+    url: str
+    sha256: str
+
+
+@cache
+def files_of(name: str) -> list[Listed]:
+    """All files of a package, as the index lists them."""
+    page = f"{PyPI.simple_url}/{name}/"
+    with urllib.request.urlopen(page, timeout=120) as answer:
+        text = answer.read().decode()
+    links = re.findall(r'<a\s[^>]*?href="([^"#]+)#sha256=([0-9a-f]{64})"[^>]*>\s*([^<\s]+)\s*</a>', text)
+    return [Listed(filename, urljoin(page, html.unescape(url)), digest) for url, digest, filename in links]
 
 
 def checksums(package: tuple[str, str]) -> list[str]:
     """sha256 of every file of this version."""
     name, version = package
-    asked = urllib.request.Request(
-        f"{PyPI.simple_url}/{name}/", headers={"Accept": "application/vnd.pypi.simple.v1+json"}
-    )
-    with urllib.request.urlopen(asked, timeout=120) as answer:
-        files: list[dict[str, Any]] = json.load(answer)["files"]
-    return sorted({file["hashes"]["sha256"] for file in files if _version_of(file["filename"]) == version})
+    return sorted({file.sha256 for file in files_of(name) if _version_of(file.filename) == version})
 
 
 def _version_of(filename: str) -> str:

@@ -74,7 +74,10 @@ HEADERS: dict[str, tuple[Any, dict[str, torch.Tensor]]] = {
     "a child named like an attribute": (described({"kind": "Sequential", "modules": {"forward": LINEAR}}), {}),
     "a child with a dot": (described({"kind": "Sequential", "modules": {"a.b": LINEAR}}), {}),
     "a dropout of 7": (described({"kind": "Dropout", "p": 7}), {}),
-    "a hundred thousand levels": (described(nested(300)), {}),
+    "three hundred levels without tensors": (described(nested(300)), {}),
+    "a hundred thousand modules without tensors": (
+        described({"kind": "Sequential", "modules": {str(i): {"kind": "Flatten"} for i in range(100_000)}}), {},
+    ),
     "an MLP of exabytes": (
         described({"kind": "GatedMLP", "sizes": [10, 10**9, 10**9], "activation": "relu", "dropout": 0,
                    "normalize": {"kind": "Identity"}}), {},

@@ -46,6 +46,7 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
     path = Path(path)
     tensors, header = read_tensors(path, kind="model")
     with naming_damage(path):
+        _check_count(header["architecture"], tensors, path)
         _check_ranks(header["gates"], tensors, path)
         if into is None:  # an instance has the size that its owner chose
             check_size(lambda: _add_gates(build(header["architecture"], path), header), tensors, path)
@@ -61,6 +62,17 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
                 tensor.data = tensor.data.to(tensors[name].dtype)
     restore(model, tensors, path)
     return model.eval()
+
+
+def _check_count(architecture: Any, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Modules without tensors are free to describe, and building hundreds of thousands takes minutes."""
+    count, waiting, most = 0, [architecture], 1000 + 20 * len(tensors)
+    while waiting and count <= most:
+        value = waiting.pop()
+        count += isinstance(value, dict)
+        waiting += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    if count > most:
+        raise ValueError(f"{path} is damaged: it describes more than {most} modules, and has {len(tensors)} tensors")
 
 
 def _check_ranks(gates: list[dict[str, Any]], tensors: Mapping[str, Tensor], path: Path) -> None:

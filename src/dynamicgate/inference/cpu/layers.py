@@ -109,9 +109,7 @@ class DenseLayer(nn.Module):
             raise ValueError(f"a layer has a known activation and a block of 0 or more, received {described!r:.80}")
         outputs = described["outputs"]
         if described["block"] > outputs or ("program" not in tensors and len(tensors["weight"]) != outputs):
-            raise ValueError(
-                f"a layer has as many outputs as its weight, and blocks of them, received {described!r:.80}"
-            )
+            raise ValueError(f"a layer has the outputs of its weight, and blocks of them, received {described!r:.80}")
         held = (tensors["weight"], tensors.get("bias"), tensors.get("program"))
         return DenseLayer(*held, gate, **{key: described[key] for key in ("activation", "block", "outputs")})
 
