@@ -174,11 +174,21 @@ def test_a_file_of_an_earlier_version_has_no_checksum_and_is_read(kind: str, tmp
     path = tmp_path / "file.safetensors"
     WRITERS[kind](path)
     with safe_open(path, framework="pt") as file:
-        metadata = {HEADER: file.metadata()[HEADER]}
+        header = json.loads(file.metadata()[HEADER])
+        assert header.pop("has_checksums")
+        metadata = {HEADER: json.dumps(header)}
         assert CHECKSUM in file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     save_file(tensors, path, metadata)
     READERS[kind](path)
+
+
+def test_a_file_that_lost_its_checksums_is_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "file.safetensors"
+    write_model(path)
+    path.write_bytes(path.read_bytes().replace(CHECKSUM.encode(), CHECKSUM.upper().encode()))
+    with pytest.raises(ValueError, match=r"file\.safetensors is damaged: its checksums are gone"):
+        dg.load(path)
 
 
 def test_tensors_of_every_kind_and_shape_have_a_checksum(tmp_path: Path) -> None:

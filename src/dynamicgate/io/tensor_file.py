@@ -38,7 +38,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
         # safetensors refuses two names for one storage (tied weights); each gets its own copy in the file
         flat[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
         storages.add(flat[name].untyped_storage().data_ptr())
-    text = json.dumps({"format": FORMAT if "stages" in header else 1, **header})
+    text = json.dumps({"format": FORMAT if "stages" in header else 1, "has_checksums": True, **header})
     sums = {"header": _of_text(text), "tensors": _of_tensors(flat)}
     metadata = {HEADER: text, CHECKSUM: json.dumps(sums)}
     write_atomically(path, lambda temporary: _save_file(flat, temporary, metadata))
@@ -66,6 +66,8 @@ def read_tensors(path: Path, *, kind: str, with_tensors: bool = True) -> tuple[d
     number = header.get("format") if isinstance(header, dict) else None
     if type(number) is not int or number < 1 or not isinstance(header.get("kind"), str):
         raise ValueError(f"{path} is damaged: its header does not say what the file holds")
+    if header.pop("has_checksums", False) and CHECKSUM not in metadata:
+        raise ValueError(f"{path} is damaged: its checksums are gone; copy it again or delete it")
     if number > FORMAT:
         raise ValueError(
             f"{path} has format {number}, this version reads up to {FORMAT}: upgrade dynamicgate to open it"
