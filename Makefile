@@ -6,6 +6,9 @@ PIP := $(BIN)/pip install --quiet -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: demo test test-core test-gpu check venv docs bench bench-cpu bench-gpu bench-all results transfer paper clean
+.PHONY: fuzz fuzz-asan sbom lock
+COUNT ?= 5000
+SEED ?= 0
 
 demo: .venv/.demo   ## train five models on handwritten digits, print the table, write demo-out/report.html
 	$(BIN)/dynamicgate compare --data digits --models dense,small,gate,rigl,gate+rigl --budget 0.3 --seeds 3 --out demo-out
@@ -18,6 +21,18 @@ test-core: check    ## the library without lab and experiments, and without slow
 
 test-gpu: venv      ## the GPU tests; writes tests/gpu_last_run.json if all pass
 	$(BIN)/python -m tests.gpu_record
+
+fuzz: venv          ## changed files of every kind, 4 x COUNT plans and COUNT of each other, from SEED; minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED)
+
+fuzz-asan: venv     ## the plan files again, with kernels built with the address and undefined behaviour sanitizers
+	$(BIN)/python -m tests.fuzz.asan --count $(COUNT) --seed $(SEED)
+
+sbom: venv          ## sbom.json: a software bill of materials of what is installed (CycloneDX)
+	$(BIN)/python -m tools.sbom sbom.json
+
+lock: venv          ## requirements.lock anew, from constraints.txt and the package index
+	$(BIN)/python -m tools.lock
 
 check: venv         ## ruff, mypy, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -61,8 +76,14 @@ clean:
 	$(PIP) -e '.[cli,report,sklearn]'
 	@touch $@
 
+# With LOCK=1 only files whose checksums are in requirements.lock, for the Python that is named there.
 .venv/.dev: pyproject.toml constraints.txt setup.py $(wildcard csrc/*) | .venv/bin/pip
+ifdef LOCK
+	$(BIN)/pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+else
 	$(PIP) -e '.[dev]'
+endif
 	@touch $@ .venv/.demo
 
 .venv/.docs: pyproject.toml constraints.txt .venv/.dev

@@ -18,7 +18,7 @@ LEVELS = {
 }.get(platform.machine(), {"plain": []})
 # Nothing reads the flags of floating-point exceptions; preserving them would keep gcc from vectorising activations
 # (GELU: 15 -> 5 ns).
-SOURCES = ("cpu_level.cpp", "dispatcher_bypass.cpp", "mask.cpp", "pool.cpp", "register.cpp")
+SOURCES = ("cpu_level.cpp", "dispatcher_bypass.cpp", "mask.cpp", "pool.cpp", "register.cpp", "validate.cpp")
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 
@@ -38,19 +38,20 @@ class Kernels(build_ext):
         super().build_extension(ext)
 
 
-setup(
-    cmdclass={"build_ext": Kernels},
-    ext_modules=[
-        Extension(
-            "dynamicgate.ops._kernels",
-            sources=["csrc/" + name for name in SOURCES],
-            depends=[str(p) for p in Path("csrc").glob("*.h")],
-            extra_compile_args=FLAGS,
-            libraries=[] if platform.system() == "Darwin" else ["dl"],
-            language="c++",
-            optional=True,  # no compiler: a warning, not a failure
-            py_limited_api=True,  # it looks up the Python functions it needs, so one build works with every Python
-        )
-    ],
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
-)
+if __name__ == "__main__":
+    setup(
+        cmdclass={"build_ext": Kernels},
+        ext_modules=[
+            Extension(
+                "dynamicgate.ops._kernels",
+                sources=["csrc/" + name for name in SOURCES],
+                depends=[str(p) for p in Path("csrc").glob("*.h")],
+                extra_compile_args=FLAGS,
+                libraries=[] if platform.system() == "Darwin" else ["dl"],
+                language="c++",
+                optional=True,  # no compiler: a warning, not a failure
+                py_limited_api=True,  # it looks up the Python functions it needs, so one build works with every Python
+            )
+        ],
+        options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    )

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "entry.h"
+#include "validate.h"
 
 namespace dynamicgate {
 namespace {
@@ -101,7 +102,9 @@ void* run_directly(void*, void* const* argument, intptr_t count) {
     return use_the_op();
   if (!x.is(2, kFloat) || !weights.is(1, kFloat) || !words.is(1, kInt)) return use_the_op();
   const Program* program = words.begin<const Program>();
-  if (!fits(program, words.sizes[0], weights.sizes[0]) || x.sizes[1] != program->inputs || given_blocks(*program))
+  // The lists were read when the program was packed or loaded; to read them again can take as long as the call itself.
+  if (!problem_of(program, words.sizes[0], weights.sizes[0], false).empty() || x.sizes[1] != program->inputs ||
+      given_blocks(*program))
     return use_the_op();
   Managed* result = new_result(x.sizes[0], program->outputs);
   if (!result) return use_the_op();

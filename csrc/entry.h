@@ -4,8 +4,6 @@
 
 namespace dynamicgate {
 
-// Whether `words` and `floats`, the sizes of two tensors, can come from the same call of pack.
-bool fits(const Program* program, int64_t words, int64_t floats);
 // The number of blocks for which the caller must pass factors; 0: none.
 int64_t given_blocks(const Program& program);
 // Runs the chain on as many of torch's threads as pay off.

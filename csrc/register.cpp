@@ -8,6 +8,7 @@
 
 #include "entry.h"
 #include "pool.h"
+#include "validate.h"
 
 namespace dynamicgate {
 namespace {
@@ -83,8 +84,10 @@ void run_chain(Value* stack, uint64_t, uint64_t) {
   program_words.expect("program", kInt32, true);
   const Program* program = program_words.data<const Program>();
   const int64_t words = program_words.numel();
-  if (!fits(program, words, weights.numel()) || outputs != program->outputs)
-    throw std::invalid_argument("weights and program must come from the same call of pack");
+  const std::string problem = problem_of(program, words, weights.numel(), true);
+  if (!problem.empty() || outputs != program->outputs)
+    throw std::invalid_argument("weights and program must come from the same call of pack" +
+                                (problem.empty() ? "" : ": " + problem));
   int64_t dim = 0, *sizes, *strides;
   torch.dim(x.handle, &dim);
   torch.sizes(x.handle, &sizes);
@@ -114,15 +117,6 @@ void run_chain(Value* stack, uint64_t, uint64_t) {
 }
 
 }  // namespace
-
-bool fits(const Program* program, int64_t words, int64_t floats) {
-  constexpr int64_t kHead = sizeof(Program) / 4, kPart = sizeof(Part) / 4;
-  if (words < kHead || program->words != words || floats != program->weights * int64_t{kPanel}) return false;
-  if (program->magic == kMagic) return !program->stages;
-  const int64_t stages = program->stages, layers = program->layers;
-  return program->magic == kStagedMagic && stages > 1 && layers > 1 && program->decide >= kMargin &&
-         program->decide <= kHead && words >= kHead + stages * ((layers + 1) * kPart + 1);
-}
 
 int64_t given_blocks(const Program& program) {
   for (int l = 0; l < program.layers && !program.stages; ++l) {
@@ -186,6 +180,13 @@ DG_EXPORT const char* dynamicgate_register() {
 }
 
 DG_EXPORT const char* dynamicgate_level() { return dynamicgate::best_level().name; }
+
+// Writes what is wrong with a program into `text`, at most `room` bytes with the zero at the end; nothing if it is whole.
+DG_EXPORT void dynamicgate_problem(const int32_t* words, int64_t count, int64_t floats, char* text, int64_t room) {
+  using namespace dynamicgate;
+  strncpy(text, problem_of(reinterpret_cast<const Program*>(words), count, floats, true).c_str(), room - 1);
+  text[room - 1] = 0;
+}
 
 // For tests: memory that a kernel does not write is NaN.
 DG_EXPORT void dynamicgate_poison(int on) { dynamicgate::poison = on; }

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 import dynamicgate as dg
 from dynamicgate import GateConfig, load, named_gates, save
-from dynamicgate.io.model_file import read_notes, read_tensors
+from dynamicgate.io.model_file import read_notes
+from dynamicgate.io.tensor_file import read_tensors
 from dynamicgate.masks import pattern_of, put_mask_
 from dynamicgate.nn import GatedMLP, Normalize
 

@@ -107,7 +107,8 @@ def test_without_stages_files_are_those_that_earlier_versions_read(config: GateC
     dg.save(dg.nn.GatedMLP(SIZES, config), tmp_path / "model.safetensors")
     found = header(tmp_path / "model.safetensors")
     assert found["format"] == 1
-    assert found.keys() == {"format", "kind", "architecture", "gates", "masks", "notes"}
+    ignored = {"has_checksums"}  # earlier versions read past it
+    assert found.keys() - ignored == {"format", "kind", "architecture", "gates", "masks", "notes"}
     assert stages_of(dg.load(tmp_path / "model.safetensors")) is None
 
 

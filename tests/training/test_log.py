@@ -88,3 +88,14 @@ def test_a_new_run_starts_a_new_log(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text('{"step": 77}\n')
     fit(dense(), blobs(), epochs=1, batch=240, out=tmp_path, show=False)
     assert [row["step"] for row in read_log(tmp_path / "log.jsonl")] == [1]
+
+
+def test_a_damaged_line_of_the_log_does_not_stop_a_run_from_continuing(tmp_path: Path) -> None:
+    options = {"batch": 80, "out": tmp_path, "show": False}
+    whole = fit(dense(), blobs(), epochs=3, **options).log
+    log = tmp_path / "log.jsonl"
+    lines = log.read_bytes().splitlines(keepends=True)
+    log.write_bytes(b"".join([*lines[:2], b"\xff" + lines[2], *lines[3:]]))
+    with pytest.warns(UserWarning, match="1 damaged lines were left out"):
+        continued = fit(dense(), blobs(), epochs=3, **options).log
+    assert continued == [*whole[:2], *whole[3:]]

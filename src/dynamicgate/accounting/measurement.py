@@ -7,6 +7,7 @@ saved is split: first the connections that do not exist, then, of those that do,
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -111,6 +112,9 @@ def measure(
                 watch(out, tally.per_sample[-1])
     if not tally.per_sample:
         raise ValueError("nothing to measure: the dataset is empty")
+    if tally.not_numbers:
+        rows = sum(len(macs) for macs in tally.per_sample)
+        warnings.warn(f"the model answers NaN for {tally.not_numbers} of {rows} rows", stacklevel=2)
     return tally.result(sum(p.numel() for p in model.parameters()))
 
 
@@ -169,6 +173,7 @@ class _Tally:
         self.per_sample: list[Tensor] = []
         self.relative: list[Tensor] = []
         self.zero_skip = self.deciding = 0.0
+        self.not_numbers = 0  # rows whose outputs are NaN
         self.layer_macs: dict[str, float] = {}
         self.open_units: dict[str, float] = {}
         self.openness = {name: Openness(name, gate) for name, gate in named_gates(model).items()}
@@ -218,6 +223,7 @@ class _Tally:
         for name, decision in used.items():
             self.openness[name].add(decision.p, g[name], y)
         if y is not None and not y.is_floating_point() and out.ndim == 2:
+            self.not_numbers += int(out.isnan().any(dim=1).sum())
             counts = confusion_counts(out, y)
             self.confusion = counts if self.confusion is None else self.confusion + counts
 

@@ -27,7 +27,7 @@ from dynamicgate.budget import Budget, GateBudget
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.hf.adapters import keep_in_adapters
 from dynamicgate.hf.gated_loss import Distillation, GatedLoss
-from dynamicgate.io.model_file import read_tensors, write_tensors
+from dynamicgate.io.tensor_file import read_tensors, write_tensors
 from dynamicgate.modules import unwrap
 from dynamicgate.sparsity import Sparsifier
 

@@ -18,7 +18,7 @@ from dynamicgate.inference.gates import without_prefix
 from dynamicgate.inference.graph import replace_nodes, trace
 from dynamicgate.inference.plan import Plan
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, stop_sharing_
-from dynamicgate.io.model_file import read_tensors, restore, write_tensors
+from dynamicgate.io.tensor_file import naming_damage, read_tensors, restore, write_tensors
 
 KIND = "compiled model"
 GLOBAL_HOOKS = (  # of all modules
@@ -99,23 +99,27 @@ class CompiledModel(nn.Module):
         """
         path = Path(path)
         tensors, header = read_tensors(path, kind=KIND)
-        plan = Plan.from_dict(header["plan"])
-        if header["single_chain"]:
-            return CompiledModel(Chain.from_description(header["chains"][0], tensors), plan, header["nodes"])
-        if into is None:
-            raise ValueError(
-                f"part of the model in {path} runs in torch: pass an instance with CompiledModel.load(path, into=model)"
-            )
-        chains = [
-            Chain.from_description(described, without_prefix(tensors, f"chain_{i}"))
-            for i, described in enumerate(header["chains"])
-        ]
-        body = copy_sharing_memory(into)
-        if chains:
-            body = replace_nodes(body, trace(body), header["nodes"], chains)
-        stop_sharing_(body, into)
-        restore(body, tensors, path)
-        return CompiledModel(body, plan, header["nodes"])
+        with naming_damage(path):
+            plan = Plan.from_dict(header["plan"])
+            if header["single_chain"]:
+                chain = Chain.from_description(header["chains"][0], tensors)
+                restore(chain, tensors, path)
+                return CompiledModel(chain, plan, header["nodes"])
+            if into is None:
+                raise ValueError(
+                    f"part of the model in {path} runs in torch: pass an instance with "
+                    "CompiledModel.load(path, into=model)"
+                )
+            chains = [
+                Chain.from_description(described, without_prefix(tensors, f"chain_{i}"))
+                for i, described in enumerate(header["chains"])
+            ]
+            body = copy_sharing_memory(into)
+            if chains:
+                body = replace_nodes(body, trace(body), header["nodes"], chains)
+            stop_sharing_(body, into)
+            restore(body, tensors, path)
+            return CompiledModel(body, plan, header["nodes"])
 
 
 class _OneAtATime:

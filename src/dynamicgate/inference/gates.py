@@ -82,11 +82,16 @@ class GateInTorch(nn.Module):
     @staticmethod
     def from_description(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> GateInTorch:
         """The inverse of `describe`, with the buffers."""
+        tau, soft_width, top_k = (described[key] for key in ("tau", "soft_width", "top_k"))
+        scales = [number for number in (tau, soft_width) if number is not None]
+        if described["depth"] not in (1, 2) or described["hidden"] not in ACTIVATIONS or type(top_k) is not int:
+            raise ValueError(f"a gate has one or two maps and a known activation, received {described!r:.80}")
+        if top_k < 0 or not all(isinstance(number, float) and 0.0 < number < math.inf for number in scales):
+            raise ValueError(f"top_k, tau and soft_width of a gate are positive numbers, received {described!r:.80}")
         numbers = range(described["depth"])
-        weights, biases = (tuple(tensors.get(f"{part}_{i}") for i in numbers) for part in _PARTS)
         net = ops.GateNet(
-            weights,  # type: ignore[arg-type]
-            biases,
+            tuple(tensors[f"weight_{i}"] for i in numbers),
+            tuple(tensors.get(f"bias_{i}") for i in numbers),
             hidden=described["hidden"],
             cut=float(described["threshold"]),
             top_k=described["top_k"],
@@ -123,6 +128,9 @@ class RouterInTorch(nn.Module):
     def from_description(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RouterInTorch:
         """The inverse of `describe`, with the buffers."""
         gate = GateInTorch.from_description(described["gate"], without_prefix(tensors, "gate"))
+        k, tau = described["k"], described["tau"]
+        if type(k) is not int or k < 1 or not (isinstance(tau, float) and 0.0 < tau < math.inf):
+            raise ValueError(f"a router opens k experts at a temperature, received {described!r:.80}")
         return RouterInTorch(gate, described["k"], described["tau"])
 
 

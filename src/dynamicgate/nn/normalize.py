@@ -22,7 +22,7 @@ class Normalize(nn.Module):
         super().__init__()
         self.register_buffer("mean", torch.as_tensor(mean, dtype=torch.float32).clone())
         self.register_buffer("std", torch.as_tensor(std, dtype=torch.float32).clone())
-        if not bool((self.std > 0).all()):
+        if not self.std.is_meta and not bool((self.std > 0).all()):
             raise ValueError("every std must be positive; give constant features a std of 1")
 
     def forward(self, x: Tensor) -> Tensor:

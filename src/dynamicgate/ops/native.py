@@ -13,6 +13,10 @@ import torch
 from torch import Tensor
 
 _LIBRARY = "_kernels*.so"
+_FUNCTIONS = tuple(
+    f"dynamicgate_{name}" for name in ("register", "level", "poison", "mask", "problem", "dispatcher_bypass")
+)
+_ROOM = 200  # for a sentence
 
 
 def _file() -> Path | None:
@@ -26,10 +30,16 @@ def library() -> ctypes.CDLL | None:
     if file is None:
         return None
     found = ctypes.CDLL(str(file))
+    for name in _FUNCTIONS:
+        if not hasattr(found, name):
+            raise OSError(f"{file.name} was built from other sources, it lacks {name}; install the package again")
     found.dynamicgate_register.restype = ctypes.c_char_p
     found.dynamicgate_level.restype = ctypes.c_char_p
     found.dynamicgate_mask.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
     found.dynamicgate_mask.restype = None
+    number = ctypes.c_int64
+    found.dynamicgate_problem.argtypes = (ctypes.c_void_p, number, number, ctypes.c_char_p, number)
+    found.dynamicgate_problem.restype = None
     return found
 
 
@@ -44,6 +54,15 @@ def missing() -> str:
         return "they were not built; with a C++ compiler, install the package again"
     problem = found.dynamicgate_register()
     return f"this torch lacks what they need: {problem.decode()}" if problem else ""
+
+
+def problem_of(program: Tensor, floats: int) -> str:
+    """What is wrong with a packed program (int32, contiguous) for that many weights; empty if it can be run."""
+    found = library()
+    assert found is not None
+    text = ctypes.create_string_buffer(_ROOM)
+    found.dynamicgate_problem(program.data_ptr(), program.numel(), floats, text, _ROOM)
+    return text.value.decode()
 
 
 @cache

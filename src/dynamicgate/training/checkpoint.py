@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.budget import GateBudget
-from dynamicgate.io.model_file import read_tensors, restore, write_tensors
+from dynamicgate.io.tensor_file import naming_damage, read_tensors, restore, write_tensors
 from dynamicgate.sparsity import Sparsifier
 
 
@@ -53,20 +53,21 @@ def load_checkpoint(
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Restore everything in place; returns the position and the random state. Refuses a run with other settings."""
     tensors, header = read_tensors(path, kind="checkpoint")
-    for name in settings.keys() | header["settings"].keys():
-        saved, current = header["settings"].get(name), settings.get(name)
-        if saved != current:
-            raise ValueError(
-                f"{path} was made with {name}={saved!r}, this run has {name}={current!r}: choose another output "
-                "folder, or delete that file to start over"
-            )
-    restore(model, _under("model.", tensors), path)
-    optimizer.load_state_dict(_unflatten(_under("optimizer.", tensors), header["optimizer"]))
-    if budget is not None and header["budget"] is not None:
-        budget.load_state_dict(header["budget"])
-    if sparsifier is not None:
-        sparsifier.load_state_dict({**header["sparsifier"], **_under("sparsifier.", tensors)})
-    return header["position"], _under("rng.", tensors)
+    with naming_damage(path):
+        for name in settings.keys() | header["settings"].keys():
+            saved, current = header["settings"].get(name), settings.get(name)
+            if saved != current:
+                raise ValueError(
+                    f"{path} was made with {name}={saved!r}, this run has {name}={current!r}: choose another output "
+                    "folder, or delete that file to start over"
+                )
+        restore(model, _under("model.", tensors), path)
+        optimizer.load_state_dict(_unflatten(_under("optimizer.", tensors), header["optimizer"]))
+        if budget is not None and header["budget"] is not None:
+            budget.load_state_dict(header["budget"])
+        if sparsifier is not None:
+            sparsifier.load_state_dict({**header["sparsifier"], **_under("sparsifier.", tensors)})
+        return dict(header["position"]), _under("rng.", tensors)
 
 
 def random_state() -> dict[str, Tensor]:

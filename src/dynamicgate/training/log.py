@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,20 @@ def rewrite_log(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """The rows of a log.jsonl, without a last line that was cut short; none where there is no file."""
-    return read_json_lines(path) if path.exists() else []
+    """The rows of a log.jsonl; none where there is no file.
+
+    A last line that was cut short is left out, as is, with a warning, any other that is damaged: the log tells what
+    happened, nothing is computed from it.
+    """
+    if not path.exists():
+        return []
+    damaged: list[int] = []
+    rows = read_json_lines(path, damaged)
+    whole = [row for row in rows if isinstance(row.get("step"), int)]
+    if damaged or len(whole) < len(rows):
+        count = len(damaged) + len(rows) - len(whole)
+        warnings.warn(f"{path}: {count} damaged lines were left out, {len(whole)} rows were read", stacklevel=2)
+    return whole
 
 
 def site_stats(model: nn.Module, used: Usage) -> dict[str, dict[str, float]]:

@@ -81,7 +81,7 @@ def test_measure_uses_the_training_dataset_unless_another_is_given(
     out = tmp_path / "run"
     there = ["--data", "elsewhere", "--data-dir", str(tmp_path / "there")]
     assert main(["train", "--model", "dense", *there, *QUICK, "--out", str(out)]) == 0
-    assert main(["measure", str(out / "model.safetensors"), "--data-dir", str(tmp_path / "there")]) == 0
+    assert main(["measure", str(out / "model.safetensors"), *there]) == 0
     assert main(["measure", str(out / "model.safetensors"), "--data", "digits"]) == 0
     assert loaded == [("elsewhere", str(tmp_path / "there"))] * 2 + [("digits", None)]
     assert main(["compare", *there, "--models", "dense", "--seeds", "1", *QUICK, "--out", str(tmp_path / "two")]) == 0

@@ -58,7 +58,7 @@ def test_the_target_reaches_train_measure_and_compare(tmp_path: Path, capsys: py
     assert main(["train", *table, "--target", "kind", "--model", "dense", "--out", str(model.parent)]) == 0
     assert json.loads((model.parent / "run.json").read_text())["settings"]["data_options"] == [["target", "kind"]]
     capsys.readouterr()
-    assert main(["measure", str(model)]) == 0, "the training options are stored in the model file"
+    assert main(["measure", str(model), *table[:2]]) == 0, "the training options are stored in the model file"
     from_file = capsys.readouterr().out
     assert main(["measure", str(model), *table[:2], "--data-option", "target=kind"]) == 0
     assert capsys.readouterr().out == from_file

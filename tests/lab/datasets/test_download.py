@@ -130,7 +130,7 @@ def test_wrong_bytes_from_an_earlier_attempt_are_discarded(
         (tmp_path / "toys/toy.bin").unlink()
 
 
-@pytest.mark.parametrize("served", [b"<html>log in first</html>", CONTENT[:-1] + b"!", CONTENT + b"!", b""])
+@pytest.mark.parametrize("served", [b"<html>log in first</html>", CONTENT[:-1] + b"!", b""])
 def test_wrong_bytes_are_refused_and_nothing_is_left_behind(
     served: bytes, server: Server, known: Callable[..., None], tmp_path: Path
 ) -> None:
@@ -287,3 +287,45 @@ def test_importing_the_downloader_does_not_import_the_http_packages() -> None:
     code = "import sys, dynamicgate.lab.datasets.download; print(*{'pooch', 'requests'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_a_server_that_sends_more_than_the_file_is_stopped_at_its_size(
+    server: Server, known: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    def endless(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        try:
+            for _ in range(400):
+                handler.wfile.write(bytes(CHUNK))
+        except OSError:  # the client has gone
+            return
+        written.append(400)
+
+    known(server.offer("/toy.bin", endless))
+    monkeypatch.setattr(download, "checksum", lambda path, kind: written.append(path.stat().st_size // CHUNK) or "0")
+    with pytest.raises(OSError, match="served more bytes, expected 524,288 bytes"):
+        download_dataset("toy", tmp_path, progress=False)
+    assert max(written) <= len(CONTENT) // CHUNK
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("address", ["http://example.org/toy.bin", "ftp://example.org/toy.bin", "file:///etc/hosts"])
+def test_only_https_is_used(address: str, known: Callable[..., None], tmp_path: Path) -> None:
+    known(address)
+    with pytest.raises(OSError, match=f"refused to download from {address}: expected an address that"):
+        download_dataset("toy", tmp_path, progress=False)
+
+
+def test_a_server_cannot_lead_to_plain_http(server: Server, known: Callable[..., None], tmp_path: Path) -> None:
+    def elsewhere(handler: Handler) -> None:
+        handler.send_response(302)
+        handler.send_header("Location", "http://example.org/toy.bin")
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    known(server.offer("/toy.bin", elsewhere))
+    with pytest.raises(OSError, match=r"refused to download from http://example.org/toy.bin"):
+        download_dataset("toy", tmp_path, progress=False)

@@ -45,8 +45,9 @@ def test_a_file_has_a_checksum_a_size_and_mirrors_on_the_known_hosts(source: Sou
     checksums = {file.sha256: 64, file.md5: 32, file.unpacked_sha256: 64}
     assert all(len(text) == n and set(text) <= set("0123456789abcdef") for text, n in checksums.items() if text)
     assert file.size > 1000
-    assert len(set(file.urls)) == len(file.urls) >= 2
+    assert len(set(file.urls)) == len(file.urls) >= 1
     for url in file.urls:
+        assert url.startswith("https://")
         assert url.endswith(f"/{file.name}")
         assert urlsplit(url).hostname in HOSTS
         assert urlsplit(url).scheme in ("http", "https")

@@ -260,3 +260,17 @@ def test_a_column_without_any_value_cannot_be_filled_in(tmp_path: Path) -> None:
         load_table(path, 0, "kind", missing="fill")
     with pytest.raises(ValueError, match="missing must be refuse or fill, received 'mean'"):
         load_table(path, 0, "kind", missing="mean")
+
+
+@pytest.mark.parametrize("values", [("1e300", "2e300", "3.0"), ("9007199254740994.0", "9007199254740996.0", "1.5e16")])
+def test_classes_that_rounding_would_merge_are_refused(values: tuple[str, ...], tmp_path: Path) -> None:
+    path = tmp_path / "big.csv"
+    path.write_text("a,y\n" + "".join(f"{row},{values[row % 3]}\n" for row in range(60)))
+    with pytest.raises(ValueError, match="numbers above 2\\*\\*53 are rounded"):
+        read_table(path, "y")
+
+
+def test_classes_beyond_the_range_of_signed_numbers_keep_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "big.csv"
+    path.write_text("a,y\n" + "".join(f"{row},{18446744073709551615 - row % 3}\n" for row in range(60)))
+    assert read_table(path, "y").class_names == tuple(str(18446744073709551613 + n) for n in range(3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -89,7 +90,8 @@ class Chain(nn.Module):
 
     @staticmethod
     def from_description(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Chain:
-        """The inverse of `describe`, with the buffers."""
+        """The inverse of `describe`, with the buffers; ValueError where the two do not fit."""
+        _check_description(described)
         implementations = [
             layers_from_description(about, without_prefix(tensors, f"implementations.{i}"))
             for i, about in enumerate(described["implementations"])
@@ -99,3 +101,18 @@ class Chain(nn.Module):
             router = RouterInTorch.from_description(described["router"], without_prefix(tensors, "router"))
         rest = {key: described[key] for key in ("choice", "batches", "inputs", "norm_eps", "rows_only")}
         return Chain(implementations, router=router, **rest)
+
+
+def _check_description(described: Mapping[str, Any]) -> None:
+    """A description may come from a stranger's file: what a call would believe is checked once, here."""
+    inputs, choice, batches, eps = (described[key] for key in ("inputs", "choice", "batches", "norm_eps"))
+    count = len(described["implementations"])
+    is_whole = [type(number) is int for number in (inputs, *choice, *batches)]
+    if not all(is_whole) or min(inputs, *batches) < 1 or not all(0 <= index < count for index in choice):
+        raise ValueError("a chain has a number of inputs, batch sizes, and a choice of implementation for each of them")
+    if len(choice) != len(batches) or list(batches) != sorted(set(batches)):
+        raise ValueError(f"a chain has one choice for each batch size, in rising order, received {batches!r:.60}")
+    if eps is not None and not (isinstance(eps, float) and 0.0 <= eps < math.inf):
+        raise ValueError(f"the eps of a norm is a small number, received {eps!r:.40}")
+    if type(described["rows_only"]) is not bool:
+        raise ValueError("rows_only is true or false")

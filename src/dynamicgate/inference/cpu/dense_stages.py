@@ -75,6 +75,8 @@ class DenseStages(nn.Module):
     @staticmethod
     def from_description(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> DenseStages:
         """The inverse of `describe`, with the buffers."""
+        if not all(name in ACTIVATIONS for name in described["activations"]):
+            raise ValueError(f"activations must be known, received {described['activations']!r:.80}")
         layers = range(len(described["activations"]))
         count = len(described["ends"]) - 1 if described["decide"] == "head" else 0
         heads = [ops.chain.Head(tensors[f"head_weight_{k}"], tensors.get(f"head_bias_{k}")) for k in range(count)]

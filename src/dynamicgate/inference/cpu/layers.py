@@ -27,6 +27,7 @@ class PackedLayers(nn.Module):
     def __init__(self, packed: ops.chain.Packed) -> None:
         """What `ops.chain.pack` returned."""
         super().__init__()
+        ops.chain.check_packed(packed)
         self.register_buffer("weights", packed.weights)
         self.register_buffer("program", packed.program)
         # The same tensors once more: looking up two buffers of a module takes a third of a call at batch 1.
@@ -36,6 +37,11 @@ class PackedLayers(nn.Module):
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self.packed = ops.chain.Packed(self.weights, self.program, self.packed.outputs)
         return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.packed = ops.chain.Packed(self.weights, self.program, self.packed.outputs)
+        ops.chain.check_packed(self.packed)
 
     def forward(self, x_BD: Tensor, factor_BG: Tensor | None = None) -> Tensor:
         """The outputs; `factor_BG` is for the first layer, if that has blocks and no gate."""
@@ -66,12 +72,19 @@ class DenseLayer(nn.Module):
     ) -> None:
         """`weight` and `bias` are those of a Linear, or `weight` and `program` were packed together."""
         super().__init__()
+        if program is not None:
+            ops.chain.check_packed(ops.chain.Packed(weight, program, outputs))
         self.activation, self.block, self.outputs = activation, block, outputs
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
         self.register_buffer("program", program)
         self.gate = gate
         self._decide = None if gate is None else gate.forward
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        if self.program is not None:
+            ops.chain.check_packed(ops.chain.Packed(self.weight, self.program, self.outputs))
 
     def forward(self, x_BD: Tensor, factor_BG: Tensor | None = None) -> Tensor:
         """factor * activation(W x + b)."""
@@ -92,6 +105,11 @@ class DenseLayer(nn.Module):
     def from_description(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> DenseLayer:
         """The inverse of `describe`, with the buffers."""
         gate = described["gate"] and GateInTorch.from_description(described["gate"], without_prefix(tensors, "gate"))
+        if described["activation"] not in ACTIVATIONS or type(described["block"]) is not int or described["block"] < 0:
+            raise ValueError(f"a layer has a known activation and a block of 0 or more, received {described!r:.80}")
+        outputs = described["outputs"]
+        if described["block"] > outputs or ("program" not in tensors and len(tensors["weight"]) != outputs):
+            raise ValueError(f"a layer has the outputs of its weight, and blocks of them, received {described!r:.80}")
         held = (tensors["weight"], tensors.get("bias"), tensors.get("program"))
         return DenseLayer(*held, gate, **{key: described[key] for key in ("activation", "block", "outputs")})
 

@@ -58,6 +58,11 @@ def main(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has gone; Python must not write to it at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141  # what a shell reports for a program ended by SIGPIPE
+    except MemoryError as error:
+        if show_traceback:
+            traceback.print_exc()
+        print(f"dynamicgate: not enough memory: {error or 'a smaller model or dataset needs less'}", file=sys.stderr)
+        return 2
     except (ValueError, TypeError, OSError, ImportError) as error:
         if show_traceback:
             traceback.print_exc()

@@ -19,8 +19,7 @@ from dynamicgate.inference import compile
 from dynamicgate.inference.cpu.timing import time_calls
 from dynamicgate.inference.timing import batches_of
 from dynamicgate.io.model_file import load as load_model
-from dynamicgate.io.model_file import read_notes
-from dynamicgate.lab.cli.options import DataDir, LoaderOptions, integers, loader_options, this_command
+from dynamicgate.lab.cli.options import DataDir, LoaderOptions, integers, loader_options, this_command, trained_on
 from dynamicgate.lab.datasets.loading import load_dataset
 
 MAX_ROWS = 2048
@@ -74,16 +73,18 @@ class Bench:
         return 0
 
     def _rows(self) -> Tensor:
-        trained = read_notes(self.model).get("settings", {})
-        name = self.data or trained.get("data") or "random"
-        if name == "random":
-            first = next(m for m in load_model(self.model).modules() if isinstance(m, nn.Linear))
-            return torch.randn(MAX_ROWS, first.in_features, generator=torch.Generator().manual_seed(0))
-        options = loader_options(self.data_option, None, "--data-option")
-        if not options and name == trained.get("data"):
-            options = trained.get("data_options", ())
-        splits = load_dataset(name, data_dir=self.data_dir, seed=trained.get("seed", 0), options=dict(options)).flat()
+        if self.data == "random":
+            return self._random_rows()
+        name, of_file, seed = trained_on(self.model, self.data)
+        if name is None:
+            return self._random_rows()
+        options = loader_options(self.data_option, None, "--data-option") or of_file
+        splits = load_dataset(name, data_dir=self.data_dir, seed=seed, options=dict(options)).flat()
         return next(iter(splits.test.batches(MAX_ROWS)))[0]
+
+    def _random_rows(self) -> Tensor:
+        first = next(m for m in load_model(self.model).modules() if isinstance(m, nn.Linear))
+        return torch.randn(MAX_ROWS, first.in_features, generator=torch.Generator().manual_seed(0))
 
 
 def _time(

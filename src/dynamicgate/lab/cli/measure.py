@@ -12,8 +12,7 @@ from tyro.conf import Positional, arg
 from dynamicgate.accounting.measurement import measure
 from dynamicgate.files import environment, write_text
 from dynamicgate.io.model_file import load as load_model
-from dynamicgate.io.model_file import read_notes
-from dynamicgate.lab.cli.options import DataDir, LoaderOptions, Target, loader_options, this_command
+from dynamicgate.lab.cli.options import DataDir, LoaderOptions, Target, loader_options, this_command, trained_on
 from dynamicgate.lab.datasets.loading import load_dataset
 
 
@@ -24,7 +23,8 @@ class Measure:
     For example:
       dynamicgate measure runs/first/model.safetensors --out measurement.json
 
-    By default on the dataset and with the loader options it was trained with; give --data-dir again if you used it.
+    By default on the dataset and with the loader options it was trained with; give --data-dir again if you used it. A
+    model of your own files needs --data: a model file never chooses which files are read or written.
     """
 
     model: Annotated[Positional[Path], arg(metavar="MODEL")]
@@ -41,16 +41,12 @@ class Measure:
 
     def run(self) -> int:
         """Measure and print."""
-        notes = read_notes(self.model)
-        trained = notes.get("settings", {})
-        name = self.data or trained.get("data")
+        name, of_file, seed = trained_on(self.model, self.data)
         if name is None:
             raise ValueError(f"{self.model} does not say which dataset it was trained on: give one with --data")
         model = load_model(self.model)
-        options = loader_options(self.data_option, self.target, "--data-option")
-        if not options and name == trained.get("data"):
-            options = trained.get("data_options", ())
-        splits = load_dataset(name, data_dir=self.data_dir, seed=trained.get("seed", 0), options=dict(options)).flat()
+        options = loader_options(self.data_option, self.target, "--data-option") or of_file
+        splits = load_dataset(name, data_dir=self.data_dir, seed=seed, options=dict(options)).flat()
         try:
             found = measure(model, getattr(splits, self.part))
         except RuntimeError as error:

@@ -8,16 +8,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from tyro.conf import UseAppendAction, arg
 
+from dynamicgate.io.model_file import read_notes
+from dynamicgate.lab.datasets.loading import LOADERS
 from dynamicgate.lab.methods import Hyperparameters, Settings
 from dynamicgate.lab.methods.hyperparameters import STAGED
 
 TRAINED_TOGETHER = ("focus", "stage_distill", "first_stage_weight", "decide")
 STAGE_OPTIONS = {"stages": STAGED, **dict.fromkeys(TRAINED_TOGETHER, STAGED[:2])}
 """Options that only models in stages heed: a cascade trains its networks one by one, and asks their margins."""
+PATH_OPTIONS = ("cache_dir",)
+"""Loader options that say where to read or write, which a model file cannot set."""
 Options: TypeAlias = tuple[tuple[str, str], ...]
 
 DataDir: TypeAlias = Annotated[
@@ -97,6 +101,38 @@ def loader_options(texts: Sequence[str], target: str | None, flag: str) -> Optio
             raise ValueError(f"{flag} sets {key} twice{also}: give it once")
         pairs[key] = value
     return tuple(sorted(pairs.items()))
+
+
+class TrainedOn(NamedTuple):
+    """The data that a model file says it was trained on."""
+
+    name: str | None
+    options: Options
+    seed: int
+
+
+def trained_on(path: Path, given: str | None) -> TrainedOn:
+    """What the notes of a model file say, as far as a file may say it; `given` is the dataset of the command line.
+
+    A file may come from anyone. It may name a known dataset and options of its loader; which other files are read, and
+    where caches are written, is said on the command line.
+    """
+    found = read_notes(path).get("settings", {})
+    name, options, seed = (
+        (found.get(key, default) for key, default in (("data", None), ("data_options", []), ("seed", 0)))
+        if isinstance(found, dict)
+        else (None, None, None)
+    )
+    is_list = isinstance(options, list) and all(
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in options
+    )
+    if not (name is None or isinstance(name, str)) or not is_list or type(seed) is not int or seed < 0:
+        raise ValueError(f"{path} is damaged: its notes do not say which data the model was trained on")
+    assert isinstance(options, list)
+    if given is None and name is not None and name not in LOADERS:
+        raise ValueError(f"{path} was trained on {name!r}: if you have this file, and mean it, give it with --data")
+    pairs = tuple((key, value) for key, value in options if key not in PATH_OPTIONS)
+    return TrainedOn(given or name, pairs if given in (None, name) else (), seed)
 
 
 def this_command() -> str:

@@ -96,7 +96,7 @@ def _claim_folder(out: Path, fingerprint: str) -> None:
     marker = out / "settings.hash"
     # a refused attempt leaves neither; those of a cascade are in folders below
     has_run = any(found for name in ("last.safetensors", "run.json") for found in out.rglob(name))
-    if has_run and marker.exists() and marker.read_text(encoding="utf-8") != fingerprint:
+    if has_run and marker.exists() and marker.read_text(encoding="utf-8", errors="replace") != fingerprint:
         raise ValueError(f"{out} has a run with other settings: choose another --out, or delete that folder")
     if distributed.rank() == 0:
         write_text(marker, fingerprint)

@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
+from dynamicgate.lab.datasets.limits import most_bytes, most_members, refuse_larger
+
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 
 # What the standard library's readers raise on damaged bytes.
@@ -55,8 +57,9 @@ def read_members(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[
     """(path inside, content) of every file whose path `wanted` accepts: in archive order, or sorted for a folder.
 
     Paths use forward slashes and have no leading "./". An archive that contains an absolute path, a path that leaves it
-    through "..", or a link is refused: nobody packs a dataset like that by accident. Some damage only shows once the
-    last member has been read, so do not trust the contents before the iterator ends.
+    through "..", or a link is refused: nobody packs a dataset like that by accident. So is one that would unpack to far
+    more than it is (see `limits`), before that much is read. Some damage only shows once the last member has been read,
+    so do not trust the contents before the iterator ends.
     """
     if source.is_dir():
         for path in sorted(p for p in source.rglob("*") if p.is_file()):
@@ -94,9 +97,14 @@ class _StrictHeader(tarfile.TarInfo):
 
 
 def _tar_members(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+    limit, total = most_bytes(source), 0
     with tarfile.open(source, tarinfo=_StrictHeader) as archive:
-        for member in archive:
+        for count, member in enumerate(archive, start=1):
+            archive.members = []  # type: ignore[attr-defined]  # of millions, it would keep every one
+            _refuse_more_members(count, source)
             name = _safe_name(member.name, source)
+            total += tarfile.BLOCKSIZE + member.size  # of those that are not wanted as well: they are unpacked, too
+            refuse_larger(total, limit, str(source))
             if not (member.isfile() or member.isdir()):
                 raise ValueError(f"{source}: refused, it contains a link or a device at {member.name!r}")
             if member.isfile() and wanted(name):
@@ -115,12 +123,23 @@ def _zip_members(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[
             count = int.from_bytes(file.read(12)[10:], "little")
         if count not in (0xFFFF, len(archive.infolist()) & 0xFFFF):  # 0xFFFF: an archive of more files (zip64)
             raise zipfile.BadZipFile(f"it lists {len(archive.infolist())} files but its end record says {count}")
+        # zipfile never unpacks more of a file than it lists, and then compares the checksum
+        _refuse_more_members(len(archive.infolist()), source)
+        refuse_larger(sum(info.file_size for info in archive.infolist()), most_bytes(source), str(source))
         for info in archive.infolist():
             name = _safe_name(info.filename, source)
             if stat.S_ISLNK(info.external_attr >> 16):  # the upper half is the Unix mode, if there is one
                 raise ValueError(f"{source}: refused, it contains a link or a device at {info.filename!r}")
             if not info.is_dir() and wanted(name):
                 yield name, archive.read(info)
+
+
+def _refuse_more_members(count: int, source: Path) -> None:
+    if count > most_members(source):
+        raise ValueError(
+            f"{source}: refused, it would unpack to more than {most_members(source):,} files, too many for its size; "
+            "unpack it yourself if it is what you expect"
+        )
 
 
 def _safe_name(name: str, source: Path) -> str:

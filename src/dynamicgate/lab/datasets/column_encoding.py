@@ -25,6 +25,11 @@ def encode_classes(column: Any, what: str) -> tuple[npt.NDArray[np.int64], tuple
                 f"{what} holds {values[fractional[0]]:g} at row {fractional[0]}, which is a measurement and not a "
                 "class; cut it into classes first (`pandas.cut`)"
             )
+        if len(values) and np.abs(values).max() > EXACT:
+            raise ValueError(
+                f"{what} holds {values[np.abs(values).argmax()]:g}: numbers above 2**53 are rounded, so that different "
+                "classes become one; write the classes as text"
+            )
         values = values.astype(np.int64)
     names, y = np.unique(values, return_inverse=True)
     if len(names) < 2:
@@ -36,6 +41,7 @@ def encode_classes(column: Any, what: str) -> tuple[npt.NDArray[np.int64], tuple
 
 
 MISSING = "missing"
+EXACT = 2**53  # above it, not every whole number is a float
 
 
 def encode_features(
@@ -117,7 +123,9 @@ def _sortable(column: Any) -> npt.NDArray[Any]:
         column = column.astype(column.cat.categories.dtype)
     if pd.api.types.is_bool_dtype(column) or not pd.api.types.is_numeric_dtype(column):
         return np.asarray(column.astype(str).to_list(), dtype=str)
-    return column.to_numpy(np.float64 if pd.api.types.is_float_dtype(column) else np.int64)
+    if pd.api.types.is_float_dtype(column):
+        return column.to_numpy(np.float64)
+    return column.to_numpy(np.uint64 if pd.api.types.is_unsigned_integer_dtype(column) else np.int64)
 
 
 def _one_hot(

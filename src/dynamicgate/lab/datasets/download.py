@@ -13,6 +13,8 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import urljoin, urlsplit
 
 from dynamicgate._version import __version__
 from dynamicgate.lab.datasets.sources import Source, SourceFile, get_source
@@ -92,7 +94,6 @@ def _download_file(file: SourceFile, target: Path, progress: bool) -> None:
         if reason is None:
             with part.open("rb") as content:
                 os.fsync(content.fileno())
-            part.chmod(0o644)
             os.replace(part, target)
             return
         failures.append(f"{url} ({reason})")
@@ -115,9 +116,12 @@ def _download_from(url: str, file: SourceFile, part: Path, progress: bool) -> st
 
     for _ in range(ATTEMPTS):
         start = part.stat().st_size if part.exists() else 0
+        too_long = False
         if start < file.size:
             try:
-                _append(url, part, start, progress)
+                _append(url, part, start, file.size, progress)
+            except _TooLongError:
+                too_long = True
             except RequestException as error:
                 if part.exists() and part.stat().st_size > start:
                     continue  # the connection broke midway: go on from there
@@ -125,6 +129,7 @@ def _download_from(url: str, file: SourceFile, part: Path, progress: bool) -> st
         if is_official(part, file):
             return None
         received = f"{part.stat().st_size:,} bytes with sha256 {checksum(part, 'sha256')}"
+        received = "more bytes" if too_long else received
         part.unlink()
         if start == 0:
             return f"served {received}, expected {file.size:,} bytes with {file.sha256 or file.md5}"
@@ -132,15 +137,50 @@ def _download_from(url: str, file: SourceFile, part: Path, progress: bool) -> st
     return f"the connection broke {ATTEMPTS} times"
 
 
-def _append(url: str, part: Path, start: int, progress: bool) -> None:
+class _TooLongError(Exception):
+    """A server sends more than the file has."""
+
+
+class _Bounded:
+    """A file to write to, up to a length."""
+
+    def __init__(self, file: BinaryIO, room: int) -> None:
+        self._file, self._room = file, room
+
+    def write(self, piece: bytes) -> int:
+        self._room -= len(piece)
+        if self._room < 0:
+            raise _TooLongError
+        return self._file.write(piece)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _refuse_plain_http(url: str) -> None:
+    """What arrives is compared with its checksum, but nobody else needs to know what is downloaded."""
+    parts = urlsplit(url)
+    if parts.scheme != "https" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+        raise OSError(f"refused to download from {url}: expected an address that starts with https://")
+
+
+def _follow_only_https(response: Any, **_: Any) -> None:
+    if response.is_redirect:
+        _refuse_plain_http(urljoin(response.url, response.headers["location"]))
+
+
+def _append(url: str, part: Path, start: int, size: int, progress: bool) -> None:
     from pooch import HTTPDownloader  # type: ignore[import-untyped, unused-ignore]
 
     # Some hosts refuse clients without a name. A .gz must arrive packed, because its checksum is of the packed file.
     headers = {"User-Agent": f"dynamicgate/{__version__}", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
+    _refuse_plain_http(url)
+    hooks = {"response": _follow_only_https}
     with part.open("ab") as output:
-        HTTPDownloader(progressbar=progress, chunk_size=CHUNK, headers=headers)(url, output, None)
+        download = HTTPDownloader(progressbar=progress, chunk_size=CHUNK, headers=headers, hooks=hooks)
+        download(url, _Bounded(output, size - start), None)
 
 
 def _reason(error: Exception) -> str:

@@ -5,9 +5,7 @@ Layout, big-endian: two zero bytes, a type byte, the number of dimensions, one u
 
 from __future__ import annotations
 
-import gzip
 import math
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from dynamicgate.lab.datasets.limits import gunzip
 
 DTYPES: Mapping[int, str] = MappingProxyType(
     {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -57,9 +57,4 @@ def read_idx(path: Path, ndim: int | None = None) -> npt.NDArray[Any]:
 def _content(path: Path) -> bytes:
     content = path.read_bytes()
     # Decide by the first bytes, not by the name: some programs unpack a download but leave ".gz" in its name.
-    if content[:2] != b"\x1f\x8b":
-        return content
-    try:
-        return gzip.decompress(content)
-    except (EOFError, OSError, zlib.error) as error:
-        raise ValueError(f"{path} is a truncated or damaged gzip file ({error}); {_DOWNLOAD_AGAIN}") from error
+    return gunzip(content, str(path)) if content[:2] == b"\x1f\x8b" else content

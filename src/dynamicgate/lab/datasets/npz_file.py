@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.checks import check_arrays
+from dynamicgate.lab.datasets.limits import most_bytes, refuse_larger
 from dynamicgate.lab.datasets.normalisation import mean_and_std
 from dynamicgate.lab.datasets.splits import TEST_FRACTION, TEST_SEED, VALID_FRACTION, Splits, split_arrays
 
@@ -47,8 +49,11 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
             "write it again with `numpy.savez(path, x=x, y=y)`"
         )
     try:
+        with zipfile.ZipFile(path) as listed:
+            refuse_larger(sum(info.file_size for info in listed.infolist()), most_bytes(path), str(path))
         with np.load(path, allow_pickle=False) as archive:
             names = archive.files
+            _check_sizes(archive, [name for name in KEYS if name in names])
             arrays = {name: archive[name] for name in KEYS if name in names}
     except (OSError, ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
         raise ValueError(
@@ -62,6 +67,20 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
                 "`numpy.savez(path, x=x, y=y)`, optionally with x_valid, y_valid, x_test and y_test"
             )
     return arrays
+
+
+def _check_sizes(archive: Any, names: list[str]) -> None:
+    """Refuse an array whose shape is larger than its bytes: numpy takes the memory of the shape before it reads."""
+    for name in names:
+        info = archive.zip.getinfo(f"{name}.npy")
+        with archive.zip.open(info) as file:
+            version = np.lib.format.read_magic(file)
+            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+            if version not in read:
+                raise ValueError(f"{name} is of a version of numpy's format that is not known")
+            shape, _, dtype = read[version](file)
+        if not dtype.hasobject and math.prod(shape) * dtype.itemsize > info.file_size:
+            raise ValueError(f"{name} promises shape {shape}, and the file holds {info.file_size} bytes of it")
 
 
 def _given_part(path: Path, arrays: dict[str, npt.NDArray[Any]], part: str, classes: int) -> Arrays | None:

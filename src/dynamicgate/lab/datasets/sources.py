@@ -51,7 +51,7 @@ _S3 = "https://ossci-datasets.s3.amazonaws.com/mnist/"
 _CVDF = "https://storage.googleapis.com/cvdf-datasets/mnist/"
 _SPEECH = (
     "https://storage.googleapis.com/download.tensorflow.org/data/",
-    "http://download.tensorflow.org/data/",
+    "https://download.tensorflow.org/data/",
 )
 _PBMC = "pbmc3k_filtered_gene_bc_matrices.tar.gz"
 
@@ -133,10 +133,7 @@ _ALL = (
         (
             SourceFile(
                 "tiny-imagenet-200.zip",
-                (
-                    "https://cs231n.stanford.edu/tiny-imagenet-200.zip",
-                    "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
-                ),
+                ("https://cs231n.stanford.edu/tiny-imagenet-200.zip",),
                 "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821",
                 248_100_043,
                 md5="90528d7ca1a48142e341f4ef8d21d0de",

@@ -15,6 +15,7 @@ import torch
 
 from dynamicgate.data.checks import check_arrays
 from dynamicgate.lab.datasets.column_encoding import encode_classes, encode_features, fill_missing, refuse_missing
+from dynamicgate.lab.datasets.limits import most_bytes, refuse_gzip_bomb, refuse_larger
 from dynamicgate.lab.datasets.normalisation import mean_and_std
 from dynamicgate.lab.datasets.splits import PARTS, TEST_FRACTION, TEST_SEED, VALID_FRACTION, Splits, split_arrays
 
@@ -123,14 +124,10 @@ def read_frame(path: Path) -> Any:
     try:
         with warnings.catch_warnings():  # pandas only warns about rows longer than the header, and cuts them
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame = (
-                pd.read_parquet(path)
-                if suffix in PARQUET
-                else pd.read_csv(path, sep=SEPARATORS[suffix], index_col=False, low_memory=False)
-            )
+            frame = _read_parquet(path, pd) if suffix in PARQUET else _read_text(path, SEPARATORS[suffix], pd)
     except ImportError as error:
         raise ImportError("parquet needs pyarrow, which is not installed: pip install 'dynamicgate[data]'") from error
-    except (ValueError, OSError, EOFError, zlib.error, pd.errors.ParserWarning) as error:
+    except (ValueError, OSError, EOFError, MemoryError, zlib.error, pd.errors.ParserWarning) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
             f"{path} could not be read as {suffix} ({reason}); is it damaged, or does it have the wrong name?"
@@ -139,6 +136,20 @@ def read_frame(path: Path) -> Any:
     if len(frame) == 0:
         raise ValueError(f"{path} is empty: it has the columns {list(frame.columns)} but no rows")
     return frame
+
+
+def _read_text(path: Path, separator: str, pd: Any) -> Any:
+    if path.suffix.lower() == ".gz":
+        refuse_gzip_bomb(path)
+    return pd.read_csv(path, sep=separator, index_col=False, low_memory=False)
+
+
+def _read_parquet(path: Path, pd: Any) -> Any:
+    from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped, unused-ignore]
+
+    with ParquetFile(path) as file:  # a constant column takes no room, whatever number of rows the file promises
+        refuse_larger(8 * file.metadata.num_rows * file.metadata.num_columns, most_bytes(path), str(path))
+    return pd.read_parquet(path)
 
 
 def suffix_of(path: Path) -> str:

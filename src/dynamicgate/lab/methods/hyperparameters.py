@@ -14,6 +14,7 @@ import torch
 
 from dynamicgate.gating.gate import Policy
 from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods.ranges import check_memory, check_ranges
 from dynamicgate.presets import PLANS, stage_costs
 from dynamicgate.presets import sparsify as presets
 from dynamicgate.presets.stages import INITIAL_DENSITY, PlanName
@@ -173,10 +174,12 @@ class Settings(Hyperparameters):
             raise ValueError(
                 f"a budget is a fraction of the dense MACs: expected 0 < budget <= 1, received {self.budget}"
             )
+        check_ranges(asdict(self))
         usual = usual_for(splits)
         fused = self.model == GATED_SPARSE
         batch = _or(self.batch, min(usual.batch, len(splits.train)))
         found = replace(self, hidden=_or(self.hidden, usual.hidden), batch=batch, epochs=_or(self.epochs, usual.epochs))
+        check_memory((splits.train.features, *given(found.hidden), splits.classes))
         if self.model == SPARSIFY:  # the rest depends on which recipe is chosen
             return found
         found = replace(
@@ -186,6 +189,7 @@ class Settings(Hyperparameters):
         )
         if any(width < 1 for width in (*given(found.hidden), *found.widths)):
             raise ValueError(f"hidden widths must be 1 or more, received {found.hidden} widened by {found.widen}")
+        check_memory((splits.train.features, *found.widths, splits.classes))
         found = replace(
             found,
             block=_or(found.block, presets.BLOCK if fused else 1),

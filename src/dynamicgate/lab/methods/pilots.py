@@ -13,7 +13,7 @@ import torch
 
 from dynamicgate import distributed
 from dynamicgate.data import Arrays
-from dynamicgate.files import write_text
+from dynamicgate.files import read_json, write_text
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, Settings, given, no_gates_note
 from dynamicgate.lab.methods.models import MODELS
@@ -37,7 +37,7 @@ def choose_settings(
         if distributed.rank() == 0:
             write_text(path, json.dumps(choice))
     else:
-        choice = json.loads(path.read_text(encoding="utf-8"))
+        choice = read_json(path)
     return recipes(s)[choice["recipe"]].resolved(splits), choice
 
 

@@ -14,9 +14,10 @@ from torch import nn
 from dynamicgate import distributed
 from dynamicgate.accounting.measurement import measure
 from dynamicgate.budget import Budget
-from dynamicgate.files import write_text
+from dynamicgate.files import read_json, write_text
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import save
+from dynamicgate.io.tensor_file import read_tensors
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.cascade import open_at_random_, train_cascade
 from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, SPARSIFY, Settings, dense_macs, given, no_gates_note
@@ -45,7 +46,9 @@ def run_one(
     """
     finished = folder / "run.json"
     if finished.exists():
-        return _check_same(json.loads(finished.read_text(encoding="utf-8")), settings, folder)
+        if (folder / "model.safetensors").exists():  # damaged, it is no longer what the run measured
+            read_tensors(folder / "model.safetensors", kind="model")
+        return _check_same(read_json(finished), settings, folder)
     if prepare is None and settings.model not in MODELS:
         raise ValueError(f"unknown model {settings.model!r}; the models are {', '.join(MODELS)}")
     label = label or f"{settings.model} seed {settings.seed}"

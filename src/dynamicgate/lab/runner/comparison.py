@@ -52,6 +52,9 @@ def compare(
     unknown = [name for name in models if name not in MODELS]
     if unknown or not models:
         raise ValueError(f"unknown models {', '.join(unknown) or '(none given)'}; choose from {', '.join(MODELS)}")
+    twice = sorted({name for name in models if list(models).count(name) > 1})
+    if twice:
+        raise ValueError(f"{', '.join(twice)} is asked for twice: name each model once")
     if not seeds:
         raise ValueError("at least one seed is needed")
     if jobs < 1:

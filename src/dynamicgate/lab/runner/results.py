@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dynamicgate.files import write_results, write_text
+from dynamicgate.files import read_json, write_results, write_text
 from dynamicgate.lab.result_file import Run, read_runs, write_runs
 from dynamicgate.lab.runner.jobs import Job
 
@@ -43,7 +43,7 @@ def collect(results: Path, jobs: Iterable[Job]) -> int:
     for job in jobs:
         path = job.folder / FINISHED
         if path.exists():
-            finished.setdefault(job.table.name, []).append(json.loads(path.read_text(encoding="utf-8")))
+            finished.setdefault(job.table.name, []).append(read_json(path))
     new = 0
     for table, runs in finished.items():
         path = table_path(results, table)
@@ -114,7 +114,7 @@ def write_for_report(results: Path, jobs: Sequence[Job]) -> list[Path]:
         runs = []
         for job, run in stored:
             own = job.folder / "run.json"  # with the map of open rates, where this machine made the run
-            full = json.loads(own.read_text(encoding="utf-8")) if own.exists() else {}
+            full = read_json(own) if own.exists() else {}
             plain = {key: value for key, value in run.items() if key not in ("meta", "hash")}
             runs.append({**full, **plain, "gates": full.get("gates", run["gates"]), "folder": job.folder.name})
         write_results(folder / "results.json", stored[0][1]["meta"], runs)

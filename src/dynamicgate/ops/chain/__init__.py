@@ -1,5 +1,6 @@
 """A chain of gated and sparse layers on the CPU: h <- factor * phi(W h + b), open blocks only. See README.md here."""
 
+from dynamicgate.ops.chain.checking import check_packed
 from dynamicgate.ops.chain.layers import Layer
 from dynamicgate.ops.chain.packing import Packed, pack
 from dynamicgate.ops.chain.reference import reference_chain
@@ -12,6 +13,7 @@ __all__ = [
     "Layer",
     "Packed",
     "Staged",
+    "check_packed",
     "pack",
     "pack_staged",
     "reference_chain",

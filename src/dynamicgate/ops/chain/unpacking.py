@@ -41,7 +41,7 @@ class PackedLinear(NamedTuple):
 def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
     """The layers of a packed chain."""
     words = program[: HEADER_WORDS + LAYER_WORDS * int(program[1])].tolist() if program.numel() > 1 else [0]
-    if words[0] != MAGIC or words[5] != program.numel() or words[4] * PANEL != weights.numel():
+    if words[0] != MAGIC or words[1] < 1 or words[5] != program.numel() or words[4] * PANEL != weights.numel():
         raise ValueError("weights and program must come from the same call of pack")
     before = whole(words[2])
     layers = []
@@ -94,9 +94,13 @@ def read_linear(
     weights: Tensor, program: Tensor, linear: PackedLinear, before: Span, after: Span
 ) -> tuple[Tensor, Tensor]:
     """Weight and bias of one linear map, as those of `nn.Linear`."""
+    if min(linear) < 0 or linear.bias * PANEL + linear.width > len(weights):
+        raise ValueError("a layer lies outside of the weights")
     floats = weights[linear.weight * PANEL :]
     bias = weights[linear.bias * PANEL :][: linear.width][after.positions]
     layout = LAYOUTS[linear.layout]
+    if layout in ("panels", "rows") and linear.width * linear.inputs > len(floats):
+        raise ValueError("the weights of a layer lie outside of the weights")
     if layout == "panels":
         pieces = floats[: linear.width * before.units].split(linear.width * before.block)
         rows = [p.reshape(linear.width // PANEL, -1, PANEL).transpose(1, 2).flatten(0, 1) for p in pieces]

@@ -165,3 +165,38 @@ def test_an_empty_file_and_one_without_x_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path / "b.h5ad", None, layers={"raw": COUNTS})
     with pytest.raises(ValueError, match=r"has no X; choose one of its layers with layer=, found \['raw'\]"):
         load_h5ad(path, 0, "kind")
+
+
+@pytest.mark.parametrize("place", ["X", "layers/other", "obsm/other", "raw/X"])
+@pytest.mark.parametrize(
+    ("what", "at", "value"), [("indices", 5, -5000), ("indices", 5, 2_000_000_000), ("indptr", 30, 10**6)]
+)
+def test_a_file_whose_indices_point_outside_is_refused(
+    place: str, what: str, at: int, value: int, tmp_path: Path
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    cells = ad.AnnData(
+        as_sparse(COUNTS), layers={"other": as_sparse(COUNTS)}, obsm={"other": as_sparse(COUNTS[:, :30])}
+    )
+    cells.obs["kind"] = KINDS
+    cells.raw = cells.copy()
+    cells.write_h5ad(tmp_path / "mine.h5ad")
+    with h5py.File(tmp_path / "mine.h5ad", "r+") as file:
+        file[f"{place}/{what}"][at] = value
+    for options in ({}, {"preprocess": "counts", "genes": None}):
+        with pytest.raises(ValueError, match=r"mine.h5ad"):
+            load_h5ad(tmp_path / "mine.h5ad", 0, "kind", **options)
+
+
+def test_a_file_that_promises_more_than_it_holds_or_refers_to_another_is_refused(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    path = written(tmp_path / "mine.h5ad")
+    with h5py.File(path, "r+") as file:
+        file["layers"].create_dataset("huge", (1 << 20, 1 << 12), "f4", chunks=(1024, 1024), compression="gzip")
+    with pytest.raises(ValueError, match=r"mine.h5ad could not be read .*would unpack to"):
+        load_h5ad(path, 0, "kind")
+    path = written(tmp_path / "mine.h5ad")
+    with h5py.File(path, "r+") as file:
+        file["layers/other"] = h5py.ExternalLink("/etc/passwd", "/x")
+    with pytest.raises(ValueError, match=r"mine.h5ad could not be read .*is in another file"):
+        load_h5ad(path, 0, "kind")

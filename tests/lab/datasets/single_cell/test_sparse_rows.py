@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -97,3 +99,22 @@ def test_min_std_raises_small_deviations_and_leaves_constant_columns_at_one() ->
     dense[0, 0], dense[:50, 1] = 1, 4
     _, std = sparse_mean_and_std(SparseRows(sparse.csr_matrix(dense)), torch.arange(100), min_std=0.3)
     assert std.tolist() == pytest.approx([0.3, 2.0, 1.0])
+
+
+def broken(kind: str, what: str) -> Any:
+    """A sparse matrix one of whose indices points outside of it."""
+    matrix = sparse.random(60, 20, 0.3, format=kind, dtype=np.float32, random_state=0)
+    if kind == "coo":
+        matrix.coords[0 if what == "indptr" else 1][3] = 10**6 if what != "negative" else -5000
+    elif what == "indptr":
+        matrix.indptr[10] = 10**6
+    else:
+        matrix.indices[5] = 2_000_000_000 if what == "beyond" else -5000
+    return matrix
+
+
+@pytest.mark.parametrize("kind", ["csr", "csc", "coo", "bsr"])
+@pytest.mark.parametrize("what", ["beyond", "negative", "indptr"])
+def test_indices_outside_of_the_matrix_are_refused(kind: str, what: str) -> None:
+    with pytest.raises(ValueError, match="cells is damaged, its indices do not fit its shape"):
+        SparseRows(broken(kind, what), "cells")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,11 @@ from .wav_writers import tone, wav_bytes, write_files, write_tar
 def test_a_second_load_reads_only_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    archive = write_tar(tmp_path / "speech_commands_v0.01.tar.gz", small_dataset())
+    write_tar(tmp_path / "speech_commands_v0.01.tar.gz", small_dataset())
     first = load_speech_commands(tmp_path, 0)
     written = sorted(path.name for path in (tmp_path / ".cache").iterdir())
     assert [Path(name).suffix for name in written] == [".npz", ".rows"]
-    status = archive.stat()
-    archive.write_bytes(bytes(status.st_size))  # unreadable, but with the same size and time
-    os.utime(archive, ns=(status.st_atime_ns, status.st_mtime_ns))
+    monkeypatch.setattr(clip_cache, "read_members", None)
     assert equal_splits(load_speech_commands(tmp_path, 0), first)
     monkeypatch.setattr(clip_cache, "log_mel", None)  # other labels use other rows of the same cache
     assert load_speech_commands(tmp_path, 3, labels="all").classes == 12

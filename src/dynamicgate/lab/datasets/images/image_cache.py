@@ -10,10 +10,9 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
@@ -21,13 +20,13 @@ from typing import BinaryIO, TypeAlias
 import torch
 
 from dynamicgate.data.arrays import Arrays, View
+from dynamicgate.files import file_sha256, read_json, replacing, write_text
 from dynamicgate.lab.datasets.images.pixels import MemmapRows, Pixels, to_features
 
 Members: TypeAlias = Callable[[], Iterator[tuple[str, bytes]]]
 
-FORMAT = 1
+FORMAT = 2  # 2: with checksums
 REPORT_EVERY_S = 3.0
-ABANDONED_AFTER_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def load_or_decode(job: DecodingJob, folders: Sequence[Path]) -> tuple[dict[str,
 
 
 def source_fingerprint(source: Path) -> list[object]:
-    """Name, size and modification time of an archive, or of every file in a folder that is not hidden."""
+    """Name, size and times of change of an archive, or of every file in a folder that is not hidden."""
     if source.is_file():
         return [_stamp(source, source.name)]
     digest = hashlib.blake2b(digest_size=16)
@@ -110,7 +109,7 @@ def source_fingerprint(source: Path) -> list[object]:
 
 def _stamp(path: Path, name: str) -> list[object]:
     found = path.stat()
-    return [name, found.st_size, found.st_mtime_ns]
+    return [name, found.st_size, found.st_mtime_ns, found.st_ctime_ns]  # unlike the first, the last cannot be set back
 
 
 def _writable(folder: Path) -> bool:
@@ -122,33 +121,42 @@ def _writable(folder: Path) -> bool:
 
 def _read(base: Path) -> tuple[dict[str, Arrays], tuple[str, ...]] | None:
     try:
-        about = json.loads(_beside(base, ".json").read_text(encoding="utf-8"))
+        about = read_json(_beside(base, ".json"))
         store = MemmapRows(_beside(base, ".u8"), tuple(about["shape"]))
-        parts = {name: _arrays(store, Part(**part)) for name, part in about["parts"].items()}
-        return parts, tuple(about["class_names"])
-    except (OSError, ValueError, KeyError, TypeError):  # missing, incomplete or of another size: decode again
+        if about.pop("sha256") != _checksums(base, about):
+            warnings.warn(f"{base}.u8 or .json was damaged since it was written: it is made again", stacklevel=3)
+            return None
+        names = tuple(about["class_names"])
+        parts = {name: _arrays(store, Part(**part), len(names)) for name, part in about["parts"].items()}
+        return parts, names
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError):  # missing, incomplete or of another size
         return None
 
 
-def _arrays(store: MemmapRows, part: Part) -> Arrays:
+def _checksums(base: Path, about: Mapping[str, object]) -> list[str]:
+    """Of the pixels, and of what is said about them."""
+    return [file_sha256(_beside(base, ".u8")), hashlib.sha256(json.dumps(about).encode()).hexdigest()]
+
+
+def _arrays(store: MemmapRows, part: Part, classes: int) -> Arrays:
     rows, labels = torch.tensor(part.rows), torch.tensor(part.labels)
     if rows.shape != labels.shape or not 0 <= int(rows.min()) <= int(rows.max()) < len(store):
         raise ValueError("expected a label for each row, and rows that exist")
+    if not 0 <= int(labels.min()) <= int(labels.max()) < classes:
+        raise ValueError("expected a class for each label")
     return Arrays(View(store, rows), labels, prepare=to_features)
 
 
 def _write(job: DecodingJob, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for partial in folder.glob(f".{job.key}*.part"):  # of killed runs; one still being written has a recent time
-        if time.time() - partial.stat().st_mtime > ABANDONED_AFTER_S:
-            partial.unlink(missing_ok=True)
     names: list[str] = []
-    with _atomic_file(folder / job.key, ".u8") as pixels:
-        _decode_all(job, folder, pixels, names)
+    base = folder / job.key
+    with replacing(_beside(base, ".u8")) as temporary:
+        with temporary.open("wb") as pixels:
+            _decode_all(job, folder, pixels, names)
         labels = job.assign_labels(names)
     about = {"source": str(job.source), "shape": [len(names), *job.shape], **asdict(labels)}
-    with _atomic_file(folder / job.key, ".json") as text:
-        text.write(json.dumps(about).encode())
+    write_text(_beside(base, ".json"), json.dumps({**about, "sha256": _checksums(base, about)}))
 
 
 def _decode_all(job: DecodingJob, folder: Path, file: BinaryIO, names: list[str]) -> None:
@@ -163,21 +171,6 @@ def _decode_all(job: DecodingJob, folder: Path, file: BinaryIO, names: list[str]
         if time.monotonic() - reported > REPORT_EVERY_S:
             reported = time.monotonic()
             print(f"{job.name}: {len(names):,} images decoded into {folder} (only the first time)", file=sys.stderr)
-
-
-@contextmanager
-def _atomic_file(base: Path, suffix: str) -> Iterator[BinaryIO]:
-    """A file that is moved into place once it is complete and on disk, or removed if anything goes wrong."""
-    handle, name = tempfile.mkstemp(dir=base.parent, prefix=f".{base.name}", suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # mkstemp lets only the owner read; a cache may be shared
-        os.replace(name, _beside(base, suffix))
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _beside(base: Path, suffix: str) -> Path:

@@ -7,9 +7,7 @@ Files: the 10x matrix (`pbmc3k_filtered_gene_bc_matrices.tar.gz`, its unpacked f
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import zlib
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, TypeAlias
 
@@ -18,6 +16,7 @@ import torch
 
 from dynamicgate.data.checks import check_arrays
 from dynamicgate.lab.datasets.archive import is_archive, read_members
+from dynamicgate.lab.datasets.limits import gunzip
 from dynamicgate.lab.datasets.single_cell.h5ad_file import read_h5ad
 from dynamicgate.lab.datasets.single_cell.preprocessing import (
     MIN_GENE_STD,
@@ -188,10 +187,7 @@ def _read_10x(source: Path) -> dict[str, bytes]:
         key = key_of[_name_without_gz(name)]
         if key in files:
             raise ValueError(f"{source} contains more than one {key}; keep the one of the hg19 genome, or unpack it")
-        try:
-            files[key] = gzip.decompress(content) if name.endswith(".gz") else content
-        except (OSError, EOFError, zlib.error) as error:
-            raise ValueError(f"{source}: {name} is damaged or incomplete ({error}); download it again") from error
+        files[key] = gunzip(content, f"{source}: {name}") if name.endswith(".gz") else content
     missing = sorted(set(key_of.values()) - set(files))
     if missing:
         kind = "archive" if is_archive(source) else "folder"

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dynamicgate.lab.datasets.single_cell.sparse_rows import check_structure
 from dynamicgate.lab.datasets.splits import TEST_FRACTION, TEST_SEED, VALID_FRACTION, stratified_split
 
 Fit: TypeAlias = Literal["train", "all"]
@@ -132,6 +133,8 @@ def import_scanpy() -> tuple[Any, Any]:
 def _checked_counts(matrix: Any, what: str) -> Any:
     from scipy import sparse  # type: ignore[import-untyped, unused-ignore]
 
+    if sparse.issparse(matrix):
+        check_structure(matrix, what)
     csr = sparse.csr_matrix(matrix, dtype=np.float32)
     wrong = csr.data[~((csr.data >= 0) & (csr.data == np.floor(csr.data)))]
     if len(wrong):

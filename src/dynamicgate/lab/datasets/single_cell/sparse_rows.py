@@ -26,6 +26,7 @@ class SparseRows:
             raise ValueError(f"{what} must have at least one row and one column, got shape {tuple(matrix.shape)}")
         if matrix.dtype.kind not in "biuf":
             raise ValueError(f"{what} must hold real numbers, got dtype {matrix.dtype}")
+        check_structure(matrix, what)
         with np.errstate(over="ignore"):  # a value too large for float32 becomes infinite, and is reported below
             csr = matrix.tocsr().astype(np.float32, copy=False)
         if not csr.has_canonical_format:
@@ -49,6 +50,22 @@ class SparseRows:
         if index.ndim != 1:
             raise IndexError(f"rows need a 1-dimensional index, got shape {tuple(index.shape)}")
         return torch.from_numpy(self.matrix[index.cpu().numpy()].toarray())
+
+
+def check_structure(matrix: Any, what: str) -> None:
+    """Raise ValueError if the indices of a scipy sparse matrix point outside of it. scipy believes them: rows taken
+    from such a matrix are read from, and written to, memory that is not its own."""
+    try:
+        if hasattr(matrix, "check_format"):  # csr, csc, bsr
+            matrix.check_format(full_check=True)
+        elif hasattr(matrix, "coords"):  # coo
+            for size, index in zip(matrix.shape, matrix.coords, strict=True):
+                if len(index) != len(matrix.data) or (len(index) and not 0 <= index.min() <= index.max() < size):
+                    raise ValueError("an index is outside of the matrix")
+    except (ValueError, TypeError, IndexError, AttributeError) as error:
+        raise ValueError(
+            f"{what} is damaged, its indices do not fit its shape ({error}); write it again from whole data"
+        ) from error
 
 
 def sparse_mean_and_std(

@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
+import warnings
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -22,13 +22,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from dynamicgate.files import file_sha256, replacing
 from dynamicgate.lab.datasets.archive import read_members
 from dynamicgate.lab.datasets.speech.mel_features import MelConfig, log_mel
 from dynamicgate.lab.datasets.speech.wav_format import FULL_SCALE, fit_length, read_wav, to_int16
 
 NOISE_FOLDER = "_background_noise_"
 CHUNK = 256  # clips at a time; 200 MB of spectrum with the longest preset
-FORMAT = 1  # of the cache; another number makes older caches unread
+FORMAT = 2  # of the cache; another number makes older caches unread
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +94,7 @@ def _key(source: Path, config: MelConfig, waves: bool, texts: frozenset[str]) ->
         stats = [(name, path.stat()) for name, path in named if _is_wanted(name, texts)]
     else:
         stats = [(source.name, source.stat())]
-    fingerprint = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
+    fingerprint = [(name, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns) for name, stat in stats]
     options = {"rate": config.rate, "samples": config.samples} if waves else asdict(config)
     return hashlib.blake2b(json.dumps([FORMAT, options, fingerprint]).encode(), digest_size=12).hexdigest()
 
@@ -103,10 +104,13 @@ def _read_cache(path: Path) -> Clips | None:
     rows, rest = path.with_suffix(".rows"), path.with_suffix(".npz")
     try:
         with rest.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            about, noise = json.loads(archive["about"].tobytes()), archive["noise"]
+            about, noise = json.loads(archive["about"].tobytes()), archive["noise"]  # zip holds checksums of both
         shape = (len(about["names"]), about["width"])
         dtype = np.dtype(about["dtype"])
         if rows.stat().st_size != shape[0] * shape[1] * dtype.itemsize:
+            return None
+        if file_sha256(rows) != about["sha256"]:
+            warnings.warn(f"{rows} was damaged since it was written: it is made again", stacklevel=3)
             return None
         mapped = np.memmap(rows, dtype, "r", shape=shape)
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile):
@@ -154,23 +158,14 @@ def _write_cache(source: Path, config: MelConfig, waves: bool, path: Path, wante
             "noise": [(name, len(wave)) for name, wave in sorted(noise.items())],
             "source": str(source),
             "config": asdict(config),
+            "sha256": file_sha256(path.with_suffix(".rows")),
         }
         whole = np.concatenate([noise[name] for name in sorted(noise)] or [np.zeros(0, np.int16)])
         np.savez(file, about=np.frombuffer(json.dumps(about).encode(), np.uint8), noise=whole)
 
-    _write_atomically(path.with_suffix(".rows"), write_rows)
-    _write_atomically(path.with_suffix(".npz"), write_rest)
-
-
-def _write_atomically(path: Path, write: Callable[[IO[bytes]], None]) -> None:
-    """Write the whole file or nothing, even if two processes build the same cache at once."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
+    for suffix, write in ((".rows", write_rows), (".npz", write_rest)):
+        with replacing(path.with_suffix(suffix)) as temporary, temporary.open("wb") as file:
             write(file)
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
 
 
 def _first_writable(folders: Sequence[Path]) -> Path:

@@ -1,0 +1,84 @@
+"""Which values hyperparameters may have, and whether a network with them fits into memory: asked before any is made."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+class Range(NamedTuple):
+    """From `low` to `high`; `above` leaves out `low`, `below` leaves out `high`."""
+
+    low: float
+    high: float
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, value: object) -> bool:
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            return False
+        least = value > self.low if self.above else value >= self.low
+        return least and (value < self.high if self.below else value <= self.high)
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"above {self.low:g}" if self.above else f"{self.low:g} or more"
+        return f"{'above ' if self.above else ''}{self.low:g} to {'below ' if self.below else ''}{self.high:g}"
+
+
+FRACTION, SOME = Range(0, 1), Range(0, 1, above=True)
+# What no other place refuses already.
+RANGES: Mapping[str, Range] = MappingProxyType(
+    {
+        "gate_lr_scale": Range(0, math.inf, above=True),
+        "weight_decay": Range(0, math.inf),
+        "gate_fraction": Range(0, 1, above=True, below=True),
+        "always_open": FRACTION,
+        "open_rate": SOME,
+        "clip": Range(0, math.inf, above=True),
+        "distill_weight": FRACTION,
+        "density": SOME,
+        "initial_density": FRACTION,
+        "prune_until": SOME,
+        "widen": Range(0, math.inf, above=True),
+        "stage_distill": FRACTION,
+        "first_stage_weight": Range(0, math.inf),
+    }
+)
+COPIES = 4  # of every weight while a network is trained: itself, its gradient, and two averages of AdamW
+
+
+def check_ranges(values: Mapping[str, Any]) -> None:
+    """Raise ValueError for a hyperparameter outside of its range; None stands for a default."""
+    for name, allowed in RANGES.items():
+        value = values.get(name)
+        if value is not None and value not in allowed:
+            raise ValueError(f"{name} must be {allowed}, received {value}")
+
+
+def check_memory(sizes: Sequence[int]) -> None:
+    """Raise ValueError if a dense network with these layer sizes cannot be trained in the memory of this machine."""
+    needed = 4 * COPIES * sum(a * b for a, b in pairwise(sizes))
+    found = memory_bytes()
+    if found is not None and needed > found:
+        raise ValueError(
+            f"a network of {' x '.join(f'{size:,}' for size in sizes)} needs {needed / 1e9:,.1f} GB to be trained, and "
+            f"this machine has {found / 1e9:,.1f} GB: choose smaller hidden widths"
+        )
+
+
+def memory_bytes(limits: Sequence[Path] = (Path("/sys/fs/cgroup/memory.max"),)) -> int | None:
+    """The memory of this machine, or of the container that the process is in; None where that cannot be found out."""
+    try:
+        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):  # not on Windows
+        return None
+    for path in limits:
+        text = path.read_text(encoding="ascii").strip() if path.is_file() else "max"
+        found = min(found, int(text)) if text.isdigit() else found
+    return found
