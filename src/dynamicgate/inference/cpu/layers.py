@@ -37,6 +37,10 @@ class PackedLayers(nn.Module):
         self.packed = ops.chain.Packed(self.weights, self.program, self.packed.outputs)
         return self
 
+    def _load_from_state_dict(self, *args: Any) -> None:
+        super()._load_from_state_dict(*args)
+        self.packed = ops.chain.Packed(self.weights, self.program, self.packed.outputs)
+
     def forward(self, x_BD: Tensor, factor_BG: Tensor | None = None) -> Tensor:
         """The outputs; `factor_BG` is for the first layer, if that has blocks and no gate."""
         return ops.chain.run(x_BD, self.packed, factor_BG)

@@ -33,6 +33,7 @@ def compile_on_cpu(
     drop_never_open: bool,
     memory: float | None,
     threads: int | None,
+    same_bits: bool,
     seconds: float,
 ) -> tuple[nn.Module, Plan, list[list[str]]]:
     """The compiled body, its plan, and for each chain the names of the traced nodes that it replaced."""
@@ -57,6 +58,7 @@ def compile_on_cpu(
                 open_rates=open_rates,
                 seconds=0.7 * each,
                 memory=memory,
+                same_bits=same_bits,
             )
             if isinstance(candidates, StagedCandidates):
                 opened = opened_stages(reference, example)
