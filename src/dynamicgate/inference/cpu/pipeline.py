@@ -23,6 +23,8 @@ from dynamicgate.inference.plan import Plan
 from dynamicgate.inference.profiling import executed_macs, never_open_blocks, never_open_notes, rows_at_nodes
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, held_bytes, stop_sharing_
 
+REMOVED = "units that nothing reads were removed: what rows with infinite inputs give may differ from the model"
+
 
 def compile_on_cpu(
     model: nn.Module,
@@ -44,6 +46,8 @@ def compile_on_cpu(
         never_open = never_open_blocks(reference, gates, calibration)
         graph, found, notes = _find(reference, gates, example)
         lowered = [lower_chain(chain, gates, never_open if drop_never_open else {}) for chain in found]
+        if any(low.removed for low in lowered):
+            notes.append(REMOVED)
         dropped = {site: never_open[site] for low in lowered for site in low.dropped}
         entering = rows_at_nodes(reference, graph, [chain.input for chain in found], example) if graph else []
         chains, regimes = [], []
