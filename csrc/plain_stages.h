@@ -32,7 +32,6 @@ void run_plain_stages(const Call& call, int64_t row) {
   const auto run = [&](const Linear& linear, const float* in, float* out) {
     plain_linear(call, linear, in, {linear.inputs, linear.inputs, linear.inputs}, out, met);
     activate(linear.activation, out, linear.width, 1.0f);
-    for (int n = linear.width; n > 0 && !met.used[n - 1]; --n) out[n - 1] = 0.0f;  // padding is zero, not 0 * inf
   };
   for (int l = 0; l < last; ++l)
     for (int k = 0; k < stages; ++k) {
@@ -40,6 +39,7 @@ void run_plain_stages(const Call& call, int64_t row) {
       const float* in = l ? hidden + (l - 1) * width : x;
       float* out = hidden + l * width + part.to;
       run(part.linear, in + part.from, out);
+      for (int n = part.linear.width; n > 0 && !met.used[n - 1]; --n) out[n - 1] = 0.0f;  // padding is 0, not 0 * inf
       if (!l) continue;
       // In the model a unit reads the units of later stages too, with weights of zero.
       const Part& end = program.parts(stages - 1)[l - 1];
