@@ -228,6 +228,23 @@ class Gate(nn.Module):
         return f"{kind}, {self.site.width} units in {self.blocks} blocks{routes}"
 
 
+def check_same_config(gate: Gate, config: GateConfig, where: str) -> None:
+    """Raise ValueError if `gate` decides by another rule than `config` says. What buffers hold, or only training reads,
+    may differ."""
+    left_out = ("open", "tau", "theta", "train")
+    own, other = gate.config.to_dict(), config.to_dict()
+    apart = [
+        f"{name}={own[name]!r} instead of {other[name]!r}"
+        for name in own
+        if name not in left_out and own[name] != other[name]
+    ]
+    if apart:
+        raise ValueError(
+            f"the gate at {gate.site.name!r} differs from the one in {where}: it has {', '.join(apart)}. Load into a "
+            "model with the same gates, or into one without: it gets those of the file"
+        )
+
+
 def scale_units(h_BN: Tensor, factor_BG: Tensor, block: int) -> Tensor:
     """Multiply every unit by the factor of its block."""
     factor_BG = factor_BG.to(h_BN.dtype)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dynamicgate.files import write_atomically
 from dynamicgate.gating.attach import gate_
-from dynamicgate.gating.gate import GateConfig
+from dynamicgate.gating.gate import GateConfig, check_same_config
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site
 from dynamicgate.gating.stages import stack_names, stages_of
@@ -57,6 +57,8 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
         site = read_site(row["site"])
         if site.name not in present:
             gate_(model, GateConfig(**row["config"]), where=[site])
+        else:
+            check_same_config(present[site.name], GateConfig(**row["config"]), str(path))
     if "stages" in header and stages_of(model) is None:
         sites = [read_site(row) for row in header["stages"]["sites"]]
         gate_(model, GateConfig(**header["stages"]["config"]), where=sites)
