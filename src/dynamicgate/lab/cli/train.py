@@ -107,5 +107,6 @@ def _claim_folder(out: Path, fingerprint: str) -> None:
     has_run = any(found for name in ("last.safetensors", "run.json") for found in out.rglob(name))
     if has_run and marker.exists() and marker.read_text(encoding="utf-8") != fingerprint:
         raise ValueError(f"{out} has a run with other settings: choose another --out, or delete that folder")
-    if distributed.rank() == 0:
+    # A run that lost its mark is compared by what it has itself; a request that is then refused must not mark it.
+    if distributed.rank() == 0 and not has_run:
         write_text(marker, fingerprint)
