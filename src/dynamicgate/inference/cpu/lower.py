@@ -112,7 +112,7 @@ def lower_chain(chain: LinearChain, gates: Mapping[str, Gate], drop: Mapping[str
         return Lowered(stages, None, norm_eps, rows_only, order=stage_order(chain.stages))
     dropped = tuple(s.site for s in stages if s.site and s.site in drop and droppable(s))
     fewer = without_dead_units(stages, drop)
-    removed = any(a.layer.weight.shape != b.layer.weight.shape for a, b in zip(stages, fewer, strict=True))
+    removed = any(not torch.equal(a.layer.weight, b.layer.weight) for a, b in zip(stages, fewer, strict=True))
     return Lowered(fewer, router, norm_eps, rows_only, removed=removed, dropped=dropped)
 
 
