@@ -1,4 +1,4 @@
-"""Runs that are killed while they write, and two at once in one folder. `python -m tests.fuzz.kills` kills many more."""
+"""Runs that are killed while they write, and two at once in one folder. `tests.fuzz.kills` kills many more."""
 
 from __future__ import annotations
 
