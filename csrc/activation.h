@@ -7,7 +7,7 @@ namespace {
 // e^x by splitting x into n ln 2 + r and a polynomial of degree 6 in r (Taylor: |r| <= 0.347 leaves 1.2e-7 relative).
 DG_INLINE float exponential(float x) {
   x = x < -87.0f ? -87.0f : x;
-  x = x > 88.0f ? 88.0f : x;
+  x = x > 89.0f ? 89.0f : x;  // e^89 is infinite, so that sigmoid(-inf) is 0 and silu(-inf) NaN, as in torch
   const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: the sum rounds to an integer in its low bits
   const float n = shifted - 12582912.0f;
   const float r = (x - n * 0.693145752f) - n * 1.42860677e-6f;

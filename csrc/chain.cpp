@@ -1,7 +1,7 @@
 // Runs a chain of layers over a batch. Compiled once for each instruction set; DG_LEVEL names the copy.
 #include "gate.h"
 #include "linear.h"
-#include "staged.h"
+#include "plain_stages.h"
 
 #define DG_JOIN(a, b) a##b
 #define DG_NAME(a, b) DG_JOIN(a, b)
@@ -49,11 +49,15 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
   }
   float* y = call.y + first * program.outputs;
   Openness in_open = everything(program.inputs);
+  OddRows odd;
+  odd.clear(rows);
 
   for (int l = 0; l < program.layers; ++l) {
     const Layer& layer = program.layer()[l];
     const bool last = l + 1 == program.layers;
     const bool skip = !reads_densely(layer.main) && should_skip_zeros(layer.main, in, in_open, rows);
+    // Until a layer leaves something out, all are whole: `in` has one block.
+    if (!odd.looked && leaves_out(layer) && !shows_odd_inputs(layer)) odd.look_at(in, in_stride, in_open.block, rows);
     bool is_packed = false;  // whether the gate has already packed the rows: the layer can read the same copy
     const bool listed = layer.main.layout == dynamicgate::kPanels || layer.main.skip_zeros ||
                         (layer.gate_stages && layer.gate[0].layout == dynamicgate::kPanels);
@@ -79,10 +83,12 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
         s.packed = buffers.packed;
         run_step(s, buffers.panels, pool);
         is_packed = stage.layout == dynamicgate::kCsr;
+        if (g == 0 && stage.activation != dynamicgate::kIdentity && shows_odd_inputs(layer))
+          odd.look_at(buffers.logits[0] + stage.units, stage.width, 1, rows);
         z = buffers.logits[g], z_stride = stage.width, z_open = everything(stage.width);
       }
       if (layer.gate_stages)
-        decide(layer, call.weights, z, z_stride, open, rows);
+        odd.look_at(z, z_stride, layer.blocks, rows), decide(layer, call.weights, z, z_stride, open, rows);
       else
         decide_given(call.factor + first * layer.blocks, open, rows);
     }
@@ -98,6 +104,14 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
     in = out, in_stride = layer.main.width;
     in_open = layer.blocks ? open : everything(layer.main.units);
   }
+  for (int row = 0; odd.any && row < rows; ++row)
+    if (odd.is_odd[row]) run_plain_row(call, first + row);
+}
+
+void run_stages_of_rows(const Call& call, int64_t first, int rows, const Pool* pool) {
+  run_stages(call, first, rows, pool);
+  for (int64_t row = first; row < first + rows; ++row)
+    if (!is_ordinary_row(call, row)) run_plain_stages(call, row);
 }
 
 int64_t rows_at_once(const Program& program) {
@@ -108,7 +122,17 @@ int64_t rows_at_once(const Program& program) {
 }
 
 void run_some_rows(const Call& call, int64_t first, int rows, const Pool* pool) {
-  return call.program->stages ? run_stages(call, first, rows, pool) : run_rows_of_batch(call, first, rows, pool);
+  return call.program->stages ? run_stages_of_rows(call, first, rows, pool) : run_rows_of_batch(call, first, rows, pool);
+}
+
+// How many rows run together. It depends on the batch and the program only, never on the number of threads: the order in
+// which a row is summed depends on the rows beside it, and the same input must give the same bits on any machine load.
+int64_t chunk_rows(const Call& call) {
+  constexpr int32_t kCachedLines = 1 << 14;  // 1 MB
+  constexpr int64_t kParts = 8, kFewest = 32, kFewestUncached = 256;
+  // Every chunk reads all weights, which is cheap only while they stay in a core's cache.
+  const int64_t fewest = call.program->weights <= kCachedLines ? kFewest : kFewestUncached;
+  return least(rows_at_once(*call.program), most(fewest, (call.rows + kParts - 1) / kParts));
 }
 
 struct Chunks {
@@ -127,21 +151,14 @@ void run_chunk(int index, void* context) {
 namespace dynamicgate {
 
 // Many rows are divided among the threads in chunks; few rows are run by all threads together, panel by panel.
-// Every chunk reads all weights, which is cheap only while they stay in a core's cache.
 void DG_NAME(chain_, DG_LEVEL)(const Call& call) {
-  constexpr int32_t kCachedLines = 1 << 14;  // 1 MB
   const int threads = call.pool ? call.pool->threads : 1;
   if (poison) memset(call.y, 0xff, sizeof(float) * call.rows * call.program->outputs);
-  const bool cached = call.program->weights <= kCachedLines;
-  if (threads > 1 && call.rows >= threads * (cached ? 8 : 128)) {
-    const int64_t parts = cached ? 2 * threads : threads;
-    Chunks chunks = {&call, most<int64_t>(8, least<int64_t>(kChunkRows, (call.rows + parts - 1) / parts))};
-    const int64_t count = (call.rows + chunks.size - 1) / chunks.size;
-    return call.pool->run(*call.pool, static_cast<int>(count), run_chunk, &chunks);
-  }
-  const int64_t chunk = rows_at_once(*call.program);
-  for (int64_t first = 0; first < call.rows; first += chunk)
-    run_some_rows(call, first, static_cast<int>(least<int64_t>(chunk, call.rows - first)), call.pool);
+  Chunks chunks = {&call, chunk_rows(call)};
+  const int64_t count = (call.rows + chunks.size - 1) / chunks.size;
+  if (threads > 1 && count >= threads) return call.pool->run(*call.pool, static_cast<int>(count), run_chunk, &chunks);
+  for (int64_t first = 0; first < call.rows; first += chunks.size)
+    run_some_rows(call, first, static_cast<int>(least<int64_t>(chunks.size, call.rows - first)), call.pool);
 }
 
 }  // namespace dynamicgate

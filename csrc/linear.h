@@ -23,8 +23,11 @@ struct Parts {
 
 void run_task(int index, void* context) {
   const Parts& parts = *static_cast<const Parts*>(context);
-  const int64_t n = parts.step->panel_count;
-  run_part(*parts.step, static_cast<int>(n * index / parts.tasks), static_cast<int>(n * (index + 1) / parts.tasks));
+  // Rows are cut where they would begin a new run anyway: the same bits on any number of threads.
+  const int64_t unit = parts.step->linear->layout == dynamicgate::kRows ? kRunPanels : 1;
+  const int64_t n = (parts.step->panel_count + unit - 1) / unit;
+  const int begin = static_cast<int>(n * index / parts.tasks * unit), end = static_cast<int>(n * (index + 1) / parts.tasks * unit);
+  run_part(*parts.step, begin, least(end, parts.step->panel_count));
 }
 
 // Multiply-adds of the step if everything listed were dense: used only to choose the number of threads.

@@ -6,6 +6,7 @@
 namespace {
 
 constexpr int kDotRows = 4, kDotOutputs = 4;
+constexpr int kRunPanels = 8;  // no run of units crosses a multiple of this many panels, so that threads can be cut there
 
 DG_INLINE int unit_block(const Step& s, int unit) { return s.out_open.is_open ? unit / s.out_open.block : 0; }
 
@@ -42,7 +43,8 @@ void run_rows(const Step& s, int begin, int end) {
     if (waiting) run_dots(s, unit, waiting, block);
     waiting = 0;
   };
-  for (int p = begin; p < end; ++p)
+  for (int p = begin; p < end; ++p) {
+    if (p % kRunPanels == 0) flush();
     for (int n = s.panels[p] * kPanel; n < least(s.linear->units, (s.panels[p] + 1) * kPanel); ++n) {
       const int of = unit_block(s, n);
       if (!s.out_open.rows_in(of, s.rows)) continue;
@@ -51,6 +53,7 @@ void run_rows(const Step& s, int begin, int end) {
       block = of;
       unit[waiting++] = n;
     }
+  }
   flush();
 }
 

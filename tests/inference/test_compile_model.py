@@ -78,7 +78,7 @@ def test_calibration_data_are_read_to_the_end() -> None:
     ],
 )
 def test_options_of_the_cpu_are_refused_on_a_gpu(option: dict[str, Any], words: str) -> None:
-    defaults: dict[str, Any] = {"drop_never_open": False, "memory": None, "threads": None}
+    defaults: dict[str, Any] = {"drop_never_open": False, "memory": None, "threads": None, "same_bits": False}
     _refuse_cpu_options(**defaults)
     with pytest.raises(ValueError, match=words):
         _refuse_cpu_options(**{**defaults, **option})

@@ -237,7 +237,7 @@ def test_a_checkpoint_of_other_gates_is_refused(stopped: Path) -> None:
 def test_a_checkpoint_of_another_model_lists_the_differences(tmp_path: Path) -> None:
     fit(dense(), blobs(), **options(tmp_path))
     wider = torch.nn.Sequential(torch.nn.Linear(8, 17), torch.nn.ReLU(), torch.nn.Linear(17, 3))
-    with pytest.raises(ValueError, match=r"0.weight is \[17, 8\] in the model and \[16, 8\] in the file"):
+    with pytest.raises(ValueError, match=r"module '[02]'='.*16.*', this run has module '[02]'='.*17"):
         fit(wider, blobs(), **options(tmp_path))
 
 

@@ -17,7 +17,7 @@ from dynamicgate.accounting.grouped_matmul import grouped_formulas
 from dynamicgate.accounting.scaling import Scaling
 from dynamicgate.data.contract import Inputs, call, count_samples
 from dynamicgate.gating.integrations import Tokens, watch_tokens
-from dynamicgate.gating.recording import named_gates
+from dynamicgate.gating.recording import named_gates, unrecorded
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.linears import is_linear, outer_name
 from dynamicgate.modules import evaluating, unwrap
@@ -47,7 +47,10 @@ def count_macs(model: nn.Module, example: Inputs) -> MacCounter:
             # MATH: the counter does not know the fused attention of the CPU. Gradients on: without, a view of a
             # parameter (static logits, once for each row) claims to need a gradient that it does not have, and the
             # counter trips.
-            with evaluating(base), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), _plain_stages(base), flops:
+            with (
+                evaluating(base), unrecorded(base), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(),
+                _plain_stages(base), flops,
+            ):  # fmt: skip
                 call(base, example)
         finally:
             torch.backends.mha.set_fastpath_enabled(fastpath)

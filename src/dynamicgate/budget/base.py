@@ -51,6 +51,8 @@ class GateBudget(ABC):
     _gates: dict[str, Gate] = field(default_factory=dict, init=False, repr=False)
     _stages: StageGate | None = field(default=None, init=False, repr=False)
     _applied: bool = field(default=False, init=False, repr=False)
+    _rates: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+    """The open rates of the last `step`, which decide how strongly a site is lifted to its floor."""
 
     def __post_init__(self) -> None:
         if isinstance(self.tau, int | float):
@@ -84,6 +86,7 @@ class GateBudget(ABC):
         means = self._means(used)
         self._check_graph(used)
         term, rates = self._advance(used, progress, means)
+        self._rates = rates
         term = term + self._floor_term(used, rates, means)
         self._record(used, rates, progress, means)
         return term
@@ -93,6 +96,7 @@ class GateBudget(ABC):
         for the further micro-batches of one optimizer step."""
         means = self._means(used)
         term, rates = self._weighted(used, means)
+        rates = self._rates if self._rates.keys() == rates.keys() else rates
         return term + self._floor_term(used, rates, means)
 
     @abstractmethod
@@ -170,7 +174,7 @@ class GateBudget(ABC):
     def reset(self) -> None:
         """Forget everything recorded so far, for another training run."""
         self.lambda_, self.collapses, self.readings = 0.0, [], {}
-        self._rescue, self._gates, self._stages, self._applied = Rescue(), {}, None, False
+        self._rescue, self._gates, self._stages, self._applied, self._rates = Rescue(), {}, None, False, {}
 
     def state_dict(self) -> dict[str, Any]:
         """Everything recorded, as plain JSON values."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.gating.config import RANK, GateConfig, Policy
+from dynamicgate.gating.pending import OfThread, PendingFactors
 from dynamicgate.gating.recomputation import PastDecisions, recomputing
 from dynamicgate.gating.routing import drop_over_capacity, expert_capacity, expert_weights, open_shares, top_k_mask
 from dynamicgate.gating.sites import Site
@@ -37,6 +38,9 @@ class Decision(NamedTuple):
     """What a router asked for: `open` is the part of it that found capacity. Equal to `open` for other gates."""
 
 
+Watcher = Callable[["Gate", Decision], None]
+
+
 class Gate(nn.Module):
     """A gate on one site. It is a child of the site's consumer and acts through two forward pre-hooks:
     `decide_before` the source runs and `scale_before` the consumer runs (`dynamicgate.gating.attach` attaches them)."""
@@ -55,8 +59,9 @@ class Gate(nn.Module):
         # Buffers, not attributes: they must travel with the checkpoint, and changing them must not recompile the model.
         self.register_buffer("tau", torch.tensor(float(config.tau), dtype=torch.float32))
         self.register_buffer("theta", torch.tensor(float(config.theta), dtype=torch.float32))
-        self.watcher: Callable[[Gate, Decision], None] | None = None
-        self._factor_BG: Tensor | None = None
+        self._watchers: OfThread[Watcher] = OfThread()
+        self._compiled_watcher: Watcher | None = None
+        self._pending = PendingFactors()
         self._past = PastDecisions()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Gate:
@@ -69,6 +74,20 @@ class Gate(nn.Module):
             if now.dtype != torch.float32:
                 setattr(self, name, value.to(now.device, torch.float32))
         return self
+
+    @property
+    def watcher(self) -> Watcher | None:
+        """Who is told what it decides in this thread. A graph of torch.compile has one for all threads."""
+        return self._compiled_watcher if torch.compiler.is_compiling() else self._watchers.get()
+
+    @watcher.setter
+    def watcher(self, watcher: Watcher | None) -> None:
+        self._watchers.set(watcher)
+        self._compiled_watcher = watcher if watcher is not None else self._watchers.any()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: nobody watches a copy."""
+        return {**self.__dict__, "_compiled_watcher": None}
 
     def site_at(self, name: str) -> Site:
         """Its site as named by the model in which `named_gates` calls this gate `name`."""
@@ -111,11 +130,11 @@ class Gate(nn.Module):
     @property
     def pending(self) -> Tensor | None:
         """The factor that was decided before the source ran and that the consumer's input is still to be given."""
-        return self._factor_BG
+        return self._pending.peek()
 
-    def take(self) -> Tensor:
-        """The pending factor, which is then given."""
-        factor_BG, self._factor_BG = self._factor_BG, None
+    def take(self, rows: torch.Size | None = None) -> Tensor:
+        """The pending factor, which is then given to a consumer whose input has these rows."""
+        factor_BG = self._pending.take(rows)
         if factor_BG is None:
             raise RuntimeError(f"{self.site.consumer!r} ran before {self.site.source!r}: its gate has not decided yet")
         return factor_BG
@@ -194,13 +213,14 @@ class Gate(nn.Module):
     def decide_before(self, _source: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of the source: decide from its input, before the producers do any work."""
         decision = self(args[0])
-        if self.watcher is not None and not recomputing():
-            self.watcher(self, decision)
-        self._factor_BG = decision.scale
+        watcher = self.watcher
+        if watcher is not None and not recomputing():
+            watcher(self, decision)
+        self._pending.put(decision.scale)
 
     def scale_before(self, _consumer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Forward pre-hook of the consumer: h <- g * h."""
-        return (scale_units(args[0], self.take(), self.block), *args[1:])
+        return (scale_units(args[0], self.take(args[0].shape[:-1]), self.block), *args[1:])
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""
@@ -209,6 +229,23 @@ class Gate(nn.Module):
         kind = "static" if c.kind == "static" else f"{c.kind} ({c.net}{shape})"
         routes = f", top {c.top_k}, capacity {c.capacity}" if c.kind == "router" else ""
         return f"{kind}, {self.site.width} units in {self.blocks} blocks{routes}"
+
+
+def check_same_config(gate: Gate, config: GateConfig, where: str) -> None:
+    """Raise ValueError if `gate` decides by another rule than `config` says. What buffers hold, or only training reads,
+    may differ."""
+    left_out = ("open", "tau", "theta", "train")
+    own, other = gate.config.to_dict(), config.to_dict()
+    apart = [
+        f"{name}={own[name]!r} instead of {other[name]!r}"
+        for name in own
+        if name not in left_out and own[name] != other[name]
+    ]
+    if apart:
+        raise ValueError(
+            f"the gate at {gate.site.name!r} differs from the one in {where}: it has {', '.join(apart)}. Load into a "
+            "model with the same gates, or into one without: it gets those of the file"
+        )
 
 
 def scale_units(h_BN: Tensor, factor_BG: Tensor, block: int) -> Tensor:

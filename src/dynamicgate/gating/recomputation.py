@@ -8,6 +8,7 @@ the forward pass without a graph.
 
 from __future__ import annotations
 
+from threading import Lock
 from typing import Any
 from weakref import ReferenceType, ref
 
@@ -28,6 +29,7 @@ class PastDecisions:
     def __init__(self) -> None:
         """None yet."""
         self._alive: list[ReferenceType[Tensor]] = []
+        self._turn = Lock()  # forward passes of several threads, and backward passes in threads of their own
 
     def keep(self, decision: Tensor, used_by: Tensor) -> None:
         """Keep `decision` as long as the graph that computed `used_by` from it; not at all without a graph."""
@@ -35,8 +37,9 @@ class PastDecisions:
             return
         node: Any = used_by.grad_fn
         node.metadata[KEY] = decision
-        self._alive = [held for held in self._alive if held() is not None]
-        self._alive.append(ref(decision))
+        with self._turn:
+            self._alive = [held for held in self._alive if held() is not None]
+            self._alive.append(ref(decision))
 
     def take(self, again: Tensor) -> Tensor:
         """`again` itself in a forward pass; in a second computation of it, the decision of the first.
@@ -46,6 +49,10 @@ class PastDecisions:
         """
         if not recomputing():
             return again
+        with self._turn:
+            return self._first(again)
+
+    def _first(self, again: Tensor) -> Tensor:
         alive = [kept for held in self._alive if (kept := held()) is not None and kept.shape == again.shape]
         if not alive:
             return again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -165,6 +166,22 @@ def usage(model: nn.Module) -> Iterator[Usage]:
             gate.watcher = before[name]
         if stages is not None:
             stages.watcher = stages_before
+
+
+@contextmanager
+def unrecorded(model: nn.Module) -> Iterator[None]:
+    """Forward passes inside the block are left out of any `usage` of this thread: for passes that only count costs."""
+    gates: list[Any] = [*named_gates(model).values()]
+    stages = stages_of(model)
+    gates += [] if stages is None else [stages]
+    watchers = [gate.watcher for gate in gates]
+    for gate in gates:
+        gate.watcher = None
+    try:
+        yield
+    finally:
+        for gate, watcher in zip(gates, watchers, strict=True):
+            gate.watcher = watcher
 
 
 def is_gated(model: nn.Module) -> bool:

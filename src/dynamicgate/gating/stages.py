@@ -26,6 +26,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate.gating.config import GateConfig
+from dynamicgate.gating.pending import OfThread
+from dynamicgate.gating.recomputation import recomputing
 from dynamicgate.gating.sites import Site
 from dynamicgate.masks import connections, pattern_of, put_mask_
 from dynamicgate.modules import unwrap
@@ -53,6 +55,9 @@ class Region(NamedTuple):
     stage: int
 
 
+StageWatcher = Callable[[StageDecision], None]
+
+
 class StageGate(nn.Module):
     """The gate on the stages of a stack of Linear layers. It is a child of the layer that gives the outputs."""
 
@@ -69,10 +74,25 @@ class StageGate(nn.Module):
         last = self.bounds[-1]
         heads = [nn.Linear(last[k + 1], 1) for k in range(self.count - 1)] if config.decide == "head" else []
         self.heads = nn.ModuleList(heads)
-        self.watcher: Callable[[StageDecision], None] | None = None
+        self._watchers: OfThread[StageWatcher] = OfThread()
+        self._compiled_watcher: StageWatcher | None = None
         self.order: dict[nn.Linear, Tensor] = {}
         """What each masked layer may read."""
-        self._skipped = False
+        self._skipped: OfThread[bool] = OfThread()
+
+    @property
+    def watcher(self) -> StageWatcher | None:
+        """Who is told what it decides in this thread. A graph of torch.compile has one for all threads."""
+        return self._compiled_watcher if torch.compiler.is_compiling() else self._watchers.get()
+
+    @watcher.setter
+    def watcher(self, watcher: StageWatcher | None) -> None:
+        self._watchers.set(watcher)
+        self._compiled_watcher = watcher if watcher is not None else self._watchers.any()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: nobody watches a copy."""
+        return {**self.__dict__, "_compiled_watcher": None}
 
     @property
     def count(self) -> int:
@@ -138,12 +158,14 @@ class StageGate(nn.Module):
     def decide_after(self, consumer: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor | None:
         """Forward hook of the last layer: the outputs of each stage, and in evaluation those of the stage at which a
         row stops. The outputs of the last stage are the layer's own, bit for bit."""
-        if self._skipped or (self.training and self.watcher is None):
+        skipped = not torch.compiler.is_compiling() and self._skipped.get()
+        watcher = self.watcher
+        if skipped or (self.training and watcher is None):
             return None
         assert isinstance(consumer, nn.Linear)
         decision = self.decide(args[0], consumer, out)
-        if self.watcher is not None:
-            self.watcher(decision)
+        if watcher is not None and not recomputing():
+            watcher(decision)
         return None if self.training else stop(decision)
 
     def decide(self, h_BN: Tensor, consumer: nn.Linear, out_BC: Tensor) -> StageDecision:
@@ -171,12 +193,12 @@ class StageGate(nn.Module):
 
     @contextmanager
     def skipped(self) -> Iterator[None]:
-        """The plain layers inside the block, without decisions: for counting what they cost."""
-        self._skipped = True
+        """The plain layers inside the block, without decisions, in this thread: for counting what they cost."""
+        self._skipped.set(True)
         try:
             yield
         finally:
-            self._skipped = False
+            self._skipped.set(None)
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""

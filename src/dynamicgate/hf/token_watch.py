@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -138,8 +139,11 @@ def watch_tokens(model: nn.Module, gates: Mapping[str, nn.Module]) -> Iterator[T
 
 
 def _hook(see: Any, name: str) -> Any:
+    owner = get_ident()
+
     def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        see(name, args, kwargs)
+        if torch.compiler.is_compiling() or get_ident() == owner:  # other threads may run the model meanwhile
+            see(name, args, kwargs)
 
     return hook
 

@@ -26,6 +26,7 @@ def compile(
     drop_never_open: bool = False,
     memory: float | None = None,
     threads: int | None = None,
+    same_bits: bool = False,
     seconds: float = 8.0,
 ) -> CompiledModel:
     """Turn a trained model into one that gives the same outputs faster: on the CPU in float32 or, if `example` is on a
@@ -46,16 +47,18 @@ def compile(
         that would have opened them.
     memory: at most this multiple of the dense weights is held (different batch sizes may want different copies).
     threads: of torch, while timing.
+    same_bits: run chains in our own kernels only, which give the same bits on any number of threads. The dense
+        candidates leave matrix products to torch, which does not promise that.
     seconds: about how long all timing may take.
 
-    drop_never_open, memory and threads are for the CPU only.
+    drop_never_open, memory, threads and same_bits are for the CPU only.
     """
     model = unwrap(model)
     x = inputs_of(example, rows=MAX_ROWS).detach()
     _check_arguments(x, batches)
     calibration_x = x if calibration is None else inputs_of(calibration, rows=sys.maxsize).detach()
     if x.is_cuda:
-        _refuse_cpu_options(drop_never_open=drop_never_open, memory=memory, threads=threads)
+        _refuse_cpu_options(drop_never_open=drop_never_open, memory=memory, threads=threads, same_bits=same_bits)
         body, plan = compile_on_gpu(model, x, batches=batches, calibration=calibration_x, seconds=seconds)
         return CompiledModel(body, plan)
     body, plan, nodes = compile_on_cpu(
@@ -66,6 +69,7 @@ def compile(
         drop_never_open=drop_never_open,
         memory=memory,
         threads=threads,
+        same_bits=same_bits,
         seconds=seconds,
     )
     return CompiledModel(body, plan, nodes)
@@ -80,11 +84,12 @@ def _check_arguments(x: Tensor, batches: Sequence[int]) -> None:
         raise ValueError(f"batches must be ascending numbers of rows, at least 1, received {tuple(batches)}")
 
 
-def _refuse_cpu_options(*, drop_never_open: bool, memory: float | None, threads: int | None) -> None:
+def _refuse_cpu_options(*, drop_never_open: bool, memory: float | None, threads: int | None, same_bits: bool) -> None:
     given = {
         "drop_never_open": drop_never_open or None,
         "memory": memory,
         "threads": threads,
+        "same_bits": same_bits or None,
     }
     wrong = [f"{name}={value!r}" for name, value in given.items() if value is not None]
     if wrong:

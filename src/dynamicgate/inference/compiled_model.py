@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn.modules import module
 
-from dynamicgate.gating.recording import named_gates
 from dynamicgate.inference.cpu.chain import Chain
 from dynamicgate.inference.gates import without_prefix
 from dynamicgate.inference.graph import replace_nodes, trace
+from dynamicgate.inference.no_gradient import without_gradient
 from dynamicgate.inference.plan import Plan
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, stop_sharing_
 from dynamicgate.io.tensor_file import naming_damage, read_tensors, restore, write_tensors
@@ -44,8 +41,6 @@ class CompiledModel(nn.Module):
         self.body = body.eval()
         self.plan = plan
         self.nodes = None if nodes is None else [list(names) for names in nodes]
-        # Chains write nothing in a call; a gate that stays in torch holds its decision until its consumer runs.
-        self._turns = _OneAtATime() if named_gates(body) else None
         self._run = self.body.forward if isinstance(body, Chain) else self.body
         self._hooks = (
             self._forward_hooks,
@@ -57,16 +52,15 @@ class CompiledModel(nn.Module):
     def __call__(self, x: Tensor) -> Tensor:
         """The outputs for `x`. Without the call of a module where no hook waits for it, which takes a fifth of the time
         of a small network at batch 1."""
-        if self._turns is None and not any(self._hooks) and not any(GLOBAL_HOOKS):
+        if x.requires_grad or forward_ad._current_level >= 0:
+            x = without_gradient(x)
+        if not any(self._hooks) and not any(GLOBAL_HOOKS):
             return self._run(x)
         return super().__call__(x)
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs for `x`."""
-        if self._turns is None or torch.compiler.is_compiling():
-            return self._run(x)
-        with self._turns.take():
-            return self._run(x)
+        return self._run(x)
 
     def extra_repr(self) -> str:
         """Shown by print."""
@@ -120,18 +114,3 @@ class CompiledModel(nn.Module):
             stop_sharing_(body, into)
             restore(body, tensors, path)
             return CompiledModel(body, plan, header["nodes"])
-
-
-class _OneAtATime:
-    """A lock that a copy of the module does not share."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-
-    @contextmanager
-    def take(self) -> Iterator[None]:
-        with self._lock:
-            yield
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _OneAtATime:
-        return _OneAtATime()

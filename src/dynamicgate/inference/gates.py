@@ -61,7 +61,7 @@ class GateInTorch(nn.Module):
 
     def factors(self, z_BG: Tensor) -> Tensor:
         """The factors that follow from logits."""
-        factor_BG = (z_BG > self.threshold).to(z_BG.dtype)
+        factor_BG = torch.where(z_BG.isnan(), z_BG, (z_BG > self.threshold).to(z_BG.dtype))
         if self.top_k:
             factor_BG = torch.maximum(factor_BG, top_k_mask(z_BG, self.top_k))
         if self.soft_width is not None:

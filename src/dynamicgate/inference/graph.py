@@ -74,8 +74,10 @@ def steps_of(model: nn.Module, graph: fx.Graph, stages: StageGate | None = None)
 
 
 def is_unmodified(module: nn.Module, stages: StageGate | None = None) -> bool:
-    """Whether the module computes what its class is known to compute: no subclass, and no hook except a gate's, or one
-    of `stages`."""
+    """Whether the module computes what its class is known to compute: no subclass, no forward of its own, and no hook
+    except a gate's, or one of `stages`."""
+    if "forward" in vars(module):
+        return False
     known = type(module) in (nn.Linear, nn.Dropout, Normalize, nn.BatchNorm1d, nn.LayerNorm)
     before = [getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values()]
     after = [getattr(hook, "__self__", None) for hook in module._forward_hooks.values()]

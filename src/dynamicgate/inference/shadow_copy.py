@@ -1,4 +1,4 @@
-"""Copies of a model that need almost no memory of their own: compiling must not take three times the weights."""
+"""Copies of a model: one that needs almost no memory of its own, and one in float64 to verify against."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-
-from dynamicgate.gating.stages import STAGES
-
-WEIGHTS_AT_A_TIME = 1 << 21  # that are converted to float64 at once: 16 MB
 
 
 def copy_sharing_memory(model: nn.Module) -> nn.Module:
@@ -22,31 +17,15 @@ def copy_sharing_memory(model: nn.Module) -> nn.Module:
 
 
 def copy_in_float64(model: nn.Module) -> nn.Module:
-    """A copy that computes in float64. A Linear converts a part of its weight at a time, while it runs."""
-    wide_model = copy_sharing_memory(model)
-    for module in wide_model.modules():
-        held: Any = module
-        # A stage gate reads the weight of its layer, so that one is converted for good.
-        if type(module) is nn.Linear and not hasattr(module, STAGES):
-            held.forward = _linear_in_float64(module)
-            continue
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None and tensor.is_floating_point():
-                    wide: Any = tensor.detach().double()
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    tensors[name] = nn.Parameter(wide, requires_grad=False) if is_parameter else wide
-    return wide_model
+    """A copy in evaluation mode that computes in float64 whatever `model` computes: its tensors are converted, and
+    nothing else is changed."""
 
+    def wide(tensor: Tensor) -> Tensor:
+        return tensor.detach().double() if tensor.is_floating_point() else tensor.detach()
 
-def _linear_in_float64(linear: nn.Linear) -> Any:
-    def forward(x: Tensor) -> Tensor:
-        wide = x.double()
-        outputs = max(1, WEIGHTS_AT_A_TIME // linear.in_features)
-        y = torch.cat([F.linear(wide, part.double()) for part in linear.weight.split(outputs)], dim=-1)
-        return y if linear.bias is None else y + linear.bias.double()
-
-    return forward
+    memo: dict[int, Any] = {id(p): nn.Parameter(wide(p), requires_grad=False) for p in model.parameters()}
+    memo |= {id(b): wide(b) for b in model.buffers()}
+    return copy.deepcopy(model, memo).eval()
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dynamicgate.gating.attach import gate_
-from dynamicgate.gating.gate import GateConfig
+from dynamicgate.gating.gate import GateConfig, check_same_config
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site
 from dynamicgate.gating.stages import stack_names, stages_of
@@ -49,8 +49,8 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
         _check_count(header["architecture"], tensors, path)
         _check_ranks(header["gates"], tensors, path)
         if into is None:  # an instance has the size that its owner chose
-            check_size(lambda: _add_gates(build(header["architecture"], path), header), tensors, path)
-        model = _add_gates(into if into is not None else build(header["architecture"], path), header)
+            check_size(lambda: _add_gates(build(header["architecture"], path), header, path), tensors, path)
+        model = _add_gates(into if into is not None else build(header["architecture"], path), header, path)
         _add_stages(model, header)
         for name, mask in header["masks"].items():
             linear = model.get_submodule(name)
@@ -84,13 +84,15 @@ def _check_ranks(gates: list[dict[str, Any]], tensors: Mapping[str, Tensor], pat
             raise ValueError(f"{path} is damaged: it describes a gate of rank {rank!r:.40}, and has no tensor for it")
 
 
-def _add_gates(model: nn.Module, header: Mapping[str, Any]) -> nn.Module:
-    """The model with the gates that it does not have yet, in place."""
+def _add_gates(model: nn.Module, header: Mapping[str, Any], path: Path) -> nn.Module:
+    """The model with the gates that it does not have yet, in place; those it has must be the same."""
     present = named_gates(model)
     for row in header["gates"]:
-        site = read_site(row["site"])
+        site, config = read_site(row["site"]), GateConfig(**row["config"])
         if site.name not in present:
-            gate_(model, GateConfig(**row["config"]), where=[site])
+            gate_(model, config, where=[site])
+        else:
+            check_same_config(present[site.name], config, str(path))
     return model
 
 

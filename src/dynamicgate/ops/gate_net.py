@@ -54,12 +54,12 @@ def logits(x_BD: Tensor, gate: GateNet) -> Tensor:
 
 
 def decide(z_BG: Tensor, gate: GateNet) -> Tensor:
-    """The factor of each block: 0 where it is closed."""
+    """The factor of each block: 0 where it is closed, and NaN where the logit is NaN, as in a trained gate."""
     open_BG = z_BG > torch.as_tensor(gate.cut, dtype=z_BG.dtype)
     if gate.top_k:
         largest = z_BG.sort(dim=-1, descending=True, stable=True).indices[..., : gate.top_k]
         open_BG = open_BG.scatter(-1, largest, True)
-    factor_BG = open_BG.to(z_BG.dtype)
+    factor_BG = torch.where(z_BG.isnan(), z_BG, open_BG.to(z_BG.dtype))
     if gate.soft_width is not None:
         return factor_BG * ((z_BG - torch.as_tensor(gate.cut, dtype=z_BG.dtype)) / gate.soft_width).clamp(0.0, 1.0)
     return factor_BG if gate.tau is None else factor_BG * torch.sigmoid(z_BG / gate.tau)

@@ -43,9 +43,15 @@ class OpenRates:
             self.open_counts[site] = self.open_counts[site].to(g_BG.device) + g_BG.sum(0)
         self.rows = self.rows.to(g_BG.device) + len(g_BG)
 
-    def take(self) -> dict[str, Tensor]:
-        """The open rate of each block over all processes since the last call; resets the counts."""
+    def take(self, *, needed: bool) -> dict[str, Tensor]:
+        """The open rate of each block over all processes since the last call; resets the counts. An error
+        if they are `needed` and there are none."""
         rows, open_counts = self._totals()
+        if needed and not float(rows):  # of all processes: one of them may have had no rows
+            raise ValueError(
+                "this model has gates: call sparsifier.watch(used, penalty) between the forward and the backward pass, "
+                "so that rarely open units get new connections too"
+            )
         self.rows = torch.zeros_like(rows)
         self.open_counts = {site: torch.zeros_like(count) for site, count in open_counts.items()}
         return {site: (count / rows.clamp(min=1)).float() for site, count in open_counts.items()}

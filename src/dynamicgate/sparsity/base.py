@@ -14,7 +14,14 @@ from dynamicgate.gating.recording import Usage
 from dynamicgate.masks import UNSTRUCTURED, connections, put_mask_
 from dynamicgate.sparsity import mask_agreement, optimizer_state, sharded
 from dynamicgate.sparsity.activity import Endpoints, OpenRates
-from dynamicgate.sparsity.density import Density, Distribution, choose_layers, initial_densities, region_densities
+from dynamicgate.sparsity.density import (
+    Density,
+    Distribution,
+    choose_layers,
+    initial_densities,
+    region_densities,
+    tied_to,
+)
 from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.patterns import Pattern
 from dynamicgate.sparsity.regions import (
@@ -93,10 +100,12 @@ class Sparsifier:
         for name, linear in self._chosen.items():
             check_tiles(name, linear, self._regions[name], pattern)
         for (name, linear), mask in zip(self._chosen.items(), masks, strict=True):
-            put_mask_(linear, mask, pattern.name)
+            tied = tied_to(linear, self._model)
+            for one in (linear, *tied):
+                put_mask_(one, mask, pattern.name)
             endpoints = Endpoints(name, self.open_rates.gates)
             explored = linear.mask.clone()  # type: ignore[operator]
-            self.layers.append(SparseLayer(name, linear, pattern, self._regions[name], endpoints, explored))
+            self.layers.append(SparseLayer(name, linear, pattern, self._regions[name], endpoints, explored, tied))
         structure_changed(self._model)
 
     @property
@@ -199,6 +208,8 @@ class Sparsifier:
         grown = changed[now[changed]]
         layer.churn = len(grown) / max(1, int(mask.count_nonzero()))
         layer.mask.copy_(mask)
+        for linear in layer.tied:
+            linear.mask.copy_(mask)  # type: ignore[operator]
         layer.explored.view(-1)[grown] = True
         set_at_(layer.weight, changed, 0.0)
         if reset is not None:

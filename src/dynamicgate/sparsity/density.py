@@ -19,6 +19,12 @@ Distribution = Literal["uniform", "erk"]
 Key = TypeVar("Key")
 
 
+def tied_to(linear: nn.Linear, model: nn.Module) -> tuple[nn.Linear, ...]:
+    """The other layers of `model` with the same weight."""
+    others = (m for m in model.modules() if isinstance(m, nn.Linear) and m is not linear)
+    return tuple(m for m in others if m.weight is linear.weight)
+
+
 def choose_layers(
     model: nn.Module, density: Density, include: Sequence[str], exclude: Sequence[str]
 ) -> tuple[dict[str, nn.Linear], dict[str, str]]:
@@ -40,7 +46,10 @@ def choose_layers(
     chosen: dict[str, nn.Linear] = {}
     left = dict.fromkeys(transposed, "a Conv1D, whose weight is transposed: only nn.Linear layers can be sparse")
     for name, linear in linears.items():
-        if any(fnmatch(name, pattern) for pattern in exclude):
+        twin = next((one for one, other in chosen.items() if other.weight is linear.weight), None)
+        if twin is not None:
+            left[name] = f"its weight is that of {twin!r}, whose mask it shares"
+        elif any(fnmatch(name, pattern) for pattern in exclude):
             left[name] = "excluded"
         elif wanted:
             if any(fnmatch(name, pattern) for pattern in wanted):

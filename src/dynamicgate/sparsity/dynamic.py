@@ -69,7 +69,8 @@ class DynamicSparsifier(RandomStart):
         return pruning_ends or super()._due(progress)
 
     def _update_masks(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
-        rates = self._take_open_rates()
+        gated = any(layer.endpoints.gated for layer in self.layers)
+        rates = self.open_rates.take(needed=gated)
         reopened = self.open_rates.track_dead_units(rates)
         fraction = self.schedule.fraction_at(progress, starts_denser=self.starts_denser)
         for position, layer in enumerate(self.layers):
@@ -95,14 +96,6 @@ class DynamicSparsifier(RandomStart):
 
     def _density_at(self, region: SparseRegion, progress: float) -> float:
         return self.schedule.density_at(progress, initial=region.initial_density, final=region.density)
-
-    def _take_open_rates(self) -> dict[str, Tensor]:
-        if any(layer.endpoints.gated for layer in self.layers) and not float(self.open_rates.rows):
-            raise ValueError(
-                "this model has gates: call sparsifier.watch(used, penalty) between the forward and the backward pass, "
-                "so that rarely open units get new connections too"
-            )
-        return self.open_rates.take()
 
     def _growth_scores(self, layer: SparseLayer, position: int, rates: dict[str, Tensor]) -> Tensor:
         """A score for each missing connection, the highest are grown. `rates`: how often gates were open."""

@@ -23,6 +23,8 @@ class SparseLayer:
     """One for each stage; one, the whole matrix, for a layer without stages."""
     endpoints: Endpoints
     explored: Tensor
+    tied: tuple[nn.Linear, ...] = ()
+    """Other layers with the same weight: they have the same mask."""
     churn: float = 0.0
     newly_grown: Tensor | None = None
     """Flat indices of the connections grown at the last update that have not taken an optimizer step since."""

@@ -53,6 +53,7 @@ class RigL(DynamicSparsifier):
         self.gradient_steps = gradient_steps
         self._gradients: dict[str, Tensor] = {}
         self._penalty_gradients: dict[str, Tensor] = {}
+        self._grows = True  # until `until`
 
     @property
     def settings(self) -> dict[str, object]:
@@ -63,7 +64,8 @@ class RigL(DynamicSparsifier):
         """See `Sparsifier.watch`. Where FSDP shards the weights, the part of a penalty cannot be told apart and stays
         in the scores."""
         super().watch(used, penalty)
-        if penalty is None or not penalty.requires_grad or not self._collects(self.since_update + 1):
+        collects = self._grows and self._collects(self.since_update + 1)
+        if penalty is None or not penalty.requires_grad or not collects:
             return
         weights = [layer.weight for layer in self.layers]
         if any(map(is_sharded, weights)):
@@ -78,7 +80,10 @@ class RigL(DynamicSparsifier):
         return self.every is not None and since_update > self.every - self.gradient_steps
 
     def _accumulate_gradients(self, progress: float) -> None:
-        if not self._collects(self.since_update) or progress >= self.until:
+        self._grows = progress < self.until
+        if not self._grows:
+            self._penalty_gradients = {}
+        if not self._grows or not self._collects(self.since_update):
             return
         for layer in self.layers:
             grad = layer.weight.grad

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import asdict, fields
 from functools import partial
+from types import CodeType
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor, nn
 
 from dynamicgate.budget import GateBudget
 from dynamicgate.data import Arrays
+from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import named_gates
-from dynamicgate.gating.stages import stages_of
+from dynamicgate.gating.stages import StageGate, stages_of
 from dynamicgate.sparsity import Sparsifier
 from dynamicgate.training.options import FitOptions
 
@@ -26,6 +28,7 @@ def fingerprint(
     *,
     model: nn.Module,
     data_hash: str,
+    valid_hash: str | None,
     budget: GateBudget | None,
     sparsifier: Sparsifier | None,
     options: FitOptions,
@@ -35,11 +38,37 @@ def fingerprint(
     return {
         **asdict(options),
         "data": data_hash,
+        "valid": valid_hash,
         "budget": None if budget is None else _budget_settings(budget),
         "sparsifier": sparsifier.settings if sparsifier is not None else None,
         "class_weights": None if class_weights is None else class_weights.tolist(),
         "gates": {name: gate.config.to_dict() for name, gate in named_gates(model).items()},
+        **structure(model),
     }
+
+
+def structure(model: nn.Module) -> dict[str, Any]:
+    """What each module computes, by its name, and which parameters are not trained. Gates have their config;
+    a class of the user's by its code as well."""
+    gates = [module for module in model.modules() if isinstance(module, Gate | StageGate)]
+    inside = {id(module) for gate in gates for module in gate.modules()}
+    found: dict[str, Any] = {
+        f"module {name!r}": _describe_module(module)
+        for name, module in model.named_modules()
+        if id(module) not in inside
+    }
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    return {**found, "frozen": frozen}
+
+
+def _describe_module(module: nn.Module) -> str:
+    kind = type(module)
+    text = f"{kind.__module__}.{kind.__qualname__}({module.extra_repr()})"
+    replaced = vars(module).get("forward")
+    forward = kind.forward if replaced is None else getattr(replaced, "__func__", replaced)
+    code = getattr(forward, "__code__", None)
+    known = replaced is None and kind.__module__.partition(".")[0] in ("torch", "dynamicgate")
+    return text if known or code is None else f"{text} {_digest(code)}"
 
 
 def stage_settings(model: nn.Module) -> dict[str, Any]:
@@ -86,5 +115,10 @@ def _describe_function(function: Callable[..., Any], name: str) -> list[str]:
             "dynamicgate.schedule, or functools.partial of a function defined at the top of a module; or call fit "
             "without out="
         )
-    digest = hashlib.blake2b(code.co_code + repr((code.co_consts, code.co_names)).encode(), digest_size=8)
-    return [f"{function.__module__}.{qualified}", digest.hexdigest()]
+    return [f"{function.__module__}.{qualified}", _digest(code)]
+
+
+def _digest(code: CodeType) -> str:
+    """Of what the code does: functions inside it are digested too, because their names would be their addresses."""
+    constants = [_digest(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return hashlib.blake2b(code.co_code + repr((constants, code.co_names)).encode(), digest_size=8).hexdigest()

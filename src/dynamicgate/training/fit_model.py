@@ -15,11 +15,14 @@ from dynamicgate.data.contract import as_arrays
 from dynamicgate.sparsity import Sparsifier
 from dynamicgate.training.classification import check_labels, scored_classes, weights_per_class
 from dynamicgate.training.distillation import Teacher
+from dynamicgate.training.folder_lock import only_process
 from dynamicgate.training.log import History
 from dynamicgate.training.loop import Run
 from dynamicgate.training.options import FitOptions
 from dynamicgate.training.progress import Progress
 from dynamicgate.training.stage_loss import StageLoss
+
+LOCK = ".fit.lock"
 
 
 def fit(
@@ -80,7 +83,11 @@ def fit(
         raise ValueError("early stopping (patience) needs validation data: pass valid=")
     chosen = distributed.choose_device(device)
     model.to(chosen)
-    with torch.random.fork_rng(devices=[chosen] if chosen.type == "cuda" else []):
+    folder = None if out is None else Path(out)
+    with (
+        torch.random.fork_rng(devices=[chosen] if chosen.type == "cuda" else []),
+        only_process(folder, LOCK, chosen),
+    ):
         example = train.rows(torch.arange(2)).to(chosen)
         classes = scored_classes(model, example)
         check_labels(train, classes, "training data")
@@ -100,7 +107,7 @@ def fit(
             options=options,
             device=chosen,
             class_weights=weights_per_class(class_weights, train, classes),
-            out=None if out is None else Path(out),
+            out=folder,
             teacher=None if teacher is None else Teacher(teacher, distill_weight, chosen),
             stage_loss=stage_loss,
             checkpoint_seconds=checkpoint_seconds,

@@ -31,6 +31,7 @@ from dynamicgate.training.options import FitOptions
 from dynamicgate.training.progress import Progress
 from dynamicgate.training.stage_loss import StageLoss
 from dynamicgate.training.task_loss import TaskLoss
+from dynamicgate.training.whole_batch import step_whole_batch
 
 LOG_LINES = 200
 CALIBRATION_ROWS = 2000
@@ -92,7 +93,7 @@ class Run:
         self.last_loss = math.nan
         self.checkpoint_seconds = checkpoint_seconds
         self.interrupts = Interrupts()
-        self._data_hash: str | None = None
+        self._hashes: tuple[str, str | None] | None = None
         self._saved_at = self._started = time.monotonic()
 
     def train(self, progress: Progress) -> None:
@@ -130,10 +131,14 @@ class Run:
         micro_batches = by_rank[distributed.rank()].tensor_split(count)
         normalizer = self._weight_of(index) / distributed.world_size()  # DDP averages gradients, we want their sum
         total_loss = total_penalty = torch.zeros((), device=self.device)
+        inputs = [self._inputs(rows, training=True) for rows in micro_batches]
+        whole: Usage | None = None
+        if self.budget is not None and count > 1:
+            whole = step_whole_batch(self.budget, self.model, inputs, now, device=self.device, bf16=options.bf16)
         used: Usage | None = None
-        for position, rows in enumerate(micro_batches):
+        for position, (rows, x) in enumerate(zip(micro_batches, inputs, strict=True)):
             with distributed.without_sync(self.parallel, skip=position + 1 < len(micro_batches)):
-                loss, penalty, used = self._forward(rows, now if position == 0 else None)
+                loss, penalty, used = self._forward(x, rows, now if whole is None else None)
                 loss = loss / normalizer
                 rows_of_all = sum(len(part.tensor_split(count)[position]) for part in by_rank)
                 penalty = penalty * (rows_of_all / len(index))
@@ -156,12 +161,11 @@ class Run:
         self.step += 1
         self.last_loss = loss_now
         if self.step % self.log_every == 0 or self.step == self.total:
-            self._log({"loss": loss_now, "penalty": penalty_now}, used)
+            self._log({"loss": loss_now, "penalty": penalty_now}, used if whole is None else whole)
 
-    def _forward(self, rows: Tensor, now: float | None) -> tuple[Tensor, Tensor, Usage | None]:
-        """Loss and penalty of one micro-batch. The budget takes a step at the first one of a batch, which has a `now`;
-        for the others it only computes its penalty."""
-        x, y = self._inputs(rows, training=True), self.y[rows.to(self.device)]
+    def _forward(self, x: Tensor, rows: Tensor, now: float | None) -> tuple[Tensor, Tensor, Usage | None]:
+        """Loss and penalty of one micro-batch. With a `now` it is the whole batch, and the budget takes its step."""
+        y = self.y[rows.to(self.device)]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.bf16):
             if not self.gated:
                 return self.task_loss(self.parallel(x), y, x), torch.zeros((), device=self.device), None
@@ -274,11 +278,12 @@ class Run:
             append_row(self.out / "log.jsonl", found)
 
     def _fingerprint(self) -> dict[str, Any]:
-        if self._data_hash is None:
-            self._data_hash = hash_data(self.data)  # only once, because it reads every row
+        if self._hashes is None:  # only once, because it reads every row
+            self._hashes = hash_data(self.data), None if self.valid is None else hash_data(self.valid)
         found = fingerprint(
             model=self.model,
-            data_hash=self._data_hash,
+            data_hash=self._hashes[0],
+            valid_hash=self._hashes[1],
             budget=self.budget,
             sparsifier=self.sparsifier,
             options=self.options,

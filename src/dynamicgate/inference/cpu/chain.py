@@ -54,10 +54,16 @@ class Chain(nn.Module):
             y = ops.chain.run_directly(x, packed.packed)
             if y is not None:
                 return y
-        if x.dtype is not torch.float32 or not x.is_cpu or x.shape[-1:] != self._features:
+        if (
+            x.dtype is not torch.float32
+            or not x.is_cpu
+            or x.shape[-1:] != self._features
+            or x.layout is not torch.strided
+        ):
+            layout = "" if x.layout is torch.strided else f" {x.layout}"
             raise ValueError(
                 f"expected float32 on the cpu with {self.inputs} features in the last dimension, "
-                f"received {x.dtype} on {x.device} of shape {tuple(x.shape)}"
+                f"received{layout} {x.dtype} on {x.device} of shape {tuple(x.shape)}"
             )
         if self.rows_only and x.ndim != 2:
             raise ValueError(f"a batch norm was folded in: expected [rows, {self.inputs}], received {tuple(x.shape)}")

@@ -55,11 +55,12 @@ def choose_candidates(
     open_rates: Mapping[str, float],
     seconds: float,
     memory: float | None,
+    same_bits: bool = False,
 ) -> Chosen:
     """Time the candidates on `rows_RD`, as they enter the chain, at each of `batches`, and keep the fastest.
 
     ungated: the layers without gates. It computes something else, and is timed for comparison only.
-    open_rates: of the gates, by site.
+    open_rates: of the gates, by site. same_bits: without the candidates that leave matrix products to torch.
     """
     layouts = candidates.layouts_to_try(zeros=float((rows_RD == 0).double().mean()))
     whole = candidates.whole_stream
@@ -68,7 +69,7 @@ def choose_candidates(
         batch: _best_layouts(candidates, layouts, batches_of(rows_RD, batch, whole=whole), each) for batch in batches
     }
     own = [OWN_DENSE] if _dense_may_win(candidates.lowered, open_rates) else []
-    finalists = list(dict.fromkeys([DENSE, *own, *best.values()]))
+    finalists = list(dict.fromkeys([*([] if same_bits else [DENSE, *own]), *best.values()]))
     times = []
     for batch in batches:
         calls = {UNGATED: ungated} | {c.name: candidates.call(candidates.build(c)) for c in finalists}

@@ -157,7 +157,7 @@ def _unsupported_linears(model: nn.Module, graph: fx.Graph, stages: StageGate | 
         if count > 1 or sum(m is module for m in modules.values()) > 1:
             yield name, "it runs more than once in a forward pass"
         elif not is_unmodified(module, stages):
-            yield name, "it is a subclass of Linear or has a hook of its own"
+            yield name, "it is a subclass of Linear, or has a hook or a forward of its own"
         elif (module.weight.dtype, module.weight.device.type) != (torch.float32, "cpu"):
             yield name, f"the kernels are float32 on the cpu, it is {module.weight.dtype} on {module.weight.device}"
 

@@ -42,6 +42,8 @@ class Lowered:
     """The first layer came after a LayerNorm with this epsilon, and reads what `scaled_features` returns."""
     rows_only: bool = False
     """A BatchNorm was folded: features must be the second of two dimensions."""
+    removed: bool = False
+    """Whether units were removed. In the model, zero times an infinite one of them is NaN."""
     dropped: tuple[str, ...] = ()
     """The sites that lost blocks which some input might open."""
     order: StageOrder | None = None
@@ -110,7 +112,9 @@ def lower_chain(chain: LinearChain, gates: Mapping[str, Gate], drop: Mapping[str
     if chain.stages is not None:
         return Lowered(stages, None, norm_eps, rows_only, order=stage_order(chain.stages))
     dropped = tuple(s.site for s in stages if s.site and s.site in drop and droppable(s))
-    return Lowered(without_dead_units(stages, drop), router, norm_eps, rows_only, dropped)
+    fewer = without_dead_units(stages, drop)
+    removed = any(not torch.equal(a.layer.weight, b.layer.weight) for a, b in zip(stages, fewer, strict=True))
+    return Lowered(fewer, router, norm_eps, rows_only, removed=removed, dropped=dropped)
 
 
 def _weight_of(linear: nn.Linear, chain: LinearChain) -> Tensor:

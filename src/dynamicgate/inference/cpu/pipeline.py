@@ -23,6 +23,8 @@ from dynamicgate.inference.plan import Plan
 from dynamicgate.inference.profiling import executed_macs, never_open_blocks, never_open_notes, rows_at_nodes
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, held_bytes, stop_sharing_
 
+REMOVED = "units that nothing reads were removed: what rows with infinite inputs give may differ from the model"
+
 
 def compile_on_cpu(
     model: nn.Module,
@@ -33,6 +35,7 @@ def compile_on_cpu(
     drop_never_open: bool,
     memory: float | None,
     threads: int | None,
+    same_bits: bool,
     seconds: float,
 ) -> tuple[nn.Module, Plan, list[list[str]]]:
     """The compiled body, its plan, and for each chain the names of the traced nodes that it replaced."""
@@ -43,6 +46,8 @@ def compile_on_cpu(
         never_open = never_open_blocks(reference, gates, calibration)
         graph, found, notes = _find(reference, gates, example)
         lowered = [lower_chain(chain, gates, never_open if drop_never_open else {}) for chain in found]
+        if any(low.removed for low in lowered):
+            notes.append(REMOVED)
         dropped = {site: never_open[site] for low in lowered for site in low.dropped}
         entering = rows_at_nodes(reference, graph, [chain.input for chain in found], example) if graph else []
         chains, regimes = [], []
@@ -57,6 +62,7 @@ def compile_on_cpu(
                 open_rates=open_rates,
                 seconds=0.7 * each,
                 memory=memory,
+                same_bits=same_bits,
             )
             if isinstance(candidates, StagedCandidates):
                 opened = opened_stages(reference, example)

@@ -31,7 +31,7 @@ def verify_model(
     Raises ValueError if an output differs by more than the tolerance. dropped: for each site, the blocks that were
     removed although some input could open them. Rows that open one are not compared, nor are rows near a threshold.
     """
-    wide = copy_in_float64(model)
+    wide = _reference_model(model, x)
     gates = named_gates(wide)
     rows = _rows_to_compare(x, model)
     stages = stages_of(wide)
@@ -53,6 +53,22 @@ def verify_model(
             refuse_above(TOLERANCE, worst, f"batch {batch}")
             error, left_out, compared = max(error, worst), left_out + int(skip.sum()), compared + int((~skip).sum())
     return Verification(compared, left_out, error)
+
+
+def _reference_model(model: nn.Module, x: Tensor) -> nn.Module:
+    """`model` in float64. Raises ValueError if it does not run: a forward that was replaced from outside may hold
+    tensors that no copy converts, and a plan that cannot be verified is not given out."""
+    wide = copy_in_float64(model)
+    try:
+        _with_fixed_seed(wide, x[:1].double())
+    except RuntimeError as error:
+        replaced = [name or "the model" for name, module in model.named_modules() if "forward" in vars(module)]
+        blamed = f" The forward of {', '.join(map(repr, replaced))} was replaced: undo that, or" if replaced else ""
+        raise ValueError(
+            f"the plan cannot be verified, because the model does not run in float64: {error}.{blamed} make tensors "
+            "that it reads parameters or buffers of a module"
+        ) from error
+    return wide
 
 
 def _rows_to_compare(x: Tensor, model: nn.Module) -> Tensor:

@@ -14,7 +14,9 @@ from dynamicgate.lab.cli.options import Training
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.methods import run_one, settings_hash
 from dynamicgate.lab.methods.pilots import choice_note
+from dynamicgate.training.folder_lock import only_process
 
+LOCK = ".train.lock"
 MODEL_HELP = (
     "dense, small (a dense network with the MACs of the budget), dropout, static, random, gate, pruned, static-sparse, "
     "set, rigl, gate+rigl, switch, staged (easy inputs stop early), cascade, staged-random, or sparsify (tries the "
@@ -53,8 +55,9 @@ class Train:
                 settings.data, data_dir=self.training.data_dir, seed=self.seed, options=options
             ).flat()
             settings = settings.resolved(splits)
-            _claim_folder(self.out, settings_hash(settings, splits))
-            found = run_one(settings, splits, self.out, device=str(device))
+            with only_process(self.out, LOCK, device):  # from the mark of its settings to the result
+                _claim_folder(self.out, settings_hash(settings, splits))
+                found = run_one(settings, splits, self.out, device=str(device))
             if distributed.rank() == 0:
                 macs, quality = found["macs"], found["quality"]
                 print(f"test accuracy {quality['accuracy']:.4f}, macro-F1 {quality['macro_f1']:.4f}")
@@ -64,6 +67,12 @@ class Train:
                 )
                 print("".join(f"{line}\n" for line in (*choice_lines(found), *stage_lines(found))), end="")
                 saved = sorted(self.out.glob("net-*/model.safetensors")) or [self.out / "model.safetensors"]
+                gone = [str(path) for path in saved if not path.exists()]
+                if gone:
+                    raise ValueError(
+                        f"the run is finished, but {', '.join(gone)} is gone: delete {self.out} and run this command "
+                        "again to train the model anew"
+                    )
                 print(f"saved {', '.join(map(str, saved))}")
         finally:
             distributed.stop()
@@ -98,5 +107,6 @@ def _claim_folder(out: Path, fingerprint: str) -> None:
     has_run = any(found for name in ("last.safetensors", "run.json") for found in out.rglob(name))
     if has_run and marker.exists() and marker.read_text(encoding="utf-8", errors="replace") != fingerprint:
         raise ValueError(f"{out} has a run with other settings: choose another --out, or delete that folder")
-    if distributed.rank() == 0:
+    # A run that lost its mark is compared by what it has itself; a request that is then refused must not mark it.
+    if distributed.rank() == 0 and not has_run:
         write_text(marker, fingerprint)

@@ -19,6 +19,7 @@ from dynamicgate.presets import PLANS, stage_costs
 from dynamicgate.presets import sparsify as presets
 from dynamicgate.presets.stages import INITIAL_DENSITY, PlanName
 from dynamicgate.sparsity import Distribution
+from dynamicgate.training.fingerprint import hash_data
 
 T = TypeVar("T")
 
@@ -262,13 +263,13 @@ def own_budget(s: Settings, splits: Splits) -> float:
 
 
 def settings_hash(settings: Settings, splits: Splits) -> str:
-    """Identifies a run: the settings that differ from their defaults, and the data. A new field with a default leaves
-    the hash of earlier runs as it was."""
+    """Identifies a run: the settings that differ from their defaults, and all rows of the data. A new field with a
+    default leaves the hash of earlier runs as it was."""
     digest = hashlib.blake2b(json.dumps(settings.changed(), sort_keys=True).encode(), digest_size=4)
     for part in (splits.train, splits.valid, splits.test):
-        sample = torch.arange(len(part))[:: max(1, len(part) // 1000)]
-        digest.update(part.rows(sample).numpy().tobytes())
-        digest.update(part.y.numpy().tobytes())
+        digest.update(hash_data(part).encode())
+    for constants in (splits.mean, splits.std):
+        digest.update(repr(torch.as_tensor(constants).tolist()).encode())
     return digest.hexdigest()
 
 

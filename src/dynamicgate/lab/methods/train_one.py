@@ -25,8 +25,10 @@ from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.pilots import choice_note, choose_settings
 from dynamicgate.lab.methods.samples import SampleStats
 from dynamicgate.training import fit
+from dynamicgate.training.folder_lock import only_process
 
 SAMPLES_FILE = "samples.json"
+LOCK = ".run.lock"
 
 
 def run_one(
@@ -41,9 +43,23 @@ def run_one(
 ) -> dict[str, Any]:
     """Train one model, measure it on the test data, and leave model, log, checkpoints and run.json in `folder`.
 
-    A finished run is read from its folder, an interrupted one continues from its checkpoint. `prepare` builds a model
-    that is not in `MODELS`; the caller then has to tell its runs apart.
+    A finished run is read from its folder, an interrupted one continues from its checkpoint. InUseError if another
+    process is at it. `prepare` builds a model that is not in `MODELS`; the caller then has to tell its runs apart.
     """
+    with only_process(folder, LOCK, distributed.choose_device(device)):
+        return _run_one(settings, splits, folder, prepare=prepare, device=device, label=label, show=show)
+
+
+def _run_one(
+    settings: Settings,
+    splits: Splits,
+    folder: Path,
+    *,
+    prepare: Callable[[Settings, Splits], Prepared] | None,
+    device: str,
+    label: str,
+    show: bool,
+) -> dict[str, Any]:
     finished = folder / "run.json"
     if finished.exists():
         if (folder / "model.safetensors").exists():  # damaged, it is no longer what the run measured

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, is_grad_enabled
+from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
 from dynamicgate.ops.chain.packing import Packed
@@ -42,7 +43,12 @@ def _shape(x: Tensor, weights: Tensor, program: Tensor, factor: Tensor | None, o
     return x.new_empty(x.shape[0], outputs)
 
 
+def _no_backward(ctx: Any, grad: Tensor) -> Any:
+    raise RuntimeError("a compiled chain is for inference and has no derivatives: differentiate the model itself")
+
+
 torch.library.register_fake("dynamicgate::run_chain", _shape, lib=_library)
+torch.library.register_autograd("dynamicgate::run_chain", _no_backward, lib=_library)
 
 if missing():
     _library.impl("run_chain", _in_torch, "CPU")
@@ -50,6 +56,7 @@ _run_chain = torch.ops.dynamicgate.run_chain.default
 try:
     from torch._C import _get_tracing_state, _is_torch_function_mode_enabled, _len_torch_dispatch_stack
     from torch._C._autograd import _profiler_enabled
+    from torch._C._functorch import peek_interpreter_stack
 
     _bypass = dispatcher_bypass()
 except ImportError:  # a torch that cannot say whether anything observes the call: always use the op
@@ -64,6 +71,8 @@ def run_directly(x: Tensor, packed: Packed) -> Tensor | None:
         or _bypass is None
         or type(x) is not Tensor
         or (is_grad_enabled() and x.requires_grad)
+        or peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
         or _len_torch_dispatch_stack()
         or _is_torch_function_mode_enabled()
         or _profiler_enabled()

@@ -115,21 +115,32 @@ class Scored(NamedTuple):
 
 def score_stages(x: Tensor, staged: Staged) -> Scored:
     """Run all stages for all rows."""
-    hidden: list[Tensor] = []
+    hidden: list[list[Tensor]] = []  # of each layer, the units of each stage
+    for i in range(len(staged.stages[0]) - 1):
+        below = hidden[-1] if hidden else None
+        hidden.append([_units(x, below, k, stage[i]) for k, stage in enumerate(staged.stages)])
     outputs: list[Tensor] = []
     scores: list[Tensor] = []
     for k, stage in enumerate(staged.stages):
-        h, own = x, x
-        for i, layer in enumerate(stage[:-1]):
-            own = ACTIVATIONS[layer.activation].function(_linear(h, layer.weight, layer.bias))
-            h = own if k == 0 else torch.cat((hidden[i], own), dim=-1)
-            hidden[i : i + 1] = [h]
-        added = _linear(own, stage[-1].weight, stage[-1].bias)
+        added = _linear(hidden[-1][k], stage[-1].weight, stage[-1].bias)
         outputs.append(outputs[-1] + added if outputs else added)
         if k + 1 < len(staged.stages):
+            h = torch.cat(hidden[-1][: k + 1], dim=-1)
             from_head = _linear(h, *staged.heads[k])[..., 0] if staged.decide == "head" else None
             scores.append(score_of(staged.decide, outputs[-1], from_head))
     return Scored(outputs, torch.stack(scores, dim=-1))
+
+
+def _units(x: Tensor, below: list[Tensor] | None, k: int, layer: Layer) -> Tensor:
+    """The units of stage k in a hidden layer. In the model they read the units of later stages too, with weights of
+    zero: that adds nothing, or NaN where one of those is not finite."""
+    if below is None:
+        z = _linear(x, layer.weight, layer.bias)
+    else:
+        z = _linear(torch.cat(below[: k + 1], dim=-1), layer.weight, layer.bias)
+        for later in below[k + 1 :]:
+            z = z + (later * 0.0).sum(-1, keepdim=True)
+    return ACTIVATIONS[layer.activation].function(z)
 
 
 def score_of(decide: str, z_BC: Tensor, from_head_B: Tensor | None) -> Tensor:

@@ -1,0 +1,191 @@
+// Rows with NaN or infinite values. Skipping is exact only for finite numbers: 0 * 1 is 0, but 0 * inf and 0 * NaN are NaN.
+// Such rows are found at little cost and computed once more in the plainest way, with every zero multiplied, as a dense
+// layer would do it.
+#pragma once
+#include <math.h>
+
+#include "gate.h"
+#include "workspace.h"
+
+namespace {
+
+constexpr float kLargest = 1e30f;  // beyond it a sum may overflow: such rows are not skipped through either
+
+// Whether all are numbers of ordinary size. On the bits: NaN and infinity are the largest.
+DG_INLINE bool ordinary(const float* x, int64_t count) {
+  uint32_t limit, largest = 0;
+  memcpy(&limit, &kLargest, 4);
+  for (int64_t i = 0; i < count; ++i) {
+    uint32_t bits;
+    memcpy(&bits, x + i, 4);
+    largest = most(largest, bits & 0x7fffffffu);
+  }
+  return largest <= limit;
+}
+
+// The rows of a chunk that are not ordinary.
+struct OddRows {
+  uint8_t is_odd[kChunkRows];
+  bool any = false, looked = false;  // looked: the inputs of the chain are known
+  void clear(int rows) { memset(is_odd, 0, rows); }
+  void add(int row) { is_odd[row] = 1, any = true; }
+  void look_at(const float* x, int64_t stride, int64_t count, int rows) {
+    for (int row = 0; row < rows; ++row)
+      if (!ordinary(x + row * stride, count)) add(row);
+    looked = true;
+  }
+};
+
+bool is_sparse(const Linear& linear) { return linear.layout >= dynamicgate::kVectors; }
+
+// Whether an odd input always shows in what the first map of the gate gives. It multiplies every input, and a sum with
+// an infinity or NaN is never a number; but a ReLU makes 0 of -inf. Then a padded output tells: its weights are zero, so
+// it is 0, or NaN if an input is odd.
+bool shows_odd_inputs(const Layer& layer) {
+  const Linear& first = layer.gate[0];
+  if (!layer.gate_stages || is_sparse(first)) return false;
+  return first.activation == dynamicgate::kIdentity || (first.layout == dynamicgate::kPanels && first.width > first.units);
+}
+
+// Whether the layer leaves out products, and so has to know which rows are odd.
+bool leaves_out(const Layer& layer) {
+  if (layer.blocks || is_sparse(layer.main)) return true;
+  return layer.gate_stages && is_sparse(layer.gate[0]);
+}
+
+// Units and their positions in a row: blocks may be padded.
+struct Positions {
+  int units, block, block_width;
+  int of(int unit) const { return unit / block * block_width + unit % block; }
+};
+
+// What is known about each position of a plain result.
+struct Met {
+  int* odd;       // odd inputs that a stored weight multiplied
+  uint8_t* used;  // whether any weight or the bias is not zero
+};
+
+// out[position] = w . in + b for every position, without the activation. `in` has the units without padding.
+void plain_linear(const Call& call, const Linear& linear, const float* in, const Positions& from, float* out,
+                  const Met& met) {
+  const float* weight = call.weights + static_cast<int64_t>(linear.weight) * kPanel;
+  const float* bias = call.weights + static_cast<int64_t>(linear.bias) * kPanel;
+  const int32_t* start = reinterpret_cast<const int32_t*>(call.program) + linear.index;
+  const int panels = linear.width / kPanel;
+  int odd = 0;
+  for (int k = 0; k < from.units; ++k) odd += !ordinary(in + k, 1);
+  memcpy(out, bias, sizeof(float) * linear.width);
+  memset(met.odd, 0, sizeof(int) * linear.width);
+  for (int n = 0; n < linear.width; ++n) met.used[n] = bias[n] != 0.0f;
+  const auto add = [&](int position, int unit, float value) {
+    out[position] += value * in[unit];
+    met.odd[position] += !ordinary(in + unit, 1);
+    met.used[position] |= value != 0.0f;
+  };
+  const auto add_vector = [&](int panel, int unit, const float* values) {
+    for (int lane = 0; lane < kPanel; ++lane) add(panel * kPanel + lane, unit, values[lane]);
+  };
+  // Inputs of the layouts that count padding as inputs: which unit is at a position, -1 for padding.
+  const auto unit_at = [&](int position) {
+    const int within = position % from.block_width, unit = position / from.block_width * from.block + within;
+    return within < from.block && unit < from.units ? unit : -1;
+  };
+  switch (linear.layout) {
+    case dynamicgate::kPanels:
+      for (int begin = 0; begin < from.units; begin += from.block) {
+        const int units = least(from.block, from.units - begin);
+        for (int p = 0; p < panels; ++p)
+          for (int k = 0; k < units; ++k, weight += kPanel) add_vector(p, begin + k, weight);
+      }
+      break;
+    case dynamicgate::kRows:
+      for (int n = 0; n < linear.width; ++n)
+        for (int k = 0; k < from.units; ++k) add(n, k, weight[static_cast<int64_t>(n) * linear.inputs + from.of(k)]);
+      break;
+    case dynamicgate::kCsr: {
+      const uint16_t* index = reinterpret_cast<const uint16_t*>(start + linear.width + 1);
+      for (int n = 0; n < linear.width; ++n)
+        for (int i = start[n]; i < start[n + 1]; ++i)
+          if (unit_at(index[i]) >= 0) add(n, unit_at(index[i]), weight[i]);
+      break;
+    }
+    default: {
+      const bool by_input = linear.layout == dynamicgate::kVectors && linear.skip_zeros;
+      const bool through = linear.layout == dynamicgate::kColumns;
+      const int blocks = through ? 1 : (from.units + from.block - 1) / from.block;
+      const int groups = by_input ? linear.inputs : blocks * panels;
+      const uint16_t* index = reinterpret_cast<const uint16_t*>(start + groups + 1);
+      for (int group = 0; group < groups; ++group)
+        for (int i = start[group]; i < start[group + 1]; ++i) {
+          const int panel = by_input ? index[i] : group % panels;
+          const int unit = by_input ? group : through ? unit_at(index[i]) : group / panels * from.block + index[i];
+          if (unit >= 0) add_vector(panel, unit, weight + static_cast<int64_t>(i) * kPanel);
+        }
+    }
+  }
+  for (int n = 0; n < linear.width; ++n)
+    if (met.odd[n] < odd)  // zero weights that are not stored: 0 * inf
+      for (int k = 0; k < from.units; ++k) out[n] += 0.0f * in[k];
+}
+
+// What each block is multiplied by. As in the model, the factor of a NaN is NaN, and NaN is the largest of the top k.
+void plain_factors(const Layer& layer, const float* cut, const float* z, float* factor) {
+  for (int b = 0; b < layer.blocks; ++b) {
+    int larger = 0;  // those that come before it among the largest
+    for (int other = 0; other < layer.blocks; ++other) {
+      const bool is_nan = z[b] != z[b], other_nan = z[other] != z[other];
+      const bool equal = z[other] == z[b] || (is_nan && other_nan);
+      larger += (other_nan && !is_nan) || (!is_nan && z[other] > z[b]) || (equal && other < b);
+    }
+    const bool is_open = z[b] > cut[b] || larger < layer.top_k;
+    factor[b] = 1.0f;
+    if (layer.inverse_tau > 0.0f) factor[b] = sigmoid(z[b] * layer.inverse_tau);
+    if (layer.inverse_soft_width > 0.0f) {
+      const float height = (z[b] - cut[b]) * layer.inverse_soft_width;
+      factor[b] = height > 1.0f ? 1.0f : height < 0.0f ? 0.0f : height;
+    }
+    factor[b] = z[b] != z[b] ? z[b] : is_open ? factor[b] : factor[b] * 0.0f;
+  }
+}
+
+void run_plain_row(const Call& call, int64_t row) {
+  static thread_local Workspace workspace;
+  const Program& program = *call.program;
+  int64_t width = program.inputs;
+  for (int l = 0; l < program.layers; ++l) {
+    const Layer& layer = program.layer()[l];
+    width = most<int64_t>(width, layer.main.width);
+    for (int g = 0; g < layer.gate_stages; ++g) width = most<int64_t>(width, layer.gate[g].width);
+  }
+  float *h = nullptr, *out = nullptr, *z[2] = {}, *factor = nullptr;
+  Met met = {};
+  for (int pass = 0; pass < 2; ++pass) {  // first to count, then to take
+    Allotter memory = {pass ? &workspace : nullptr};
+    h = memory.take<float>(width), out = memory.take<float>(width), factor = memory.take<float>(width);
+    z[0] = memory.take<float>(width), z[1] = memory.take<float>(width), met = {memory.take<int>(width), memory.take<uint8_t>(width)};
+    if (!pass) workspace.reserve(memory.total);
+  }
+  for (int k = 0; k < program.inputs; ++k) h[k] = call.x[row * call.x_row_stride + k * call.x_column_stride];
+  Positions from = {program.inputs, program.inputs, program.inputs};
+  for (int l = 0; l < program.layers; ++l) {
+    const Layer& layer = program.layer()[l];
+    const float* read = h;
+    Positions read_from = from;
+    for (int g = 0; g < layer.gate_stages; ++g) {
+      const Linear& stage = layer.gate[g];
+      plain_linear(call, stage, read, read_from, z[g], met);
+      activate(stage.activation, z[g], stage.units, 1.0f);
+      read = z[g], read_from = {stage.units, stage.units, stage.units};
+    }
+    if (layer.gate_stages) plain_factors(layer, call.weights + static_cast<int64_t>(layer.cut) * kPanel, read, factor);
+    else if (layer.blocks) memcpy(factor, call.factor + row * layer.blocks, sizeof(float) * layer.blocks);
+    plain_linear(call, layer.main, h, from, out, met);
+    activate(layer.main.activation, out, layer.main.width, 1.0f);
+    const int units = layer.main.units, block = layer.blocks ? layer.block : units;
+    from = {units, block, layer.blocks ? layer.block_width : units};
+    for (int n = 0; n < units; ++n) h[n] = layer.blocks ? out[from.of(n)] * factor[n / block] : out[from.of(n)];
+  }
+  memcpy(call.y + row * program.outputs, h, sizeof(float) * program.outputs);
+}
+
+}  // namespace
