@@ -9,9 +9,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -29,6 +30,7 @@ from tests.lab.runner.clouds import COMMAND, new_experiment, run
 from tests.places import ROOT
 
 TABLE = "clouds/small"
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -77,6 +79,40 @@ def test_tasks_run_in_parallel_and_come_back_with_their_items() -> None:
         list(run_parallel(square, [1], processes=0))
     with pytest.raises(ValueError, match="received -1"):
         list(run_parallel(square, [-1], processes=1))
+
+
+def sleep_and_say_who(path: str) -> None:
+    Path(path).write_text(str(os.getpid()))
+    time.sleep(600)
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    words = (
+        "from dynamicgate.lab.runner.pool import run_parallel\n"
+        "from tests.lab.runner.test_pool import sleep_and_say_who\n"
+        f"if __name__ == '__main__': list(run_parallel(sleep_and_say_who, [{str(tmp_path / 'pid')!r}], processes=1))"
+    )
+    (tmp_path / "parent.py").write_text(words)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    parent = subprocess.Popen([sys.executable, str(tmp_path / "parent.py")], env=env)
+    worker = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not is_running(worker))
+
+
+def is_running(pid: int) -> bool:
+    """Not gone, and no zombie that nobody has asked for yet."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_for(happens: Callable[[], T]) -> T:
+    for _ in range(1200):
+        if found := happens():
+            return found
+        time.sleep(0.05)
+    raise AssertionError("it did not happen")
 
 
 def test_further_tasks_are_asked_for_as_others_finish_and_are_taken_first() -> None:

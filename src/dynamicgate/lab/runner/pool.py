@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
 import time
 import warnings
 from collections import deque
@@ -81,11 +82,21 @@ def available_cores() -> int:
 
 
 def start_worker() -> None:
-    """One thread, and the same result every time."""
+    """One thread, the same result every time, and an end when the process that asked for results ends."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; without it sums vary
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined] # costs time
+
+
+def _end_with(parent: Any) -> None:
+    """A process whose parent was killed would otherwise wait for work for ever, with its memory and its place on a
+    GPU."""
+    parent.join()
+    os._exit(1)
 
 
 def run_jobs(
