@@ -80,7 +80,6 @@ def _run_together(work: Callable[[int], object], found: list[str]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=500, help="calls from each of 8 threads")
-    parser.add_argument("--seed", type=int, default=0, help="taken for likeness with the other fuzzers; not used")
     wanted = parser.parse_args()
     problems = 0
     for name, model, recorded in (
