@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from dynamicgate.io.tensor_file import CHECKSUM, HEADER, _of_tensors, _of_text
+from dynamicgate.io.tensor_file import HEADER, with_checksums
 
 ODD_NUMBERS = (0, 1, -1, 2, 15, 16, 17, 255, 256, 4096, 65535, 65536, 1 << 23, 1 << 30, (1 << 31) - 1, -(1 << 31))
 ODD_VALUES: tuple[Any, ...] = (
@@ -47,16 +47,14 @@ def mutate_bytes(content: bytes, pick: random.Random) -> bytes:
 def forge(path: Path, target: Path, pick: random.Random) -> None:
     """The tensors or the header of a file of ours changed, with checksums that are right."""
     with safe_open(path, framework="pt") as file:
-        header = json.loads(file.metadata()[HEADER])
+        header = json.loads(file.metadata()[HEADER].partition("\n")[0])
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for _ in range(pick.choice((1, 1, 2, 3))):
         if pick.random() < 0.6:
             _change_tensor(tensors, pick)
         else:
             header = _change_value(header, pick)
-    text = json.dumps(header)
-    sums = {"header": _of_text(text), "tensors": _of_tensors(tensors)}
-    save_file(tensors, target, {HEADER: text, CHECKSUM: json.dumps(sums)})
+    save_file(tensors, target, {HEADER: with_checksums(json.dumps(header), tensors)})
 
 
 def _change_tensor(tensors: dict[str, torch.Tensor], pick: random.Random) -> None:

@@ -132,7 +132,7 @@ def test_a_file_brings_back_the_same_bits_and_the_plan(model: nn.Module, tmp_pat
         assert loaded.plan == compiled.plan
         assert str(loaded.plan) == str(compiled.plan)
     with safe_open(tmp_path / "compiled.safetensors", "pt") as file:
-        assert json.loads(file.metadata()["dynamicgate"])["kind"] == "compiled model"
+        assert json.loads(file.metadata()["dynamicgate"].partition("\n")[0])["kind"] == "compiled model"
 
 
 def test_a_partly_compiled_model_is_loaded_into_an_instance(tmp_path: Path) -> None:

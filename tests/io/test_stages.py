@@ -33,7 +33,7 @@ class Own(nn.Module):
 
 def header(path: Path) -> dict[str, Any]:
     with safe_open(path, framework="pt") as file:
-        return json.loads(file.metadata()["dynamicgate"])
+        return json.loads(file.metadata()["dynamicgate"].partition("\n")[0])
 
 
 def example(kind: str, decide: Any = "margin") -> nn.Module:

@@ -129,7 +129,7 @@ class RouterInTorch(nn.Module):
         """The inverse of `describe`, with the buffers."""
         gate = GateInTorch.from_description(described["gate"], without_prefix(tensors, "gate"))
         k, tau = described["k"], described["tau"]
-        if type(k) is not int or k < 1 or not (isinstance(tau, float) and 0.0 < tau < math.inf):
+        if (k is not None and (type(k) is not int or k < 1)) or not (isinstance(tau, float) and 0.0 < tau < math.inf):
             raise ValueError(f"a router opens k experts at a temperature, received {described!r:.80}")
         return RouterInTorch(gate, described["k"], described["tau"])
 

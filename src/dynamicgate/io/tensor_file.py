@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from dynamicgate.files import write_atomically
 
 FORMAT = 2  # 2: stages. A file without them is written as format 1, which earlier versions read.
-HEADER, CHECKSUM = "dynamicgate", "dynamicgate_sha256"
+HEADER = "dynamicgate"  # one key only: safetensors writes several in any order, and equal models should be equal files
 _SURPRISES = (
     ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, RuntimeError, TypeError,
 )  # fmt: skip
@@ -38,9 +38,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
         # safetensors refuses two names for one storage (tied weights); each gets its own copy in the file
         flat[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
         storages.add(flat[name].untyped_storage().data_ptr())
-    text = json.dumps({"format": FORMAT if "stages" in header else 1, "has_checksums": True, **header})
-    sums = {"header": _of_text(text), "tensors": _of_tensors(flat)}
-    metadata = {HEADER: text, CHECKSUM: json.dumps(sums)}
+    text = json.dumps({"format": FORMAT if "stages" in header else 1, **header})
+    metadata = {HEADER: with_checksums(text, flat)}
     write_atomically(path, lambda temporary: _save_file(flat, temporary, metadata))
 
 
@@ -58,16 +57,16 @@ def read_tensors(path: Path, *, kind: str, with_tensors: bool = True) -> tuple[d
         ) from error
     if HEADER not in metadata:
         raise ValueError(f"{path} is a safetensors file, but DynamicGate did not write it: it has no header of ours")
-    _compare_checksums(path, metadata, tensors if with_tensors else None)
+    text, _, sums = metadata[HEADER].partition("\n")
+    if sums:  # files of earlier versions have none
+        _compare_checksums(path, text, sums, tensors if with_tensors else None)
     try:
-        header = json.loads(metadata[HEADER])
+        header = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: its header is not readable as JSON ({error})") from error
     number = header.get("format") if isinstance(header, dict) else None
     if type(number) is not int or number < 1 or not isinstance(header.get("kind"), str):
         raise ValueError(f"{path} is damaged: its header does not say what the file holds")
-    if header.pop("has_checksums", False) and CHECKSUM not in metadata:
-        raise ValueError(f"{path} is damaged: its checksums are gone; copy it again or delete it")
     if number > FORMAT:
         raise ValueError(
             f"{path} has format {number}, this version reads up to {FORMAT}: upgrade dynamicgate to open it"
@@ -124,15 +123,18 @@ def naming_damage(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} is damaged, its header does not fit: {type(error).__name__}: {text}") from error
 
 
-def _compare_checksums(path: Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor] | None) -> None:
-    if CHECKSUM not in metadata:  # a file of an earlier version
-        return
-    found = {"header": _of_text(metadata[HEADER])}
+def with_checksums(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """A header and, on a line of their own, the checksums of the header and the tensors."""
+    return f"{text}\n{json.dumps({'header': _of_text(text), 'tensors': _of_tensors(tensors)})}"
+
+
+def _compare_checksums(path: Path, text: str, sums: str, tensors: Mapping[str, Tensor] | None) -> None:
+    found = {"header": _of_text(text)}
     if tensors is not None:
         found["tensors"] = _of_tensors(tensors)
     try:
-        sums = json.loads(metadata[CHECKSUM])
-        wrong = [part for part, digest in found.items() if sums[part] != digest]
+        stored = json.loads(sums)
+        wrong = [part for part, digest in found.items() if stored[part] != digest]
     except (ValueError, LookupError, TypeError, RecursionError):
         wrong = ["checksums"]
     if wrong:

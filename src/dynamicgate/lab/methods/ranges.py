@@ -28,7 +28,8 @@ class Range(NamedTuple):
     def __str__(self) -> str:
         if self.high == math.inf:
             return f"above {self.low:g}" if self.above else f"{self.low:g} or more"
-        return f"{'above ' if self.above else ''}{self.low:g} to {'below ' if self.below else ''}{self.high:g}"
+        least, most = "above" if self.above else "at least", "below" if self.below else "at most"
+        return f"{least} {self.low:g} and {most} {self.high:g}"
 
 
 FRACTION, SOME = Range(0, 1), Range(0, 1, above=True)
@@ -42,7 +43,6 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "open_rate": SOME,
         "clip": Range(0, math.inf, above=True),
         "distill_weight": FRACTION,
-        "density": SOME,
         "initial_density": FRACTION,
         "prune_until": SOME,
         "widen": Range(0, math.inf, above=True),

@@ -64,7 +64,7 @@ def run_parallel(
                     item = waiting.popleft()
                     futures[pool.submit(task, item)] = item
                 finished, _ = wait(futures, return_when=FIRST_COMPLETED)
-                for future in finished:
+                for future in [future for future in futures if future in finished]:  # in the order of their start
                     item = futures.pop(future)
                     yield item, future.result()
                     if more is not None:
