@@ -18,10 +18,8 @@ from tests.fuzz.corpus import KINDS, Kind
 from tests.fuzz.mutations import forge, mutate_bytes
 
 AT_ONCE = 500  # files a child
-# Megabytes above what the child had at first. libhdf5 takes as much for a text in an attribute as its four bytes of
-# length say, before it finds that there is none: nothing in front of it can know.
-MOST_MB = {"h5ad": 4 << 10}
-USUALLY_MB = int(os.environ.get("FUZZ_MB", "200"))
+# Megabytes above what the child had at first
+MOST_MB = int(os.environ.get("FUZZ_MB", "200"))
 
 
 def make_case(kind: str, originals: list[Path], folder: Path, seed: int, number: int) -> Path:
@@ -92,7 +90,7 @@ def _read_cases(kind: str, originals: list[Path], work: Path, seed: int, numbers
             started, peak = time.monotonic(), _peak()
             result = read_case(KINDS[kind], case)
             grown, seconds = (_peak() - before) >> 10, time.monotonic() - started
-            if grown > MOST_MB.get(kind, USUALLY_MB) and _peak() > peak:
+            if grown > MOST_MB and _peak() > peak:
                 result = f"FINDING: {grown} MB more memory"
             elif seconds > 30:
                 result = f"FINDING: took {seconds:.0f} s"

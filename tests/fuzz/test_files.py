@@ -9,7 +9,7 @@ import pytest
 
 from tests.fuzz.runner import fuzz
 
-COUNTS = {"plan": 400, "model": 200, "checkpoint": 150, "h5ad": 40, "archive": 250}
+COUNTS = {"plan": 400, "model": 200, "checkpoint": 150, "h5ad": 12, "archive": 250}
 SEED = 0
 
 

@@ -6,14 +6,14 @@ import warnings
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.checks import check_arrays
 from dynamicgate.lab.datasets.column_encoding import encode_classes
-from dynamicgate.lab.datasets.limits import most_bytes, refuse_larger
+from dynamicgate.lab.datasets.limits import most_bytes
 from dynamicgate.lab.datasets.normalisation import mean_and_std
+from dynamicgate.lab.datasets.single_cell.h5ad_probe import refuse_dangerous
 from dynamicgate.lab.datasets.single_cell.preprocessing import (
     MIN_GENE_STD,
     Fit,
@@ -73,7 +73,7 @@ def read_h5ad(path: Path) -> Any:
             # Gene symbols are often not unique and are not used as names here; files of old versions are still valid.
             warnings.filterwarnings("ignore", message=".*names are not unique", category=UserWarning)
             warnings.filterwarnings("ignore", message=".*written without encoding", category=PendingDeprecationWarning)
-            _check_sizes(path)
+            refuse_dangerous(path, most_bytes(path))
             cells = ad.read_h5ad(path)
     except Exception as error:  # on damaged bytes the libraries raise almost anything
         reason = " ".join(str(error).split())
@@ -82,43 +82,6 @@ def read_h5ad(path: Path) -> Any:
         ) from error
     _check_indices(cells, path)
     return cells
-
-
-def _check_sizes(path: Path) -> None:
-    """Refuse a file that promises far more than it holds, or that refers to other files."""
-    import h5py  # type: ignore[import-untyped, unused-ignore]
-
-    limit, total = most_bytes(path), 0
-    with h5py.File(path, "r") as file:
-        waiting = [file]
-        seen = set()
-        while waiting:
-            group = waiting.pop()
-            for name in group:
-                if isinstance(group.get(name, getlink=True), h5py.ExternalLink):
-                    raise ValueError(f"{group.name}/{name} is in another file")
-                found = group[name]
-                if found.id in seen:
-                    continue
-                seen.add(found.id)
-                if isinstance(found, h5py.Group):
-                    waiting.append(found)
-                elif isinstance(found, h5py.Dataset):
-                    if found.external or found.is_virtual:
-                        raise ValueError(f"{found.name} is in another file")
-                    total += found.size * found.dtype.itemsize if found.size else 0
-                    total += _text_bytes(found, path)
-                    refuse_larger(total, limit, str(path))
-
-
-def _text_bytes(dataset: Any, path: Path) -> int:
-    """How long the texts of a dataset say they are: libhdf5 takes that much memory before it looks for them. Each is
-    described by 16 bytes, of which the first four are its length. 0 for other data, and for packed texts."""
-    offset = dataset.id.get_offset()
-    if dataset.dtype.kind != "O" or offset is None or not dataset.size:
-        return 0
-    described = np.memmap(path, "<u4", "r", offset, (dataset.size, 4))
-    return int(described[:, 0].sum(dtype=np.uint64))
 
 
 def _check_indices(cells: Any, path: Path) -> None:
