@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.inference.gpu.candidates import strategy
+from dynamicgate.inference.gpu.candidates import COMPILED, STRATEGIES, Strategy, strategy
 from dynamicgate.inference.gpu.cuda_graph import CapturedCall
 from dynamicgate.inference.gpu.lower import Lowered
 
@@ -52,12 +52,20 @@ class FeedForward(nn.Module):
             if captured is not None and captured.can_run():
                 y_TO = captured(x_TD)
             else:
-                y_TO = strategy(self.strategy_for(len(x_TD)))(self, x_TD)
+                y_TO = self._strategy(len(x_TD))(self, x_TD)
         return y_TO.reshape(*x.shape[:-1], y_TO.shape[-1])
 
     def strategy_for(self, tokens: int) -> str:
         """The name of the strategy for that many tokens, unless a CUDA graph was captured for them."""
-        return next(name for most, name in self.strategies if most is None or tokens <= most)
+        for most, name in self.strategies:
+            if most is None or tokens <= most:
+                return name
+        raise AssertionError("the last strategy runs any number of tokens")
+
+    def _strategy(self, tokens: int) -> Strategy:
+        """Where the whole model is compiled, what it is made of: one compiler inside another would end the graph."""
+        name = self.strategy_for(tokens)
+        return STRATEGIES[name.removesuffix(COMPILED)] if torch.compiler.is_compiling() else strategy(name)
 
     def _apply(self, fn: Any, recurse: bool = True) -> FeedForward:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]

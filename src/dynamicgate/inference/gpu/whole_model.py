@@ -1,0 +1,157 @@
+"""The whole model as one graph, for calls of known shapes.
+
+Layer by layer a model runs at the speed of its kernels only where those are large. Around them lie norms, residual
+sums, attention and a head, which torch.compile fuses; and a call of few tokens is some forty small kernels, which a
+CUDA graph launches at once. Shapes that nobody named run layer by layer.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.inference.gpu.choose import DENSE_MARGIN, MAX_CAPTURED
+from dynamicgate.inference.gpu.cuda_graph import CapturedCall
+from dynamicgate.inference.gpu.timing import time_calls
+from dynamicgate.inference.verify import refuse_above
+
+LAYERS = "layer by layer"
+ONE_GRAPH = "one graph"
+CAPTURED = ", captured"
+Call = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class WholeRegime:
+    """The whole model for one shape of inputs."""
+
+    tokens: int
+    shape: tuple[int, ...]
+    chosen: str
+    times: dict[str, float]
+    """Median microseconds of every candidate, by name."""
+
+
+class WholeModel(nn.Module):
+    """`body`, and for some shapes of inputs a faster call that gives the same outputs."""
+
+    def __init__(self, body: nn.Module) -> None:
+        """Runs layer by layer until `use_` is called."""
+        super().__init__()
+        self.body = body
+        self.calls: dict[tuple[int, ...], Any] = {}
+
+    def use_(self, calls: Mapping[tuple[int, ...], Call]) -> None:
+        """Let these run inputs of exactly these shapes."""
+        self.calls = dict(calls)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs of the model."""
+        call = self.calls.get(tuple(x.shape))
+        if call is None or not _may_replay():
+            return self.body(x)
+        with torch.no_grad():
+            return call(x)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> WholeModel:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.calls = {}  # they hold the addresses of the old weights
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> WholeModel:
+        """A copy has weights of its own, which compiled and captured calls do not read."""
+        return WholeModel(copy.deepcopy(self.body, memo))
+
+    def extra_repr(self) -> str:
+        """Shown by print."""
+        return f"shapes {', '.join('x'.join(map(str, shape)) for shape in self.calls)}"
+
+
+def choose_whole(
+    whole: WholeModel, example: Tensor, batches: Sequence[int], *, seconds: float, tolerance: float
+) -> tuple[list[WholeRegime], list[str]]:
+    """Let the fastest way run each number of tokens; what was timed, and notes about what does not run here."""
+    regimes, notes, calls = [], [], {}
+    for tokens in batches:
+        x = inputs_of_tokens(example, tokens)
+        ways, said = _ways(whole.body, x)
+        notes += said
+        expected = whole.body(x)
+        for name, call in ways.items():
+            refuse_above(tolerance, _typical_error(call(x), expected), f"{name} at {tokens} tokens")
+        times = time_calls(ways, [x], seconds / len(batches))
+        best = min(times, key=lambda name: times[name])
+        if times[LAYERS] * DENSE_MARGIN <= times[best]:
+            best = LAYERS
+        if best != LAYERS:
+            calls[tuple(x.shape)] = ways[best]
+        regimes.append(WholeRegime(tokens, tuple(x.shape), best, times))
+    whole.use_(calls)
+    return regimes, notes
+
+
+def inputs_of_tokens(example: Tensor, tokens: int) -> Tensor:
+    """So many tokens of the example. Of sequences [B, T, ...] first one token of each, as in decoding; where that is
+    not enough, whole sequences, repeated if there are too few. Of rows [B, features] so many rows."""
+    sequences = not example.is_floating_point() or example.ndim > 2
+    length = example.shape[1] if sequences else 1
+    if not sequences or tokens <= len(example) or length == 1:
+        x = example[:, :1] if sequences else example
+        return x[torch.arange(tokens, device=x.device) % len(x)].contiguous()
+    if tokens <= length:
+        return example[:1, :tokens].contiguous()
+    rows = -(-tokens // length)
+    return example[torch.arange(rows, device=example.device) % len(example)].contiguous()
+
+
+def _ways(body: nn.Module, x: Tensor) -> tuple[dict[str, Call], list[str]]:
+    """The ways to run the model on inputs like `x`, each of which has run."""
+    found: dict[str, Call] = {LAYERS: body}
+    notes = []
+    try:
+        one_graph = compiled_for_one_shape(body)
+        for _ in range(2):
+            one_graph(x)
+    except Exception as error:  # a compiler that is missing, or a model that cannot be one graph
+        reason = " ".join(str(error).split("\n", 2)[:2]).strip()
+        notes.append(f"the model does not run as one graph: {type(error).__name__}: {reason}")
+    else:
+        found[ONE_GRAPH] = one_graph
+    if x.is_cuda and x.shape[:2].numel() <= MAX_CAPTURED:
+        found |= {f"{name}{CAPTURED}": CapturedCall(call, x) for name, call in list(found.items())}
+    return found, notes
+
+
+def compiled_for_one_shape(body: nn.Module, **options: Any) -> Call:
+    """`body` under torch.compile, for inputs of one shape.
+
+    torch counts how often a piece of code was compiled, for all models and shapes together, and after a few times runs
+    it eagerly. So each shape gets code of its own, which is equal but not the same.
+    """
+
+    def run(x: Tensor) -> Tensor:
+        return body(x)
+
+    own = types.FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
+    found: Call = torch.compile(own, fullgraph=True, dynamic=False, **options)
+    return found
+
+
+def _may_replay() -> bool:
+    """Not while someone compiles or captures the model: they need to see the work itself."""
+    return not torch.compiler.is_compiling() and not (
+        torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+    )
+
+
+def _typical_error(mine: Tensor, theirs: Tensor) -> float:
+    """The median over rows of the error, relative to the row. Not the largest: in 16 bits a logit at its threshold may
+    fall on either side, and another sum order moves what the next layer's gate reads."""
+    mine, theirs = (t.reshape(-1, t.shape[-1]).double() for t in (mine, theirs))
+    return float(((mine - theirs).norm(dim=1) / theirs.norm(dim=1).clamp(min=1e-6)).median())
