@@ -1,0 +1,187 @@
+"""Whole language models on a CUDA GPU: a gated GPT by `dynamicgate.compile` alone, against dense ones.
+
+    python benchmarks/gpu_model.py --size 2048            # minutes on an H200; adds to results/gpu_model.json
+    python benchmarks/gpu_model.py --size quick           # a model of two layers
+
+The gated model has a feed-forward layer of 16 d and executes as much as one of 1 d. It is trained for some hundred
+steps first, so that its gates decide about real text as gates do. The rivals are dense models of 8 d, which has about
+its quality, and of 1 d, each by the faster of eager torch, torch.compile, and either captured as a CUDA graph. "union"
+is a dense model as wide as the blocks that the tokens of a call open together: what reading weights allows.
+All calls of a row take turns in one process; ratios are medians over the rounds. Gates are inside.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import gc
+import statistics
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.gpu_common import gpu, time_in_turns
+from torch import Tensor, nn
+
+import dynamicgate as dg
+from dynamicgate.files import environment, read_json, write_results
+from dynamicgate.inference.gpu.cuda_graph import CapturedCall
+from dynamicgate.inference.gpu.whole_model import compiled_for_one_shape, inputs_of_tokens
+from dynamicgate.lab.language.corpora import load_text
+from dynamicgate.lab.language.ffn_methods import FFNSettings
+from dynamicgate.lab.language.gpt import GPT, GPTConfig
+from dynamicgate.lab.language.text import Text
+from dynamicgate.lab.language.training import LanguageRun, Training
+
+HERE = Path(__file__).resolve().parent
+VOCABULARY, CONTEXT = 32_000, 1024
+SIZES = {  # features, layers, block, steps of training
+    "2048": (2048, 4, 256, 300),
+    "4096": (4096, 8, 512, 150),
+    "1024": (1024, 12, 128, 300),
+    "quick": (256, 2, 32, 20),
+}
+TOKENS = (1, 4, 16, 4096, 16384)
+MOST_CAPTURED = 1024  # tokens
+RECIPE: dict[str, Any] = {
+    "method": "gate", "width": 16, "executes": 1, "scale": "softmax", "always_open": 1, "open": 0.33, "ramp": 0.01,
+    "gate_balance": 0.1, "kernels": "always",
+}  # fmt: skip
+Call = Callable[[], Any]
+
+
+def sizes_of(size: str) -> GPTConfig:
+    """All but the width."""
+    features, layers, _, _ = SIZES[size]
+    heads = max(2, features // 128)
+    return GPTConfig(vocabulary=VOCABULARY, features=features, layers=layers, heads=heads, width=1, context=CONTEXT)
+
+
+def run_of(size: str, text: Text, device: torch.device, folder: Path, **ffn: Any) -> LanguageRun:
+    """A run with these feed-forward layers: 8 windows of 1,024 tokens a step."""
+    training = Training(steps=SIZES[size][3], batch=8, lr=3e-4, checkpoint_seconds=1e9)
+    return LanguageRun(FFNSettings(**ffn), sizes_of(size), training, text, device=device, folder=folder)
+
+
+def dense(size: str, width: int, device: torch.device) -> GPT:
+    """A dense model with so many hidden units, random weights."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = GPT(replace(sizes_of(size), width=width))
+    return model.to(torch.bfloat16).eval()
+
+
+def ways(model: nn.Module, ids: Tensor) -> dict[str, Call]:
+    """Eager, compiled, and both captured where calls are small."""
+    found: dict[str, Callable[[Tensor], Tensor]] = {"eager": model, "compiled": compiled_for_one_shape(model)}
+    for call in found.values():
+        call(ids)
+    if ids.numel() <= MOST_CAPTURED:
+        found |= {f"{name}, captured": CapturedCall(call, ids) for name, call in list(found.items())}
+    return {name: partial(call, ids) for name, call in found.items()}
+
+
+@torch.no_grad()
+def open_together(model: GPT, ids: Tensor) -> float:
+    """The fraction of all blocks that at least one token of these opens."""
+    with dg.usage(model) as used:
+        model(ids)
+        return statistics.mean(float((used[n].open != 0).flatten(0, -2).any(0).float().mean()) for n in used)
+
+
+@torch.no_grad()
+def inference_rows(size: str, model: GPT, ids_BT: Tensor, seconds: float) -> list[dict[str, Any]]:
+    """One row for each number of tokens."""
+    features = model.config.features
+    fast = dg.compile(model, ids_BT, batches=TOKENS, seconds=seconds)
+    print(fast.plan, flush=True)
+    device, rows = ids_BT.device, []
+    rivals = {f"{width}d": dense(size, width * features, device) for width in (1, 8)}
+    for tokens in TOKENS:
+        ids = inputs_of_tokens(ids_BT, tokens)
+        union = open_together(model, ids)
+        calls: dict[str, Call] = {"plan": partial(fast, ids)}
+        for name, rival in rivals.items():
+            calls |= {f"dense {name} {way}": call for way, call in ways(rival, ids).items()}
+        if tokens <= MOST_CAPTURED:
+            block = SIZES[size][2]
+            width = max(1, round(union * model.config.width / block)) * block
+            calls |= {f"union {way}": call for way, call in ways(dense(size, width, device), ids).items()}
+        times = time_in_turns(calls, rounds=11, least_ms=20.0)
+        row: dict[str, Any] = {"size": size, "tokens": tokens, "shape": list(ids.shape), "union": round(union, 4)}
+        for other in ("dense 1d", "dense 8d", "union"):
+            if any(name.startswith(other) for name in times):
+                row[f"over {other}"] = ratio(times, other, "plan")
+        row["ms"] = {name: round(statistics.median(each), 4) for name, each in times.items()}
+        print(row, flush=True)
+        rows.append(row)
+        gc.collect()
+        torch.cuda.empty_cache()
+    return rows
+
+
+def ratio(times: dict[str, list[float]], rival: str, ours: str) -> float:
+    """How much faster than the fastest way of the rival, round by round."""
+    best = min((times[n] for n in times if n.startswith(rival)), key=statistics.median)
+    return round(statistics.median(a / b for a, b in zip(best, times[ours], strict=True)), 3)
+
+
+def training_row(size: str, gated: LanguageRun, text: Text, folder: Path) -> dict[str, Any]:
+    """Whole steps on 8 windows of 1,024 tokens, bfloat16 autocast: forward, backward, the budget's step, AdamW."""
+    calls: dict[str, Call] = {}
+    for name, width in (("dense 1d", 1), ("dense 8d", 8), ("gated", 16)):
+        for way in ("eager", "compiled"):
+            run = gated if width == 16 else run_of(size, text, gated.device, folder, width=width)
+            if way == "compiled":
+                run = copy.copy(run)
+                run.model = torch.compile(run.model, dynamic=False)  # type: ignore[assignment]
+            try:
+                run.optimize()
+                run.optimize()
+            except Exception as error:
+                print(f"{name} does not train {way}: {type(error).__name__}: {str(error)[:200]}", flush=True)
+            else:
+                calls[f"{name} {way}"] = run.optimize
+    times = time_in_turns(calls, rounds=9, least_ms=50.0)
+    best = min((n for n in times if n.startswith("gated")), key=lambda n: statistics.median(times[n]))
+    row: dict[str, Any] = {"size": size, "training": True, "tokens": 8 * CONTEXT}
+    row |= {f"over {rival}": ratio(times, rival, best) for rival in ("dense 1d", "dense 8d")}
+    row["ms"] = {name: round(statistics.median(each), 3) for name, each in times.items()}
+    print(row, flush=True)
+    return row
+
+
+def main() -> None:
+    """Train, compile and time the models of one size, and replace its rows in the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="2048")
+    parser.add_argument("--part", default="inference,training")
+    parser.add_argument("--text", default="python")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for the timing of compile")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "gpu_model.json")
+    args = parser.parse_args()
+    torch._dynamo.config.recompile_limit = 1000
+    device, text = torch.device("cuda", 0), load_text(args.text, "bytes")
+    start = len(text.tokens["test"]) // 2
+    piece = torch.from_numpy(text.tokens["test"][start : start + 16 * CONTEXT].astype("int64"))
+    ids_BT = piece.view(16, CONTEXT).to(device)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        run = run_of(args.size, text, device, Path(folder), **RECIPE, block=SIZES[args.size][2])
+        run.train(lambda step, loss: print(f"step {step}: loss {loss:.3f}", flush=True) if step % 50 == 0 else None)
+        if "training" in args.part:
+            rows.append(training_row(args.size, run, text, Path(folder)))
+        if "inference" in args.part:
+            del run.optimizer
+            rows += inference_rows(args.size, run.model.to(torch.bfloat16).eval(), ids_BT, args.seconds)
+    meta = environment("python benchmarks/gpu_model.py") | {"gpu": gpu()}
+    kept = [row for row in read_json(args.out)["runs"] if row["size"] != args.size] if args.out.exists() else []
+    write_results(args.out, meta, kept + rows)
+
+
+if __name__ == "__main__":
+    main()
