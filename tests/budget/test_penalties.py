@@ -12,6 +12,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from dynamicgate import GateConfig, Site
+from dynamicgate.budget import penalties
 from dynamicgate.budget.penalties import PENALTIES, straight_through_usage
 from dynamicgate.distributed import RowMeans
 from dynamicgate.gating import Decision, Gate, Usage
@@ -173,6 +174,10 @@ def test_load_importance_and_z_loss_each_go_through_the_mean_over_processes() ->
     torch.testing.assert_close(joined, 2.0 * 4 * (load * used.p.mean(0)).sum() + 2.0 * z_loss)
 
 
+def both_balances(used: Decision, gate: Gate, means: RowMeans) -> Tensor:
+    return PENALTIES["balance"](used, gate, 0.0, means) + 3.0 * penalties.load_balance(used, means)
+
+
 def shares_of_two(rank: int, folder: str) -> None:
     """One of two processes: its share of the rows, its penalty, and its gradients averaged as DDP does."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -181,7 +186,7 @@ def shares_of_two(rank: int, folder: str) -> None:
     mine = x[:7] if rank == 0 else x[7:]
     used = Usage({"out": gate})
     used(gate, gate(mine))
-    penalty = PENALTIES["balance"](used["out"], gate, 0.0, RowMeans(mine))
+    penalty = both_balances(used["out"], gate, RowMeans(mine))
     penalty.backward()
     for parameter in gate.net.parameters():
         dist.all_reduce(parameter.grad)
@@ -197,7 +202,7 @@ def test_two_processes_with_uneven_shares_give_the_penalty_and_the_gradients_of_
     found, weight, bias = json.loads((tmp_path / "found.json").read_text())
     torch.manual_seed(0)
     gate, x = router(top_k=2), torch.randn(11, 2)
-    penalty = PENALTIES["balance"](gate(x), gate, 0.0, ONE_PROCESS)
+    penalty = both_balances(gate(x), gate, ONE_PROCESS)
     penalty.backward()
     assert found == pytest.approx(float(penalty.detach()), rel=1e-5)
     torch.testing.assert_close(torch.tensor(weight), gate.net.weight.grad, rtol=1e-4, atol=1e-6)

@@ -65,6 +65,19 @@ def balance(used: Decision, gate: Gate, target_rate: float, means: RowMeans) -> 
     return gate.blocks**2 * means.mean(used.p * load_G) + Z_LOSS * means.mean(used.logits.logsumexp(-1).square())
 
 
+def load_balance(used: Decision, means: RowMeans) -> Tensor:
+    """How unevenly the blocks of a gate are used: blocks times the sum over blocks of their fraction of the open
+    decisions, which has no gradient, times their fraction of the probabilities. 1 where all are used alike, more where
+    few do all the work."""
+    load_G, importance_G = means.columns(used.open), means.columns(used.p)
+    load_G, total = load_G / load_G.sum().clamp_min(1e-9), importance_G.sum().clamp_min(1e-9)
+    blocks = len(load_G)
+    value = blocks * (load_G * importance_G).sum() / total
+    slope_G = (blocks * load_G - value) / total  # of the value by the importance of each block, over all processes
+    moving = blocks * means.local(used.p * slope_G)
+    return value + (moving - moving.detach())
+
+
 PENALTIES: dict[str, Penalty] = {
     "linear": linear,
     "cost": cost_weighted,

@@ -112,7 +112,7 @@ class LanguageRun(ResumableRun):
         if isinstance(budget, ReluRouterBudget):
             return budget.penalty()
         term = None if budget is None else budget.step(used, now)
-        if term is not None and self.ffn.gate_balance:
+        if term is not None and self.ffn.gate_balance and isinstance(budget, EqualLayersBudget):
             term = term + self.ffn.gate_balance * load_penalty(used)
         return term
 
