@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from dynamicgate.inference.gpu.candidates import candidates_for
+from dynamicgate.inference.gpu.candidates import GIVEN, candidates_for
 from tests.inference.gpu.models import GATES, Compile, feed_forwards, model_with
 from tests.inference.models import assert_same_outputs, rows_near_threshold
 
-STRATEGIES = ["dense", "dense, fused", "gated", "decode"]
+STRATEGIES = ["dense", "dense, fused", "gated", "decode", GIVEN]
 
 
 @pytest.mark.parametrize("favourite", STRATEGIES)

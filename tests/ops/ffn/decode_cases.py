@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dynamicgate.ops import GateNet
-from dynamicgate.ops.ffn import FFNWeights, decode_ffn, reference_ffn
+from dynamicgate.ops.ffn import FFNWeights, decode_ffn, decode_given, reference_ffn
 from dynamicgate.ops.ffn.weights import map_weights
 from dynamicgate.ops.gate_net import decide, logits
 
@@ -74,6 +74,18 @@ def right(given: Given) -> Tensor:
     x_TD, gate, weights = given["x_TD"].double(), given["gate"], map_weights(given["weights"], Tensor.double)
     factor_TG = decide(logits(x_TD, gate), gate)
     return reference_ffn(x_TD, weights, factor_TG, block=given["block"], activation=given["activation"])
+
+
+def error_given(given: Given, factor: float | None = None) -> float:
+    """The same of `decode_given`, with the decisions of the gate times random weights, or the same factor for all."""
+    x_TD, weights, block, activation = (given[name] for name in ("x_TD", "weights", "block", "activation"))
+    factor_TG = decide(logits(x_TD, given["gate"]), given["gate"]).float()
+    factor_TG = factor_TG * (torch.rand_like(factor_TG) + 0.5) if factor is None else torch.full_like(factor_TG, factor)
+    expected = reference_ffn(
+        x_TD.double(), map_weights(weights, Tensor.double), factor_TG.double(), block=block, activation=activation
+    )
+    found = decode_given(x_TD, factor_TG, weights, block=block, activation=activation).double()
+    return ((found - expected).norm() / (expected.norm() or 1.0)).item()
 
 
 def error(given: Given) -> float:

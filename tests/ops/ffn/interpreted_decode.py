@@ -6,15 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynamicgate.ops.ffn import decode, decode_ffn, decode_launch
+from dynamicgate.ops.ffn import decode, decode_ffn, decode_given, decode_launch, given_decisions
 from dynamicgate.ops.ffn.weights import map_weights
-from tests.ops.ffn.decode_cases import error, made, with_gate, with_weights
+from tests.ops.ffn.decode_cases import error, error_given, made, with_gate, with_weights
 
 
 @pytest.fixture(autouse=True)
 def _no_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     """These tests are about the kernels."""
-    monkeypatch.delattr(decode, "reference_ffn")
+    for module in (decode, given_decisions):
+        monkeypatch.delattr(module, "reference_ffn")
 
 
 @pytest.mark.parametrize("tokens", [1, 16])
@@ -162,3 +163,36 @@ def test_leading_dimensions_are_tokens() -> None:
     x_TD = given["x_TD"]
     found = decode_ffn(**{**given, "x_TD": x_TD.reshape(2, 3, -1)})
     assert torch.equal(found.reshape(6, -1), decode_ffn(**given))
+
+
+# --- decisions that were made before
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 33, 64])
+@pytest.mark.parametrize("block", [3, 16, 20])
+def test_given_decisions_match_the_reference(tokens: int, block: int) -> None:
+    assert error_given(made(tokens, block=block, bias=True)) < 1e-6
+
+
+@pytest.mark.parametrize("tokens", [1, 40])
+def test_given_decisions_with_swiglu_and_odd_sizes(tokens: int) -> None:
+    assert error_given(made(tokens, sizes=(130, 70, 33), block=17, value=True, activation="silu")) < 1e-6
+
+
+@pytest.mark.parametrize("tokens", [1, 20])
+@pytest.mark.parametrize("factor", [0.0, 2.0])
+def test_given_decisions_that_open_everything_or_nothing(tokens: int, factor: float) -> None:
+    assert error_given(made(tokens, bias=True), factor) < 1e-6
+
+
+@pytest.mark.parametrize("tokens", [1, 18])
+def test_given_decisions_never_read_a_closed_block(tokens: int) -> None:
+    given = made(tokens, value=True, bias=True)
+    factor_TG = torch.rand(tokens, given["gate"].blocks) + 0.1
+    factor_TG[:, 1] = 0.0
+    rest = {"block": given["block"], "activation": given["activation"]}
+    expected = decode_given(given["x_TD"], factor_TG, given["weights"], **rest)
+    for name in ("up", "value", "up_bias", "value_bias"):
+        getattr(given["weights"], name)[20:40] = torch.nan
+    given["weights"].down[:, 20:40] = torch.nan
+    assert torch.equal(decode_given(given["x_TD"], factor_TG, given["weights"], **rest), expected)

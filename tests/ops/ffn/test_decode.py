@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from dynamicgate.ops import GateNet
-from dynamicgate.ops.ffn import decode_ffn
+from dynamicgate.ops.ffn import decode_ffn, decode_given
 from dynamicgate.ops.ffn.tune import DTYPES
 from tests.ops.ffn.compiled import Compiled
-from tests.ops.ffn.decode_cases import Given, error, made, right, with_gate, with_weights
+from tests.ops.ffn.decode_cases import Given, error, error_given, made, right, with_gate, with_weights
 
 
 @pytest.mark.slow
@@ -37,6 +37,9 @@ def test_the_kernels_compile_for_a_hopper_gpu(tokens: int, monkeypatch: pytest.M
     others = ({"top_k": 2}, {"tau": None, "soft_width": 0.5}, {"tau": None, "soft_width": 0.5, "cut": cut_G})
     for gate in (given["gate"], *(with_gate(given, **other)["gate"] for other in others)):
         decode_launch.launch(given["x_TD"], gate, given["weights"], 32, "gelu")
+    many = made(16 * tokens - 15, sizes=(256, 512, 64), block=32, dtype=torch.bfloat16)
+    factor_TG = torch.ones(len(many["x_TD"]), given["gate"].blocks)
+    decode_launch.launch_given(many["x_TD"], factor_TG, many["weights"], 32, "silu")
     assert Compiled.compiled == kernels
 
 
@@ -45,9 +48,25 @@ def test_without_a_gpu_the_reference_runs(tokens: int) -> None:
     assert error(made(tokens, bias=True, value=True, activation="silu", tau=0.5)) < 1e-6
     assert error(with_gate(made(tokens, rank=3, hidden="relu"), top_k=2)) < 1e-6
     assert error(made(tokens, rank=3, soft_width=0.8)) < 1e-6
+    assert error_given(made(tokens, bias=True, value=True, activation="silu")) < 1e-6
+
+
+@pytest.mark.parametrize("tokens", [0, 65])
+def test_given_decisions_for_too_many_tokens_or_of_another_shape_are_refused(tokens: int) -> None:
+    given = made(3)
+    factor_TG = torch.ones(3, given["gate"].blocks)
+    with pytest.raises(ValueError, match="expected 1 to 64 tokens"):
+        decode_given(torch.zeros(tokens, 40), factor_TG, given["weights"], block=20)
+    with pytest.raises(ValueError, match="expected factor_TG of shape"):
+        decode_given(given["x_TD"], factor_TG[:, 1:], given["weights"], block=20)
 
 
 def test_opcheck_finds_nothing() -> None:
+    given = made(3, value=True)
+    factor_TG = torch.ones(3, given["gate"].blocks)
+    torch.library.opcheck(
+        torch.ops.dynamicgate.decode_given.default, (given["x_TD"], factor_TG, *given["weights"], 20, "silu")
+    )
     for scale in ({"tau": 1.0}, {"soft_width": 0.5}):
         given = made(2, bias=True, value=True, rank=3, **scale)
         torch.library.opcheck(torch.ops.dynamicgate.decode_ffn.default, arguments(given))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dynamicgate.ops import GateNet
 from dynamicgate.ops.ffn import FFNWeights, decode_ffn
-from tests.ops.ffn.decode_cases import error, made, with_gate, with_weights
+from tests.ops.ffn.decode_cases import error, error_given, made, with_gate, with_weights
 
 pytestmark = [
     pytest.mark.gpu,
@@ -31,6 +31,21 @@ def _poison(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_results_match_the_reference(dtype: torch.dtype, opened: float) -> None:
     more = {"sizes": (512, 4096, 1024), "block": 64, "opened": opened, "dtype": dtype, "device": "cuda"}
     assert all(error(made(tokens, **more)) < TOLERANCE[dtype] for tokens in (1, 2, 8, 16))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("opened", [0.1, 0.9])
+def test_given_decisions_match_the_reference(dtype: torch.dtype, opened: float) -> None:
+    more = {"sizes": (512, 4096, 1024), "block": 64, "opened": opened, "dtype": dtype, "device": "cuda"}
+    assert all(error_given(made(tokens, **more)) < TOLERANCE[dtype] for tokens in (1, 4, 16, 33, 64))
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 50])
+@pytest.mark.parametrize("block", [8, 96])
+def test_given_decisions_with_odd_sizes_biases_and_swiglu(tokens: int, block: int) -> None:
+    more = {"sizes": (333, 777, 130), "value": True, "activation": "silu", "bias": True, **BF16}
+    assert error_given(made(tokens, block=block, **more)) < 1e-2
+    assert error_given(made(tokens, block=block, **more), 0.0) < 1e-2
 
 
 @pytest.mark.parametrize("tokens", [1, 5])

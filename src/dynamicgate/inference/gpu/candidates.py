@@ -16,13 +16,15 @@ from torch.nn import functional as F
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.gating.gate import scale_units
 from dynamicgate.inference.gates import GateInTorch
-from dynamicgate.ops.ffn import FFNWeights, decode_ffn, fused_gate_activation, gated_ffn
-from dynamicgate.ops.ffn.decode import MOST_TOKENS
+from dynamicgate.ops.ffn import FFNWeights, decode_ffn, decode_given, fused_gate_activation, gated_ffn, given_decisions
+from dynamicgate.ops.ffn import decode as decode_module
 from dynamicgate.ops.ffn.tune import LEAST_BLOCK
 
 UNGATED = "ungated"
 COMPILED = ", compiled"
 FUSED = "dense, fused"
+GIVEN = "decode after the gate"
+MOST_TOKENS = {"decode": decode_module.MOST_TOKENS, GIVEN: given_decisions.MOST_TOKENS}
 Strategy = Callable[[Any, Tensor], Tensor]
 
 
@@ -33,8 +35,10 @@ def candidates_for(layer: Any, tokens: int) -> list[str]:
         found += [FUSED]
     if layer.gate is not None and layer.block >= LEAST_BLOCK:
         found += ["gated"]
-    if isinstance(layer.gate, GateInTorch) and tokens <= MOST_TOKENS:
+    if isinstance(layer.gate, GateInTorch) and tokens <= MOST_TOKENS["decode"]:
         found += ["decode"]
+    if layer.gate is not None and tokens <= MOST_TOKENS[GIVEN]:
+        found += [GIVEN]
     return found
 
 
@@ -82,7 +86,19 @@ def decode(layer: Any, x_TD: Tensor) -> Tensor:
     return decode_ffn(x_TD, layer.gate.net, _weights(layer), block=layer.block, activation=layer.activation)
 
 
-STRATEGIES: dict[str, Strategy] = {UNGATED: ungated, "dense": dense, FUSED: fused, "gated": gated, "decode": decode}
+def decode_after_gate(layer: Any, x_TD: Tensor) -> Tensor:
+    """Open blocks only, for a few tokens; the gate decides in torch."""
+    return decode_given(x_TD, layer.gate(x_TD), _weights(layer), block=layer.block, activation=layer.activation)
+
+
+STRATEGIES: dict[str, Strategy] = {
+    UNGATED: ungated,
+    "dense": dense,
+    FUSED: fused,
+    "gated": gated,
+    "decode": decode,
+    GIVEN: decode_after_gate,
+}
 
 
 @cache

@@ -9,12 +9,11 @@ from math import sqrt
 
 from torch import Tensor
 
-from dynamicgate.inference.gpu.candidates import COMPILED, UNGATED, candidates_for, strategy
+from dynamicgate.inference.gpu.candidates import COMPILED, MOST_TOKENS, UNGATED, candidates_for, strategy
 from dynamicgate.inference.gpu.cuda_graph import CapturedCall
 from dynamicgate.inference.gpu.ffn import FeedForward
 from dynamicgate.inference.gpu.timing import time_calls
 from dynamicgate.inference.timing import batches_of
-from dynamicgate.ops.ffn.decode import MOST_TOKENS
 
 MAX_CAPTURED = 1024  # tokens: beyond, launches take hardly any of the time, and captured graphs hold memory
 DENSE_MARGIN = 0.95  # a margin of less than 5 % over dense may be noise, and gone the next time
@@ -69,9 +68,9 @@ def use_chosen_(layer: FeedForward, rows_RD: Tensor, batches: Sequence[int], cho
     captured = {}
     for i, (batch, times, best) in enumerate(zip(batches, chosen.times, chosen.names, strict=True)):
         most = int(sqrt(batch * batches[i + 1])) if i + 1 < len(batches) else None
-        if best == "decode":
-            strategies.append((MOST_TOKENS if most is None else min(most, MOST_TOKENS), best))
-            others = {name: t for name, t in times.items() if name != best}
+        if best in MOST_TOKENS:
+            strategies.append((MOST_TOKENS[best] if most is None else min(most, MOST_TOKENS[best]), best))
+            others = {name: t for name, t in times.items() if name not in MOST_TOKENS}
             strategies += [(None, fastest(others))] if most is None else []
         else:
             strategies.append((most, best))

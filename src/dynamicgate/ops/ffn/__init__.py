@@ -12,11 +12,12 @@ from torch import Tensor
 
 from dynamicgate.ops.ffn.decode import decode_ffn
 from dynamicgate.ops.ffn.fused_gate import fused_gate_activation
+from dynamicgate.ops.ffn.given_decisions import decode_given
 from dynamicgate.ops.ffn.reference import reference_ffn
 from dynamicgate.ops.ffn.registration import run_ffn
 from dynamicgate.ops.ffn.weights import FFNWeights, check_weights, map_weights
 
-__all__ = ["FFNWeights", "decode_ffn", "fused_gate_activation", "gated_ffn", "reference_ffn"]
+__all__ = ["FFNWeights", "decode_ffn", "decode_given", "fused_gate_activation", "gated_ffn", "reference_ffn"]
 
 
 def gated_ffn(

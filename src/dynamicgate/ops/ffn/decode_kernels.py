@@ -1,7 +1,8 @@
-"""Triton kernel of `decode_ffn`: both projections for 1 to 16 tokens, after the gate. decode.md explains the design.
+"""Triton kernel of `decode_ffn` and `decode_given`: both projections for a few tokens, after the gate. decode.md
+explains the design.
 
-One token is multiplied without tensor cores; several go through `tl.dot`, padded to 16. Arrays are [row of the weight,
-token], so that weights are the left operand. Every sum is in a fixed order.
+One token is multiplied without tensor cores; several go through `tl.dot`, padded to 16, 32 or 64. Arrays are [row of
+the weight, token], so that weights are the left operand. Every sum is in a fixed order.
 """
 
 from __future__ import annotations
@@ -118,13 +119,14 @@ def decode_kernel(
     SMALL_UNITS: tl.constexpr, SMALL_DEPTH: tl.constexpr, SMALL_STAGES: tl.constexpr,
     UNITS: tl.constexpr, DEPTH: tl.constexpr, UP_STAGES: tl.constexpr,
     ROWS: tl.constexpr, AHEAD: tl.constexpr, COLUMNS: tl.constexpr, DOWN_STAGES: tl.constexpr,
-    PHASE: tl.constexpr, DEPENDENT: tl.constexpr,
+    PHASE: tl.constexpr, DEPENDENT: tl.constexpr, FLAGGED: tl.constexpr,
 ):  # fmt: skip
     """Up projection of the open units, divided among the programs; a barrier; down projection, each program its rows.
 
     LISTED: open blocks are listed, their units are divided evenly, and h is written without gaps. Otherwise (small
         blocks, or very many of them) the kernel goes through all units and masks the closed ones.
     AHEAD: with one token, the columns of the down projection that are loaded before the barrier.
+    FLAGGED: `opened` says which blocks any token opens; otherwise (only with LISTED) their factors do.
     PHASE: 0 does everything, for which all programs must be running at once; 1 and 2 are two launches instead.
     """
     program = tl.program_id(0)
@@ -136,7 +138,12 @@ def decode_kernel(
 
     if LISTED:
         flag = tl.arange(0, FLAGS)
-        is_open = tl.load(opened + flag, flag < blocks, 0)
+        if FLAGGED:
+            is_open = tl.load(opened + flag, flag < blocks, 0)
+        else:
+            is_open = tl.zeros([FLAGS], tl.int32)
+            for t in range(tokens):
+                is_open |= (tl.load(factor + t * blocks + flag, flag < blocks, 0.0) != 0).to(tl.int32)
         rank = tl.cumsum(is_open, 0)
         count = tl.max(rank, 0)
         # Every program writes the same list, so each may read it without waiting for the others.

@@ -1,4 +1,5 @@
-"""Launches the kernels of `decode_ffn`: the gate network, then everything else in one kernel.
+"""Launches the kernels of `decode_ffn`: the gate network, then everything else in one kernel, which `decode_given`
+launches alone.
 
 With a linear gate there are two launches; an inner map and `top_k` take one more each. On Hopper a kernel starts before
 the one it waits for has finished (programmatic dependent launch). Nothing here waits for the device, so a call can be
@@ -61,13 +62,33 @@ SEVERAL_TOKENS = Tiles(small=(32, 256, 6), large=(128, 128, 5), rows=32, ahead=0
 def launch(x: Tensor, gate: GateNet, weights: FFNWeights, block: int, activation: str) -> Tensor:
     """y for 1 to 16 tokens."""
     x = x.contiguous()
-    up, down, value, up_bias, down_bias, value_bias = map_weights(weights, Tensor.contiguous)
     early = x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
-    decision = _decide(x, gate, early)
-    (T, D), (O, N), G = x.shape, down.shape, gate.blocks
-    listed = block >= _LEAST_LISTED and G <= _MOST_LISTED
+    return _project(x, _decide(x, gate, early), weights, block, activation, flagged=True, dependent=early)
+
+
+def launch_given(x: Tensor, factor_TG: Tensor, weights: FFNWeights, block: int, activation: str) -> Tensor:
+    """y for 1 to 64 tokens whose gates have decided."""
+    factor_TG = factor_TG.float().contiguous()
+    flagged = not _is_listed(block, factor_TG.shape[1])
+    opened_G = (factor_TG != 0).any(0).int() if flagged else torch.empty(0, dtype=torch.int32, device=x.device)
+    decision = Decision(factor_TG, opened_G, torch.zeros(1, dtype=torch.int32, device=x.device))
+    return _project(x.contiguous(), decision, weights, block, activation, flagged=flagged, dependent=False)
+
+
+def _is_listed(block: int, blocks: int) -> bool:
+    return block >= _LEAST_LISTED and blocks <= _MOST_LISTED
+
+
+def _project(
+    x: Tensor, decision: Decision, weights: FFNWeights, block: int, activation: str, *, flagged: bool, dependent: bool
+) -> Tensor:
+    """Both projections. dependent: start before the gate's kernel has ended."""
+    up, down, value, up_bias, down_bias, value_bias = map_weights(weights, Tensor.contiguous)
+    (T, D), (O, N), G = x.shape, down.shape, decision.factor_TG.shape[1]
+    listed = _is_listed(block, G)
     piece = min(power_of_2(block), _LONGEST_PIECE) if listed else 1
     tiles = ONE_TOKEN if T == 1 and listed else SEVERAL_TOKENS
+    tokens = 1 if tiles is ONE_TOKEN else max(16, power_of_2(T))
     programs = tiles.programs * _multiprocessors(x.device)
     order, width = torch.empty(G, dtype=torch.int32, device=x.device), G * block if listed else N
     h, y = x.new_empty(T, width), x.new_empty(T, O)
@@ -78,9 +99,9 @@ def launch(x: Tensor, gate: GateNet, weights: FFNWeights, block: int, activation
             decision.arrived, h, y, T, D, N, G, O, width,
             UP_BIAS=up_bias is not None, VALUE=value is not None, VALUE_BIAS=value_bias is not None,
             DOWN_BIAS=down_bias is not None, ACTIVATION=activation, BLOCK=block, LISTED=listed, FLAGS=power_of_2(G),
-            PIECE=piece, ALIGNED=math.gcd(block, piece, N, 16), TOKENS=1 if tiles is ONE_TOKEN else 16,
-            PHASE=phase, DEPENDENT=early, **_sizes(tiles, x, D, N, O, piece, programs),
-            **_launch_options(early, x.is_cuda),
+            PIECE=piece, ALIGNED=math.gcd(block, piece, N, 16), TOKENS=tokens, FLAGGED=flagged,
+            PHASE=phase, DEPENDENT=dependent, **_sizes(tiles, tokens, x, D, N, O, piece, programs),
+            **_launch_options(dependent, x.is_cuda),
         )  # fmt: skip
     return y
 
@@ -144,10 +165,9 @@ def _gate_sizes(T: int, R: int, K: int) -> dict[str, int]:
     }
 
 
-def _sizes(tiles: Tiles, x: Tensor, D: int, N: int, O: int, piece: int, programs: int) -> dict[str, int]:
+def _sizes(tiles: Tiles, tokens: int, x: Tensor, D: int, N: int, O: int, piece: int, programs: int) -> dict[str, int]:
     """The tiles for this layer: no larger than the layer, and in as many stages as shared memory holds."""
     size, memory = x.element_size(), _shared_memory(x.device) // tiles.programs
-    tokens = 1 if tiles is ONE_TOKEN else 16
     part = power_of_2(triton.cdiv(N, programs))
 
     def up(units: int, depth: int, stages: int) -> tuple[int, int, int]:
@@ -156,7 +176,7 @@ def _sizes(tiles: Tiles, x: Tensor, D: int, N: int, O: int, piece: int, programs
         return units, depth, max(1, min(stages, memory // ((units + tokens) * depth * size)))
 
     rows = tiles.rows
-    while rows > tokens and triton.cdiv(O, rows) < 0.9 * programs:
+    while rows > min(tokens, 16) and triton.cdiv(O, rows) < 0.9 * programs:
         rows //= 2
     columns = max(16, piece, min(tiles.columns[0] * 2 // size, power_of_2(N)))
     small, large = up(*tiles.small), up(*tiles.large)
