@@ -42,7 +42,7 @@ from dynamicgate.lab.report.tables import (
     savings_columns,
     summary_table,
 )
-from dynamicgate.lab.report.verdicts import headlines
+from dynamicgate.lab.report.verdicts import bottom_lines, headlines
 
 HERE = Path(__file__).parent
 SCRIPTS = ("sort_tables.js", "tooltips.js")
@@ -91,7 +91,8 @@ def page_content(
     samples = [sample for panel in examples for group in panel["groups"] for sample in group["samples"]]
     return {
         **header_content(results),
-        "headlines": headlines(results),
+        "headlines": headlines(results, timings),
+        "bottom_lines": bottom_lines(results),
         "several_datasets": has_several_datasets(results),
         "caveats": find_caveats(results),
         "models": described_models(results),
