@@ -31,7 +31,7 @@ REPEATS = 3
 
 @dataclass(frozen=True)
 class Bench:
-    """Time a saved model on this machine, compiled, against the compiled dense network of the width asked for.
+    """Time a saved model on this machine, compiled, against the compiled dense network asked for.
 
     For example:
       dynamicgate bench runs/first/model.safetensors --batches 1,16,256
