@@ -197,7 +197,8 @@ def make_timing(
         gains = {} if as_older_versions else {"kernel_gain": [5.0] * 3, "gate_gain": [fastest / ours] * 3}
         rows.append({"batch": batch, **kinds, "ours": ours, **gains})
     meta = {"command": "dynamicgate bench", "machine": {"cores": 2, "threads": threads}}
-    return {"meta": meta, "rows": rows, "plan": {"chains": [], "threads": threads}}
+    asked = {} if as_older_versions else {"dense_as_asked_for": True}
+    return {"meta": meta, **asked, "rows": rows, "plan": {"chains": [], "threads": threads}}
 
 
 def make_picture(shade: int) -> str:

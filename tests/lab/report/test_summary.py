@@ -8,6 +8,7 @@ import pytest
 
 from dynamicgate.lab.report import render_table, summarise
 from dynamicgate.lab.report.caveats import find_caveats
+from dynamicgate.lab.report.number_format import shorten_middle
 from dynamicgate.lab.report.reading import Run
 from dynamicgate.lab.report.summary import pareto_front
 from dynamicgate.lab.report.tables import summary_table
@@ -164,6 +165,14 @@ def test_a_model_no_better_than_the_most_frequent_class_is_a_caveat() -> None:
     assert any("most frequent class" in caveat for caveat in find_caveats(results))
 
 
+def test_long_names_stay_apart_when_they_are_cut() -> None:
+    names = ["CD4+/CD45RA+/CD25- Naive T", "CD4+/CD45RA+/CD25+ T Reg", "layers.10.gate.net.0.linear"]
+    cut = [shorten_middle(name, 20) for name in names]
+    assert len(set(cut)) == 3
+    assert all(len(name) == 20 and "…" in name for name in cut)
+    assert shorten_middle("CD14+ Monocyte", 20) == "CD14+ Monocyte"
+
+
 def test_the_text_table_is_aligned() -> None:
     lines = render_table(make_results()).splitlines()
     assert len({len(line) for line in lines}) == 1
@@ -198,7 +207,8 @@ def test_savings_by_sparsity_and_by_gates_are_beside_the_relative_cost() -> None
     shown = dict(zip(table.columns, [cell.text for cell in table.rows[0]], strict=True))
     assert shown["sparsity saves, %"] == "20.0"
     assert shown["gates save, %"] == f"{(0.5 + 512 / 9472) * 100:.1f}"
-    assert table.columns.index("relative") + 1 == table.columns.index("sparsity saves, %")
+    assert table.columns.index("executed MACs") + 1 == table.columns.index("sparsity saves, %")
+    assert table.columns[:3] == ["model", "relative", "accuracy, %"]  # the number the page is about comes first
 
 
 def test_savings_that_are_zero_or_unknown_have_no_columns() -> None:

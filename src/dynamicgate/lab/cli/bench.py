@@ -82,6 +82,7 @@ class Bench:
         found = {
             "meta": environment(this_command()),
             "dense": described,
+            "dense_as_asked_for": self.dense is not None or reference_of(self.model) is not None,
             "rows": times,
             "plan": compiled_model.plan.to_dict(),
         }

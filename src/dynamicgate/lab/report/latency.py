@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dynamicgate.lab.report.controls import is_control
 from dynamicgate.lab.report.label_placement import LINE_HEIGHT, MARKER_RADIUS, Box, place_labels
@@ -11,13 +12,23 @@ from dynamicgate.lab.report.number_format import ABSENT, counted, plus_minus, sh
 from dynamicgate.lab.report.reading import COMPILED, Results, Run, Timing, get_object, get_objects
 from dynamicgate.lab.report.run_metrics import number, ratio, relative_of
 from dynamicgate.lab.report.summary import Spread, dataset_names, group_runs, spread
-from dynamicgate.lab.report.svg import Scale, axes, drawing, line, log_ticks, polyline, tooltip, words
+from dynamicgate.lab.report.svg import (
+    WIDE,
+    Scale,
+    axes,
+    drawing,
+    for_every_screen,
+    line,
+    log_ticks,
+    polyline,
+    tooltip,
+    words,
+)
 from dynamicgate.lab.report.tables import Cell, Table, model_cells, model_columns
 
-WIDTH = 760.0
 LOWEST, HIGHEST = 0.02, 2.0  # ends of both axes, unless a point lies beyond
 DENSE = "dense"
-OUR_DENSE = "dense, compiled"  # in files that time the dense network of the width asked for
+ASKED_FOR = "dense_as_asked_for"  # in files that timed the dense network of the width asked for
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,7 @@ def timed_runs(results: Results, timings: Sequence[Timing]) -> list[TimedRun]:
         threads = threads_of(timing)
         for batch, times in times_by_batch(timing).items():
             trained = dense.get((run["data"], str(run["seed"]), threads, batch))
-            is_width_asked_for = OUR_DENSE in times
+            is_width_asked_for = timing.get(ASKED_FOR) is True
             below = fastest_dense(times) if is_width_asked_for or trained is None else None
             rivals = [time for time in (trained, below) if time is not None]
             baseline = DENSE if is_width_asked_for or trained is not None else "own dense"
@@ -111,21 +122,21 @@ def latency_points(timed: list[TimedRun], dataset: str) -> list[Point]:
     return points
 
 
-def latency_figure(results: Results, timed: list[TimedRun], dataset: str) -> str:
+def latency_figure(results: Results, timed: list[TimedRun], dataset: str, width: float = WIDE) -> str:
     """Relative latency against relative MACs, both on one logarithmic range; on the diagonal they are equal."""
     points = latency_points(timed, dataset)
     if not points:
         return ""
     values = [value for point in points for value in (point.relative, point.latency["mean"])]
     low, high = math.log10(min(LOWEST, 0.8 * min(values))), math.log10(max(HIGHEST, 1.25 * max(values)))
-    x, y = Scale(low, high, 58.0, WIDTH - 12.0), Scale(low, high, 432.0, 34.0)
+    x, y = Scale(low, high, 58.0, width - 12.0), Scale(low, high, 432.0, 34.0)
     ticks = log_ticks(low, high)
     body = [
         axes(x, y, ticks, ticks, lambda tick: f"{10**tick:g}", lambda tick: f"{10**tick:g}"),
         words(x.end, y.start + 40, "executed MACs, relative to dense", class_="axis", text_anchor="end"),
         words(8, 18, "latency, relative to compiled dense", class_="axis"),
         line(x.start, y(0.0), x.end, y(0.0), class_="target"),
-        words(x.start + 8, y(0.0) - 7, "as fast as compiled dense", class_="tick"),
+        words(x.start + 8, y(0.0) - 7, "as fast as compiled dense", class_="tick") if width >= WIDE else "",
         polyline([(x(low), y(low)), (x(high), y(high))], tooltip("latency falls as much as MACs"), class_="front"),
         words(x(low) + 84, y(low) - 26, "latency falls as much as MACs", class_="tick"),
     ]
@@ -144,7 +155,7 @@ def latency_figure(results: Results, timed: list[TimedRun], dataset: str) -> str
         for point, place in zip(points, places, strict=True)
     ]
     body.append(point_labels(points, places, styles, (x.start, y.end - 10, x.end + 10, y.start)))
-    return drawing(WIDTH, y.start + 52, f"Latency against executed MACs on {dataset}, by model and batch size", *body)
+    return drawing(width, y.start + 52, f"Latency against executed MACs on {dataset}, by model and batch size", *body)
 
 
 def batch_radii(points: list[Point]) -> dict[int, float]:
@@ -209,7 +220,7 @@ def latency_section(results: Results, timings: Sequence[Timing]) -> dict[str, ob
     figures = [
         {"name": dataset, "svg": svg}
         for dataset in dataset_names(results)
-        if (svg := latency_figure(results, timed, dataset))
+        if (svg := for_every_screen(partial(latency_figure, results, timed, dataset)))
     ]
     return {
         "figures": figures,
