@@ -71,7 +71,7 @@ def broken_links(page: Path) -> list[str]:
 def test_the_first_example_of_the_readme_runs_as_it_is(tmp_path: Path) -> None:
     printed = run(python_blocks(README)[0], tmp_path)
     assert "executed MACs" in printed
-    assert "as fast as dense" in printed
+    assert "as fast as compiled dense" in printed
     assert list(tmp_path.iterdir()) == []
 
 

@@ -10,7 +10,7 @@ from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment, Table
 from dynamicgate.lab.runner.docs_pages import ABSENT, Pages, markdown
 from dynamicgate.lab.runner.results import read_results
-from dynamicgate.lab.runner.statistics import interval
+from dynamicgate.lab.statistics import interval
 from experiments.conversion.tables import CONVERSION, DENSE, MILLION, MINILM_TOKENS, SMOLLM2_TOKENS
 from experiments.conversion.texts import TESTED_ON
 

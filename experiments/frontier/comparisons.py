@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.results import read_results
-from dynamicgate.lab.runner.statistics import Interval, holm, interval, paired, t_quantile
+from dynamicgate.lab.statistics import Interval, holm, interval, paired, t_quantile
 from experiments.frontier.datasets import DATASETS, method_of
 from experiments.frontier.methods import BUDGETS, CONTROLS, NO_GATES, OURS, WITHOUT_GATES
 from experiments.frontier.tables import Chosen, kind_of

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
-from dynamicgate.lab.runner.statistics import Interval
+from dynamicgate.lab.statistics import Interval
 from experiments.frontier.comparisons import (
     CELLS,
     Cell,

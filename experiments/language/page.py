@@ -11,7 +11,7 @@ from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment, Table
 from dynamicgate.lab.runner.docs_pages import ABSENT, Pages, markdown
 from dynamicgate.lab.runner.results import read_results
-from dynamicgate.lab.runner.statistics import holm, interval, paired
+from dynamicgate.lab.statistics import holm, interval, paired
 from experiments.language.plot import plot_costs
 from experiments.language.tables import GATE, LANGUAGE
 

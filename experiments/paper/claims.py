@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dynamicgate.lab.report.number_format import counted, signed_points
-from dynamicgate.lab.runner.statistics import interval
+from dynamicgate.lab.statistics import interval
 from experiments.paper.evidence import Claim, Evidence, MissingRunError, Verdict, verdict
 from experiments.paper.experiment import SECTIONS
 from experiments.paper.forgetting import less_forgetting

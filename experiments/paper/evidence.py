@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from dynamicgate.lab.report.run_metrics import METRICS
 from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner.results import Runs
-from dynamicgate.lab.runner.statistics import Interval, Paired, interval, paired
+from dynamicgate.lab.statistics import Interval, Paired, interval, paired
 
 Outcome = Literal["holds", "does not hold", "inconclusive", "cannot be tested"]
 

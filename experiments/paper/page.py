@@ -9,7 +9,7 @@ from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
 from dynamicgate.lab.runner.results import read_results
-from dynamicgate.lab.runner.statistics import Interval, Paired
+from dynamicgate.lab.statistics import Interval, Paired
 from experiments.frontier.comparisons import read_entries
 from experiments.frontier.datasets import DATASETS
 from experiments.frontier.experiment import FRONTIER

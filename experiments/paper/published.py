@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.accounting.full_width import relative_to
 from dynamicgate.accounting.measurement import measure
 from dynamicgate.accounting.metrics import evaluate
 from dynamicgate.data import Arrays, batches
@@ -29,7 +30,7 @@ from dynamicgate.gating.recording import Usage, named_gates, usage
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.hyperparameters import dense_macs
 from dynamicgate.lab.methods.samples import SampleStats
-from dynamicgate.lab.methods.train_one import SAMPLES_FILE, rescale_to_full_width_
+from dynamicgate.lab.methods.train_one import SAMPLES_FILE
 from dynamicgate.lab.runner import Change, Job, Step
 from dynamicgate.masks import connections, put_mask_
 from dynamicgate.nn import GatedMLP, Normalize
@@ -109,8 +110,8 @@ def measure_notebook(
 ) -> dict[str, Any]:
     """A run as `run_one` returns it, with `claimed`: relative MACs as the notebook counts them."""
     stats = SampleStats()
-    found = measure(model, splits.test, watch=stats.add).to_dict()
-    rescale_to_full_width_(found, dense_macs((splits.train.features, *job.settings["hidden"], splits.classes)))
+    full = dense_macs((splits.train.features, *job.settings["hidden"], splits.classes))
+    found = relative_to(measure(model, splits.test, watch=stats.add), full).to_dict()
     run = {
         "model": job.model,
         "seed": job.seed,

@@ -8,7 +8,7 @@ from dynamicgate.lab.result_file import read_runs
 from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.docs_pages import ABSENT, Pages, markdown
 from dynamicgate.lab.runner.results import read_results
-from dynamicgate.lab.runner.statistics import Paired, interval, paired
+from dynamicgate.lab.statistics import Paired, interval, paired
 from experiments.stages.clock import equal_accuracy, fastest_dense
 from experiments.stages.latency import BATCHES, latency_path
 from experiments.stages.summary import Comparison, Key, costs, points, primary, put_at, read_comparisons

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.results import read_results
-from dynamicgate.lab.runner.statistics import Paired, holm, paired
+from dynamicgate.lab.statistics import Paired, holm, paired
 from experiments.frontier.datasets import DATASETS
 from experiments.stages.tables import BUDGETS, CASCADE, SINGLE, STAGED, budgets_of, model_name
 from experiments.stages.train import CURVE_MODEL

@@ -11,7 +11,7 @@ from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
 from dynamicgate.lab.runner.results import read_results
-from dynamicgate.lab.runner.statistics import interval
+from dynamicgate.lab.statistics import interval
 from experiments.transfer.datasets import DATASETS
 from experiments.transfer.experiment import BUDGETS, DENSE, METHODS, OURS
 

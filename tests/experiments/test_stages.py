@@ -9,7 +9,7 @@ from experiments.stages.clock import equal_accuracy
 from experiments.stages.experiment import STAGES, choose_tables
 from experiments.stages.summary import Comparison, primary
 
-from dynamicgate.lab.runner.statistics import holm
+from dynamicgate.lab.statistics import holm
 
 SEEDS = range(5)
 

@@ -51,6 +51,7 @@ def fit(
     seed: int = 0,
     out: str | Path | None = None,
     checkpoint_seconds: float = 15.0,
+    dense_macs: float | None = None,
     label: str = "training",
     show: bool = True,
 ) -> History:
@@ -69,6 +70,8 @@ def fit(
         budget only epochs that meet it can be best.
     out: folder for log.jsonl, last.safetensors (continue by calling again with the same arguments) and
         best.safetensors. Interrupting with Ctrl-C saves a checkpoint first.
+    dense_macs: MACs per row of the dense network that `relative` and `target` of the log and of the history, and the
+        progress, refer to, where the model is wider or narrower than that one. None: the model's own.
     """
     options = FitOptions(
         epochs=epochs, batch=batch, lr=lr, gate_lr_scale=gate_lr_scale, weight_decay=weight_decay, warmup=warmup,
@@ -111,6 +114,7 @@ def fit(
             teacher=None if teacher is None else Teacher(teacher, distill_weight, chosen),
             stage_loss=stage_loss,
             checkpoint_seconds=checkpoint_seconds,
+            dense_macs=dense_macs,
         )
         run.resume()
         if sparsifier is not None and show and distributed.rank() == 0:

@@ -27,7 +27,16 @@ def test_bench_prints_the_plan_and_a_table_and_writes_the_times(
 ) -> None:
     assert main(["bench", str(saved), *data, *QUICK]) == 0
     printed = capsys.readouterr().out
-    for word in ("choice", "chosen us", "dense us", "gates in torch us", "ours us", "speedup over dense", "wrote"):
+    for word in (
+        "choice",
+        "chosen us",
+        "dense us",
+        "gates in torch us",
+        "ours us",
+        "kernel gain",
+        "gate gain",
+        "wrote",
+    ):
         assert word in printed
     found = json.loads((saved.parent / "timing.json").read_text(encoding="utf-8"))
     assert [row["batch"] for row in found["rows"]] == [1, 16]
@@ -40,7 +49,9 @@ def test_bench_times_a_model_without_gates_and_writes_to_the_given_file(tmp_path
     dg.save(dg.nn.GatedMLP((12, 8, 3)), tmp_path / "model.safetensors")
     out = tmp_path / "elsewhere" / "times.json"
     assert main(["bench", str(tmp_path / "model.safetensors"), *QUICK, "--out", str(out)]) == 0
-    assert set(json.loads(out.read_text(encoding="utf-8"))["rows"][0]) == {"batch", "dense", "ours"}
+    assert set(json.loads(out.read_text(encoding="utf-8"))["rows"][0]) == {
+        *("batch", "dense", "dense, compiled", "ours", "kernel_gain", "gate_gain")
+    }
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_traceback_shows_where_an_error_comes_from(tmp_path: Path, capsys: pytes
     assert "dynamicgate: no results to report" in printed
 
 
-@pytest.mark.parametrize("arguments", [[], ["tarin"], ["train"], ["train", "--out", "x", "--budget", "much"]])
+@pytest.mark.parametrize("arguments", [[], ["--tarin"], ["train"], ["train", "--out", "x", "--budget", "much"]])
 def test_unparsable_arguments_exit_with_code_two(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

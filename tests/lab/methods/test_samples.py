@@ -7,6 +7,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -182,3 +183,12 @@ def test_a_run_writes_its_sample_statistics_beside_its_model(tmp_path: Path) -> 
     assert found["count"] == len(splits.test)
     assert found["macs"]["low"] <= run["macs"]["executed"] <= found["macs"]["high"]
     assert found["easiest"][0].keys() == {"row", "macs", "hardness", "label", "predicted", "picture"}
+
+
+def test_features_are_shown_by_name_where_the_data_keep_names() -> None:
+    splits = splits_of(torch.randn(6, 2))
+    assert {type(row[0]) for row in show(splits, 0)["features"]} == {int}
+    object.__setattr__(splits, "schema", SimpleNamespace(feature_names=("CD3E", "MS4A1")))
+    assert sorted(row[0] for row in show(splits, 0)["features"]) == ["CD3E", "MS4A1"]
+    object.__setattr__(splits, "schema", SimpleNamespace(feature_names=("only one",)))
+    assert {type(row[0]) for row in show(splits, 0)["features"]} == {int}

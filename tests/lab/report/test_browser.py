@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(
 PAGE_MODELS = (*ALL_MODELS, *IN_STAGES)
 ROWS = "[...document.querySelector('table').tBodies[0].rows]"
 HEADINGS = "[...document.querySelectorAll('table')[0].tHead.rows[0].cells]"
+SHOWN_PLOTS = "[...document.querySelectorAll('svg.plot')].filter((plot) => plot.checkVisibility())"
 PARAMETERS = f"{HEADINGS}.find((heading) => heading.innerText === 'parameters')"  # 9610 < 10138, but not as words
 
 
@@ -68,7 +69,7 @@ def test_the_page_renders_without_console_messages_and_fetches_nothing(
     requested = browser.requests()
     assert requested[0].startswith("file:")
     assert all(url.startswith("data:") for url in requested[1:])
-    plots = browser.run("[...document.querySelectorAll('svg.plot')].map((plot) => plot.getBoundingClientRect().height)")
+    plots = browser.run(f"{SHOWN_PLOTS}.map((plot) => plot.getBoundingClientRect().height)")
     assert len(plots) > 10
     assert min(plots) > 40, "no figure is empty"
     broken = "[...document.images].filter((image) => !image.naturalWidth).length"
@@ -84,6 +85,36 @@ def test_a_narrow_page_does_not_scroll_sideways_but_its_tables_do(browser: Brows
     assert browser.run("document.documentElement.scrollWidth") == width
     wide = "[...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth).length"
     assert browser.run(wide) > 0
+
+
+@pytest.mark.parametrize("width", [360, 390, 1280])
+def test_every_chart_fits_and_is_shown_once(browser: Browser, page: Path, width: int) -> None:
+    browser.open(page, width=width, height=800)
+    cut = f"{SHOWN_PLOTS}.filter((plot) => plot.getBoundingClientRect().right > {width}).length"
+    assert browser.run(cut) == 0
+    labels = browser.run(f"{SHOWN_PLOTS}.map((plot) => plot.getAttribute('aria-label'))")
+    assert [label for label in labels if label.startswith("Accuracy against executed MACs on")] == [
+        "Accuracy against executed MACs on digits, one point per run"
+    ]
+    letters = (
+        f"Math.min(...{SHOWN_PLOTS}.map((plot) => plot.getBoundingClientRect().width / plot.viewBox.baseVal.width))"
+    )
+    assert browser.run(letters) > 0.6, "text of 13 pixels stays readable"
+
+
+def test_the_headline_number_is_on_a_phone_without_scrolling(browser: Browser, page: Path) -> None:
+    browser.open(page, width=390, height=800)
+    right = f"{HEADINGS}.find((heading) => heading.innerText === 'relative').getBoundingClientRect().right"
+    assert browser.run(right) < 390
+
+
+def test_the_contents_lead_to_every_section(browser: Browser, page: Path) -> None:
+    browser.open(page)
+    titles = browser.run("[...document.querySelectorAll('main > section > h2')].map((title) => title.innerText)")
+    links = browser.run("[...document.querySelectorAll('nav a')].map((link) => link.innerText)")
+    assert links == titles
+    found = "[...document.querySelectorAll('nav a')].every((link) => document.querySelector(link.getAttribute('href')))"
+    assert browser.run(found)
 
 
 def test_a_click_sorts_by_number_and_a_second_click_reverses_the_order(browser: Browser, page: Path) -> None:
@@ -122,7 +153,7 @@ def test_a_mark_under_the_pointer_has_a_tooltip(browser: Browser, page: Path) ->
 
 def test_tooltips_stay_inside_a_narrow_window(browser: Browser, page: Path) -> None:
     browser.open(page, width=360, height=800)
-    browser.run("document.querySelectorAll('svg.plot .heat')[9].focus()")
+    browser.run("document.querySelectorAll('svg.plot.narrow .heat')[9].focus()")
     box = "document.querySelector('.tip').getBoundingClientRect()"
     left, right = browser.run(f"[{box}.left, {box}.right]")
     assert 0 <= left < right <= 360

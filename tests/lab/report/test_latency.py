@@ -47,7 +47,7 @@ def test_a_report_with_timings_shows_figure_and_table(tmp_path: Path) -> None:
     assert "latency falls as much as MACs" in page
     assert "latency, batch 256" in page
     assert "Not measured" not in page
-    assert "because that model was not timed" not in page
+    assert "because no such network was timed" not in page
 
 
 def test_there_is_one_point_for_each_model_and_batch_size_with_the_mean_over_its_seeds() -> None:
@@ -58,7 +58,7 @@ def test_there_is_one_point_for_each_model_and_batch_size_with_the_mean_over_its
     assert all(point.latency["n"] == 4 for point in points)
     gate = [run["macs"]["relative"] for run in results["runs"] if run["model"] == "gate"]
     assert points[3].relative == pytest.approx(sum(gate) / 4)
-    assert points[3].latency["mean"] == pytest.approx(sum(gate) / 4 + 0.2)
+    assert points[3].latency["mean"] == pytest.approx(sum(gate) / 4 + 0.2)  # not of eager dense
 
 
 def test_every_point_is_drawn_with_its_numbers_and_larger_batches_are_larger() -> None:
@@ -75,7 +75,7 @@ def test_a_model_whose_time_falls_as_its_macs_lies_on_the_diagonal() -> None:
     results = make_results(("dense", "gate"), 1)
     results["runs"][1]["macs"]["relative"] = 0.1
     timings = timings_of(results, batches=(1,))
-    timings[1]["rows"][0]["ours"] = 0.1 * timings[0]["rows"][0]["dense"]
+    timings[1]["rows"][0]["ours"] = 0.1 * timings[0]["rows"][0]["dense, compiled"]
     svg = latency_figure(results, timed_runs(results, timings), "digits")
     (gate,) = re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg)
     (ends,) = re.findall(r'<polyline points="([\d.]+),([\d.]+) ([\d.]+),([\d.]+)" class="front"', svg)
@@ -92,11 +92,11 @@ def test_a_small_model_is_compared_with_the_dense_model_of_its_seed_and_not_with
 
 
 @pytest.mark.parametrize("other", ["dense not timed", "another seed", "other threads", "another batch size"])
-def test_without_a_dense_model_to_compare_with_its_own_layers_are_used_and_the_page_says_so(
+def test_files_of_older_versions_without_a_dense_model_are_relative_to_their_own_layers_and_the_page_says_so(
     tmp_path: Path, other: str
 ) -> None:
     results = make_results(("dense", "small"), 1)
-    timings = timings_of(results, batches=(1,))
+    timings = timings_of(results, batches=(1,), as_older_versions=True)
     if other == "dense not timed":
         timings[0] = {}
     elif other == "another seed":
@@ -111,7 +111,22 @@ def test_without_a_dense_model_to_compare_with_its_own_layers_are_used_and_the_p
     folder = write_sample(tmp_path, results)
     for run, timing in zip(results["runs"], timings, strict=True):
         (folder / run["folder"] / "timing.json").write_text(json.dumps(timing))
-    assert "because that model was not timed" in page_of(folder)
+    assert "because no such network was timed" in page_of(folder)
+
+
+def test_a_run_timed_alone_is_relative_to_the_dense_network_asked_for() -> None:
+    results = make_results(("small",), 1)
+    (small,) = timed_runs(results, timings_of(results, batches=(1,)))
+    assert small.baseline == "dense"
+    assert small.latency == pytest.approx(results["runs"][0]["macs"]["relative"] + 0.2)
+
+
+def test_a_trained_dense_model_that_is_faster_than_the_fresh_one_is_the_one_to_beat() -> None:
+    results = make_results(("dense", "gate"), 1)
+    timings = timings_of(results, batches=(1,))
+    timings[0]["rows"][0]["ours"] = 0.5 * timings[1]["rows"][0]["dense, compiled"]
+    gate = timed_runs(results, timings)[1]
+    assert gate.latency == pytest.approx(2.0 * (results["runs"][1]["macs"]["relative"] + 0.2))
 
 
 def test_the_table_has_a_row_for_each_timed_model_and_a_column_for_each_batch_size() -> None:
@@ -170,7 +185,7 @@ def test_both_axes_reach_every_point() -> None:
     results = make_results(("dense", "gate"), 1)
     results["runs"][1]["macs"]["relative"] = 0.004
     timings = timings_of(results, batches=(1,))
-    timings[1]["rows"][0]["ours"] = 7.0 * timings[0]["rows"][0]["dense"]
+    timings[1]["rows"][0]["ours"] = 7.0 * timings[0]["rows"][0]["dense, compiled"]
     svg = latency_figure(results, timed_runs(results, timings), "digits")
     ((x, y),) = ((float(x), float(y)) for x, y in re.findall(r'cx="([\d.]+)" cy="([\d.]+)"', svg))
     assert 58.0 < x < 748.0

@@ -8,11 +8,12 @@ import pytest
 
 from dynamicgate.lab.report import render_table, summarise
 from dynamicgate.lab.report.caveats import find_caveats
+from dynamicgate.lab.report.number_format import shorten_middle
 from dynamicgate.lab.report.reading import Run
 from dynamicgate.lab.report.summary import pareto_front
 from dynamicgate.lab.report.tables import summary_table
-from dynamicgate.lab.report.verdicts import headlines
-from tests.lab.report.sample_results import make_results, make_run, with_savings
+from dynamicgate.lab.report.verdicts import bottom_lines, headlines
+from tests.lab.report.sample_results import make_results, make_run, make_timing, with_savings
 
 
 def runs_with(model: str, accuracies: list[float], relative: float = 0.3) -> list[Run]:
@@ -83,6 +84,7 @@ def test_the_pareto_front_of_no_points_is_empty() -> None:
         ([0.980, 0.981, 0.982], [0.970, 0.971, 0.972], "Beats small"),
         ([0.960, 0.961, 0.962], [0.970, 0.971, 0.972], "Loses to small"),
         ([0.960, 0.971, 0.982], [0.961, 0.972, 0.983], "Too close to call against small"),
+        ([0.980, 0.990], [0.960, 0.970], "Too close to call against small"),  # two seeds: t is 4.3 at best
         ([0.980], [0.970], "Above small"),
         ([0.960], [0.970], "Below small"),
     ],
@@ -90,6 +92,52 @@ def test_the_pareto_front_of_no_points_is_empty() -> None:
 def test_the_headline_says_plainly_who_wins(gate: list[float], small: list[float], outcome: str) -> None:
     (headline,) = headlines({"runs": runs_with("gate", gate) + runs_with("small", small)})
     assert outcome in [verdict.outcome for verdict in headline.verdicts]
+
+
+def test_a_verdict_shows_its_interval() -> None:
+    (headline,) = headlines(
+        {"runs": runs_with("gate", [0.980, 0.981, 0.982]) + runs_with("small", [0.97, 0.971, 0.972])}
+    )
+    (beats,) = [verdict for verdict in headline.verdicts if verdict.kind == "Beats"]
+    # Welch by hand: a standard error of 0.1 * sqrt(2 / 3) points, 4 degrees of freedom, t = 2.7764
+    assert beats.detail.startswith("+1.00 points (95 % interval +0.77 to +1.23) against")
+
+
+@pytest.mark.parametrize(("seeds", "said"), [(1, "One run per model"), (2, "Two runs of some models"), (3, "")])
+def test_fewer_than_three_seeds_are_a_caveat(seeds: int, said: str) -> None:
+    found = " ".join(find_caveats(make_results(("dense", "gate"), seeds)))
+    assert found.startswith(said) if said else not found
+
+
+@pytest.mark.parametrize(
+    ("speed", "outcome"),
+    [(2.0, "Faster than"), (0.5, "Slower than"), (1.0, "As fast as")],
+)
+def test_the_headline_speaks_of_time_when_it_was_measured(speed: float, outcome: str) -> None:
+    results = make_results(("dense", "gate"), 2)
+    timings = [make_timing(run, batches=(1, 16)) for run in results["runs"]]
+    for timing in timings[:2]:  # the dense model as fast compiled as its rivals say
+        for row in timing["rows"]:
+            row["ours"] = row["dense, compiled"]
+    for timing in timings[2:]:
+        for row in timing["rows"]:
+            row["ours"] = row["dense, compiled"] / speed
+    (headline,) = headlines(results, timings)
+    (found,) = [verdict for verdict in headline.verdicts if "compiled dense" in verdict.outcome]
+    assert found.outcome == f"{outcome} compiled dense"
+    assert found.detail == f"{speed:.2f} x at batch 1, {speed:.2f} x at batch 16; 2 seeds"
+    assert not any("compiled dense" in verdict.outcome for verdict in headlines(results)[0].verdicts)
+
+
+def test_the_first_sentence_names_the_best_model_at_the_budget_and_what_is_level_with_it() -> None:
+    runs = runs_with("gate", [0.980, 0.981, 0.982]) + runs_with("small", [0.970, 0.971, 0.972])
+    runs += runs_with("rigl", [0.979, 0.981, 0.982]) + runs_with("dense", [0.99, 0.99, 0.99], relative=1.0)
+    ((dataset, sentence),) = bottom_lines({"runs": runs})
+    assert dataset == "digits"
+    assert sentence == (
+        "Most accurate at 0.30 of the dense MACs: gate, 98.10 ± 0.10 %; these runs cannot tell it apart from rigl."
+    )
+    assert bottom_lines({"runs": runs_with("small", [0.97, 0.98])}) == []
 
 
 def test_the_headline_has_cost_budget_and_accuracy() -> None:
@@ -115,6 +163,14 @@ def test_runs_that_share_a_seed_are_a_caveat() -> None:
 def test_a_model_no_better_than_the_most_frequent_class_is_a_caveat() -> None:
     results = {"meta": {"data": {"majority": 0.5}}, "runs": runs_with("gate", [0.4, 0.5])}
     assert any("most frequent class" in caveat for caveat in find_caveats(results))
+
+
+def test_long_names_stay_apart_when_they_are_cut() -> None:
+    names = ["CD4+/CD45RA+/CD25- Naive T", "CD4+/CD45RA+/CD25+ T Reg", "layers.10.gate.net.0.linear"]
+    cut = [shorten_middle(name, 20) for name in names]
+    assert len(set(cut)) == 3
+    assert all(len(name) == 20 and "…" in name for name in cut)
+    assert shorten_middle("CD14+ Monocyte", 20) == "CD14+ Monocyte"
 
 
 def test_the_text_table_is_aligned() -> None:
@@ -151,7 +207,8 @@ def test_savings_by_sparsity_and_by_gates_are_beside_the_relative_cost() -> None
     shown = dict(zip(table.columns, [cell.text for cell in table.rows[0]], strict=True))
     assert shown["sparsity saves, %"] == "20.0"
     assert shown["gates save, %"] == f"{(0.5 + 512 / 9472) * 100:.1f}"
-    assert table.columns.index("relative") + 1 == table.columns.index("sparsity saves, %")
+    assert table.columns.index("executed MACs") + 1 == table.columns.index("sparsity saves, %")
+    assert table.columns[:3] == ["model", "relative", "accuracy, %"]  # the number the page is about comes first
 
 
 def test_savings_that_are_zero_or_unknown_have_no_columns() -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from dynamicgate import ops
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.inference.cpu.candidates import OWN_DENSE, Candidate, Candidates, LayerLayout
-from dynamicgate.inference.cpu.choose import UNGATED, Chosen
+from dynamicgate.inference.cpu.choose import COMPILED_DENSE, UNGATED, Chosen
 from dynamicgate.inference.cpu.find import LinearChain
 from dynamicgate.inference.cpu.folding import Stage
 from dynamicgate.inference.cpu.timing import time_calls
@@ -43,31 +43,45 @@ def regimes_of(
     for batch, index, times in zip(batches, chosen.choice, chosen.times, strict=True):
         xs, candidate = batches_of(rows_RD, batch), chosen.candidates[index]
         chosen_us = times[candidate.name]
-        dense = _split(dense_calls, xs, each, times[UNGATED])
+        dense = _split(dense_calls, xs, each, times[UNGATED], [float(s.shape[0] * s.shape[1]) for s in stages])
+        work = [macs.get(stage.name, 0.0) for stage in stages]
         if candidates.lowered.dense_bytes < MAX_BYTES_TO_TIME:
             parts = [candidates.call(candidates.build_first(candidate, count)) for count in counts[:-1]]
-            mine = _split([*parts, candidates.call(chosen.implementations[index])], xs, each, chosen_us)
+            mine = _split([*parts, candidates.call(chosen.implementations[index])], xs, each, chosen_us, work)
         else:
-            work = [macs.get(stage.name, 0.0) for stage in stages]
-            mine = [chosen_us * of_layer / max(sum(work), 1.0) for of_layer in work]
+            mine = _in_proportion(chosen_us, work)
         layers = [
             LayerPlan(s.name, s.shape, choice, d, c, macs.get(s.name, 0.0))
             for s, choice, d, c in zip(stages, choices_of(stages, candidate), dense, mine, strict=True)
         ]
-        timed = {name: t for name, t in times.items() if name != UNGATED}
-        found.append(Regime(batch, layers, candidate.name, timed, times[UNGATED]))
+        found.append(regime_of(batch, layers, candidate.name, times))
     return found
 
 
+def regime_of(batch: int, layers: list[LayerPlan], chosen: str, times: Mapping[str, float]) -> Regime:
+    """A regime from what was timed; the dense networks are no candidates, they compute something else."""
+    timed = {name: t for name, t in times.items() if name not in (UNGATED, COMPILED_DENSE)}
+    return Regime(batch, layers, chosen, timed, times[UNGATED], times[COMPILED_DENSE])
+
+
 def _split(
-    calls: Sequence[Callable[[Tensor], Tensor]], xs: Sequence[Tensor], seconds: float, total: float
+    calls: Sequence[Callable[[Tensor], Tensor]],
+    xs: Sequence[Tensor],
+    seconds: float,
+    total: float,
+    work: Sequence[float],
 ) -> list[float]:
-    """`total` divided over the layers. calls: the chain up to each of its layers, the whole chain last."""
+    """`total` divided over the layers. calls: the chain up to each of its layers, the whole chain last. Where a longer
+    chain seems no slower, the differences are noise, and MACs (`work`) divide it."""
     if len(calls) == 1:
         return [total]
     ends = list(time_calls({str(i): call for i, call in enumerate(calls)}, xs, seconds).values())
-    steps = [max(0.0, b - a) for a, b in zip([0.0, *ends[:-1]], ends, strict=True)]
-    return [step * total / max(sum(steps), 1e-9) for step in steps]
+    steps = [b - a for a, b in zip([0.0, *ends[:-1]], ends, strict=True)]
+    return _in_proportion(total, work if min(steps) <= 0.0 else steps)
+
+
+def _in_proportion(total: float, parts: Sequence[float]) -> list[float]:
+    return [total * part / max(sum(parts), 1e-9) for part in parts]
 
 
 def choices_of(stages: Sequence[Stage], candidate: Candidate) -> list[str]:

@@ -108,6 +108,20 @@ class Candidates:
                 program = program._replace(weights=other.weights)
         return PackedLayers(program)
 
+    def compiled_dense(self) -> Callable[[Tensor], Tensor]:
+        """The layers without gates and masks in our dense panels: how fast the kernels alone are. The weights have the
+        shapes of the model's and other values, on which the time does not depend."""
+        layers = []
+        for i, stage in enumerate(self.lowered.stages):
+            outputs, inputs = stage.shape
+            inputs += i == 0 and self.lowered.norm_eps is not None  # the mean is one more feature
+            weight = torch.full((outputs, inputs), 1.0 / inputs)
+            layers.append(ops.chain.Layer(weight, torch.zeros(outputs), stage.layer.activation))
+        dense, features = PackedLayers(ops.chain.pack(layers)), self.lowered.stages[0].shape[1]
+        return Chain(
+            [dense], [0], [1], features, norm_eps=self.lowered.norm_eps, rows_only=self.lowered.rows_only
+        ).forward
+
     def forget_built_(self) -> None:
         """Let go of everything that was built."""
         self._built.clear()

@@ -28,6 +28,7 @@ from dynamicgate.inference.timing import batches_of
 from dynamicgate.ops.chain.packing import PANEL
 
 UNGATED = "ungated dense"
+COMPILED_DENSE = "compiled dense"
 DENSE_MARGIN = 0.97  # a margin of less than 3 % over dense torch is noise
 PRICE_OF_A_COPY = 0.02  # of the time at one batch size: what another copy of the weights must gain
 MOSTLY_OPEN = 0.6
@@ -43,7 +44,8 @@ class Chosen:
     choice: list[int]
     """For each batch size the index of its candidate."""
     times: list[dict[str, float]]
-    """For each batch size the microseconds of every candidate of the last round, by name, and of UNGATED."""
+    """For each batch size the microseconds of every candidate of the last round, by name, and of UNGATED and
+    COMPILED_DENSE."""
 
 
 def choose_candidates(
@@ -71,8 +73,9 @@ def choose_candidates(
     own = [OWN_DENSE] if _dense_may_win(candidates.lowered, open_rates) else []
     finalists = list(dict.fromkeys([*([] if same_bits else [DENSE, *own]), *best.values()]))
     times = []
+    dense = {UNGATED: ungated, COMPILED_DENSE: candidates.compiled_dense()}
     for batch in batches:
-        calls = {UNGATED: ungated} | {c.name: candidates.call(candidates.build(c)) for c in finalists}
+        calls = dense | {c.name: candidates.call(candidates.build(c)) for c in finalists}
         times.append(time_calls(calls, batches_of(rows_RD, batch, whole=whole), each))
     sizes = {c.name: held_bytes(candidates.build(c)) for c in finalists}
     names, choice = select(times, sizes, None if memory is None else memory * candidates.lowered.dense_bytes)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.gating.recording import usage
-from dynamicgate.inference.cpu.breakdown import layout_words
+from dynamicgate.inference.cpu.breakdown import layout_words, regime_of
 from dynamicgate.inference.cpu.choose import UNGATED, Chosen
 from dynamicgate.inference.cpu.find import LinearChain
 from dynamicgate.inference.cpu.stage_candidates import StagedCandidates
@@ -54,8 +54,7 @@ def staged_regimes(
             LayerPlan(name, shape, choice, us[1] * size / sum(dense), us[0] * of_part / max(sum(macs), 1.0), of_part)
             for name, shape, choice, size, of_part in zip(names, shapes, words, dense, macs, strict=True)
         ]
-        timed = {name: t for name, t in times.items() if name != UNGATED}
-        found.append(Regime(batch, layers, candidate.name, timed, us[1]))
+        found.append(regime_of(batch, layers, candidate.name, times))
     return found
 
 

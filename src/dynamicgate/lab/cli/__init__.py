@@ -18,6 +18,7 @@ import tyro
 from tyro.conf import subcommand
 
 from dynamicgate import __version__
+from dynamicgate.lab.cli.spelling import wrong_command, wrong_option
 
 DESCRIPTION = (
     "Train, compare, measure and time models with learned gates, at a budget of executed MACs.\n\n"
@@ -32,7 +33,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "train": "Train one model and measure it on the test data.",
         "compare": "Train several models over several seeds, print a table and write a report.",
         "measure": "Measure a saved model: quality, executed MACs of each layer, and how gates depend on the input.",
-        "bench": "Time a saved model on this machine, uncompiled and compiled, against the dense network.",
+        "bench": "Time a saved model on this machine, compiled, against the compiled dense network asked for.",
         "generate": "Continue a text with a saved language model, and say what its tokens cost.",
         "report": "Write report.html from the results of `dynamicgate compare`.",
         "data": "List, download, verify and describe datasets.",
@@ -73,14 +74,18 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> Any:
     """The command with its options; prints help or a parse error and exits where that is the answer."""
     name = arguments[0] if arguments else ""
+    if name and not name.startswith("-") and name not in COMMANDS:
+        raise ValueError(wrong_command(name, list(COMMANDS)))
     if name in COMMANDS:
         command = getattr(import_module(f"dynamicgate.lab.cli.{name}"), name.capitalize())
+        if misspelt := wrong_option(command, arguments[1:]):
+            raise ValueError(f"{misspelt} See `dynamicgate {name} --help`")
         return tyro.cli(command, prog=f"dynamicgate {name}", args=arguments[1:])
     return tyro.cli(_overview(), prog="dynamicgate", args=arguments, description=DESCRIPTION)
 
 
 def _overview() -> Any:
-    """All commands without their options, for `--help` and for the error about an unknown command."""
+    """All commands without their options, for `--help`."""
     stubs: list[Any] = []
     for name, summary in COMMANDS.items():
         stub = make_dataclass(name.capitalize(), [], frozen=True)

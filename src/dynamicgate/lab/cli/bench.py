@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -21,19 +22,23 @@ from dynamicgate.inference.timing import batches_of
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.lab.cli.options import DataDir, LoaderOptions, integers, loader_options, this_command, trained_on
 from dynamicgate.lab.datasets.loading import load_dataset
+from dynamicgate.lab.methods.dense_reference import reference_of
+from dynamicgate.masks import connections
 
 MAX_ROWS = 2048
+REPEATS = 3
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Time a saved model on this machine, uncompiled and compiled, against the dense network.
+    """Time a saved model on this machine, compiled, against the compiled dense network asked for.
 
     For example:
       dynamicgate bench runs/first/model.safetensors --batches 1,16,256
 
-    Columns: `dense` is the network without gates, `compiled` the same under torch.compile, `gates in torch` the gated
-    model in plain PyTorch, `ours` the gated model as compiled by DynamicGate.
+    Columns: `dense` is the dense network in eager PyTorch, also under torch.compile and as compiled by DynamicGate;
+    `gates in torch` the model in eager PyTorch, `ours` the model as compiled by DynamicGate. The kernel gain is eager
+    dense over the fastest dense, the gate gain the fastest dense over ours: what gates and sparsity gain on top.
     """
 
     model: Annotated[Positional[Path], arg(metavar="MODEL")]
@@ -49,6 +54,9 @@ class Bench:
     """About how long to time each batch size."""
     torch_compile: bool = True
     """Also time the dense network under torch.compile, which takes a while to compile."""
+    dense: Annotated[Path | None, arg(metavar="MODEL", help_behavior_hint="")] = None
+    """A trained dense model to time against; by default one of the width asked for with fresh weights, or for a model
+    file that does not say which that was, the model's own layers without gates and masks."""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Where to write the times, as JSON; by default timing.json beside the model."""
 
@@ -56,21 +64,40 @@ class Bench:
         """Compile, time, print."""
         model, rows = load_model(self.model), self._rows()
         batches = sorted(set(integers(self.batches, "batches")))
-        compiled_model = compile(model, rows, batches=batches, seconds=self.seconds * len(batches))
+        in_all = self.seconds * len(batches)
+        compiled_model = compile(model, rows, batches=batches, seconds=in_all)
         print(compiled_model.plan, end="\n\n")
-        candidates: dict[str, Callable[[Tensor], Tensor]] = {"dense": ungate_(load_model(self.model))}
+        dense, described = self._dense(model)
+        candidates: dict[str, Callable[[Tensor], Tensor]] = {"dense": dense}
         if self.torch_compile:
-            candidates["compiled"] = torch.compile(candidates["dense"], dynamic=False)
+            candidates["dense, torch.compile"] = torch.compile(dense, dynamic=False)
+        candidates["dense, compiled"] = compile(dense, rows, batches=batches, seconds=in_all)
         if named_gates(model):
             candidates["gates in torch"] = model
         candidates["ours"] = compiled_model
         times = [_time(candidates, rows, batch, self.seconds) for batch in batches]
         print(_table(list(candidates), times))
+        print(f"\ndense: {described}\ngains: median and range of {REPEATS} timings")
         path = self.out or self.model.with_name("timing.json")
-        found = {"meta": environment(this_command()), "rows": times, "plan": compiled_model.plan.to_dict()}
+        found = {
+            "meta": environment(this_command()),
+            "dense": described,
+            "dense_as_asked_for": self.dense is not None or reference_of(self.model) is not None,
+            "rows": times,
+            "plan": compiled_model.plan.to_dict(),
+        }
         write_text(path, json.dumps(found, indent=1))
         print(f"\nwrote {path}")
         return 0
+
+    def _dense(self, model: nn.Module) -> tuple[nn.Module, str]:
+        """The dense network that the model has to beat, and which that is."""
+        if self.dense is not None:
+            return ungate_(load_model(self.dense)), f"the model in {self.dense.name}"
+        reference = reference_of(self.model)
+        if reference is not None:
+            return reference.build(model), f"{'-'.join(map(str, reference.sizes))}, as asked for, with fresh weights"
+        return without_masks_(ungate_(load_model(self.model))), "the model's own layers, without gates and masks"
 
     def _rows(self) -> Tensor:
         if self.data == "random":
@@ -87,22 +114,57 @@ class Bench:
         return torch.randn(MAX_ROWS, first.in_features, generator=torch.Generator().manual_seed(0))
 
 
+def without_masks_(model: nn.Module) -> nn.Module:
+    """Take the masks off and fill the weights that they left out, so that nothing can skip them; in place."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and connections(module) is not None:
+            del module.mask
+            module.reset_parameters()
+    return model
+
+
 def _time(
     candidates: dict[str, Callable[[Tensor], Tensor]], rows: Tensor, batch: int, seconds: float
-) -> dict[str, float]:
+) -> dict[str, Any]:
+    """Microseconds of each candidate, and the two gains as lowest, median and highest: a busy machine shows here."""
     with torch.inference_mode():
         xs = batches_of(rows, batch)
         for call in candidates.values():
             call(xs[0])  # torch.compile compiles here
-        return {"batch": batch, **time_calls(candidates, xs, seconds)}
+        repeats = [time_calls(candidates, xs, seconds / REPEATS) for _ in range(REPEATS)]
+    return {
+        "batch": batch,
+        **{name: statistics.median(each[name] for each in repeats) for name in candidates},
+        "kernel_gain": _low_mid_high([each["dense"] / fastest_dense(each) for each in repeats]),
+        "gate_gain": _low_mid_high([fastest_dense(each) / each["ours"] for each in repeats]),
+    }
 
 
-def _table(names: Sequence[str], times: Sequence[dict[str, float]]) -> str:
-    head = f"{'batch':>8}" + "".join(f"{name + ' us':>20}" for name in names) + f"{'speedup over dense':>20}"
+def fastest_dense(times: Mapping[str, float]) -> float:
+    """The time of the dense network at its best: eager, under torch.compile, or in our kernels."""
+    return min(time for name, time in times.items() if name.startswith("dense"))
+
+
+def _low_mid_high(values: Sequence[float]) -> list[float]:
+    return [min(values), statistics.median(values), max(values)]
+
+
+def _table(names: Sequence[str], times: Sequence[dict[str, Any]]) -> str:
+    columns = ["batch", *(f"{name} us" for name in names), "kernel gain", "gate gain"]
     lines = [
-        f"{row['batch']:>8}"
-        + "".join(f"{row[name]:>20,.1f}" for name in names)
-        + f"{row['dense'] / row['ours']:>18.2f} x"
+        [
+            f"{row['batch']}",
+            *(f"{row[name]:,.1f}" for name in names),
+            *map(_gain, (row["kernel_gain"], row["gate_gain"])),
+        ]
         for row in times
     ]
-    return "\n".join([head, *lines])
+    widths = [max(len(line[i]) for line in (columns, *lines)) for i in range(len(columns))]
+    return "\n".join(
+        "  ".join(f"{text:>{width}}" for text, width in zip(line, widths, strict=True)) for line in (columns, *lines)
+    )
+
+
+def _gain(low_mid_high: Sequence[float]) -> str:
+    low, middle, high = low_mid_high
+    return f"{middle:.2f} x ({low:.2f} to {high:.2f})"

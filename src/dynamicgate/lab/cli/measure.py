@@ -9,11 +9,13 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
+from dynamicgate.accounting.full_width import relative_to
 from dynamicgate.accounting.measurement import measure
 from dynamicgate.files import environment, write_text
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.lab.cli.options import DataDir, LoaderOptions, Target, loader_options, this_command, trained_on
 from dynamicgate.lab.datasets.loading import load_dataset
+from dynamicgate.lab.methods.dense_reference import reference_of
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,9 @@ class Measure:
             raise ValueError(
                 f"{self.model} cannot read the {splits.train.features} features of {name}: {error}"
             ) from error
+        dense = reference_of(self.model)
+        if dense is not None:  # the same number as `train` printed, whatever the model's own width
+            found = relative_to(found, dense.macs)
         print(found)
         if self.out is not None:
             write_text(self.out, json.dumps({"meta": environment(this_command()), **found.to_dict()}, indent=1))

@@ -6,13 +6,14 @@ import re
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 from tyro.conf import UseAppendAction, arg
 
 from dynamicgate.io.model_file import read_notes
+from dynamicgate.lab.cli.option_groups import GROUPS, group_class
 from dynamicgate.lab.datasets.loading import LOADERS
 from dynamicgate.lab.methods import Hyperparameters, Settings
 from dynamicgate.lab.methods.hyperparameters import STAGED
@@ -52,10 +53,18 @@ Target: TypeAlias = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Training(Hyperparameters):
-    """How models are built and trained, and on which data."""
+if TYPE_CHECKING:
+    OptimisationOptions = GateOptions = SparsityOptions = StageOptions = Any
+else:
+    OptimisationOptions, GateOptions, SparsityOptions, StageOptions = (group_class(name) for name in GROUPS)
 
+
+@dataclass(frozen=True)
+class Training:
+    """The data, the network asked for and its budget."""
+
+    budget: float = Hyperparameters.budget
+    """Executed MACs relative to the dense network: hard gates, gate networks and output layer included."""
     data: Annotated[str, arg(metavar="NAME|PATH")] = "digits"
     """A known dataset (see `dynamicgate data list`), or the path of your own file or folder."""
     data_dir: DataDir = None
@@ -63,12 +72,20 @@ class Training(Hyperparameters):
     target: Target = None
     hidden: Annotated[str | None, arg(metavar="WIDTHS", help_behavior_hint="")] = None
     """Widths of the hidden layers, such as 256 or 1024,512; by default 128 for digits, otherwise 256."""
+    optimisation: OptimisationOptions = field(default_factory=group_class("optimisation"))
+    gates: GateOptions = field(default_factory=group_class("gates"))
+    sparsity: SparsityOptions = field(default_factory=group_class("sparsity"))
+    stages: StageOptions = field(default_factory=group_class("stages"))
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """All hyperparameters by name, whatever group they are shown in."""
+        grouped = {each: getattr(getattr(self, name), each) for name, group in GROUPS.items() for each in group.names}
+        return {"budget": self.budget, **grouped}
 
     def settings(self, models: Sequence[str], **chosen: Any) -> Settings:
         """These options as the `Settings` of runs of these models; `chosen` sets further fields."""
         self._check_stages(models)
-        not_settings = {"data_dir", "data_option", "target", "hidden"}  # where the files are does not affect the result
-        values = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in not_settings}
+        values = {**self.hyperparameters(), "data": self.data}  # where the files are does not affect the result
         values["data_options"] = loader_options(self.data_option, self.target, "--data-option")
         if self.hidden is not None:
             values["hidden"] = integers(self.hidden, "hidden")
@@ -76,8 +93,9 @@ class Training(Hyperparameters):
 
     def _check_stages(self, models: Sequence[str]) -> None:
         """Refuse options of stages where no model would heed them."""
+        given = self.hyperparameters()
         for option, heeded_by in STAGE_OPTIONS.items():
-            value = getattr(self, option)
+            value = given[option]
             if value == getattr(Hyperparameters, option) or not models or set(heeded_by) & set(models):
                 continue
             raise ValueError(

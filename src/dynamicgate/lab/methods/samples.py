@@ -14,6 +14,7 @@ import base64
 import math
 import struct
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -148,7 +149,8 @@ def mean_of(values_N: Tensor) -> float | None:
 
 
 def show(splits: Splits, row: int) -> dict[str, Any]:
-    """A test row to display: a `picture`, or the `features` that deviate most, as [number, value, deviation]."""
+    """A test row to display: a `picture`, or the `features` that deviate most, as [name, value, deviation]; the number
+    of a feature where it has no name."""
     x_D = splits.test.rows(torch.tensor([row]))[0].flatten().float().cpu()
     shape = picture_shape(splits, len(x_D))
     if shape is not None:
@@ -157,7 +159,14 @@ def show(splits: Splits, row: int) -> dict[str, Any]:
     mean, std = (torch.as_tensor(c, dtype=torch.float32).flatten() for c in (splits.mean, splits.std))
     deviation_D = ((x_D - mean) / std).nan_to_num()
     most = deviation_D.abs().argsort(descending=True, stable=True)[:FEATURES].tolist()
-    return {"features": [[index, round(float(x_D[index]), 4), round(float(deviation_D[index]), 2)] for index in most]}
+    names = feature_names(splits) or range(len(x_D))
+    return {"features": [[names[i], round(float(x_D[i]), 4), round(float(deviation_D[i]), 2)] for i in most]}
+
+
+def feature_names(splits: Splits) -> Sequence[str]:
+    """The names of the columns or genes of a dataset that keeps them, one for each feature; else none."""
+    names: Sequence[str] = getattr(getattr(splits, "schema", None), "feature_names", ())
+    return names if len(names) == splits.train.features else ()
 
 
 def picture_shape(splits: Splits, features: int) -> tuple[int, int, int] | None:

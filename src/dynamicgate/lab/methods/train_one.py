@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dynamicgate import distributed
+from dynamicgate.accounting.full_width import relative_to
 from dynamicgate.accounting.measurement import measure
 from dynamicgate.budget import Budget
 from dynamicgate.files import read_json, write_text
@@ -20,7 +21,8 @@ from dynamicgate.io.model_file import save
 from dynamicgate.io.tensor_file import read_tensors
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.cascade import open_at_random_, train_cascade
-from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, SPARSIFY, Settings, dense_macs, given, no_gates_note
+from dynamicgate.lab.methods.dense_reference import NOTE, asked_for
+from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, SPARSIFY, Settings, given, no_gates_note
 from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.pilots import choice_note, choose_settings
 from dynamicgate.lab.methods.samples import SampleStats
@@ -80,6 +82,7 @@ def _run_one(
         distillation, seconds = {"teacher": teacher, "distill_weight": settings.distill_weight}, seconds + of_teacher
     torch.manual_seed(settings.seed)
     model, budget, sparsifier, stage_loss = (prepare or MODELS[settings.model])(settings, splits)
+    dense = asked_for(settings, splits)
     history = fit(
         model,
         splits.train,
@@ -101,14 +104,14 @@ def _run_one(
         seed=settings.seed,
         device=device,
         out=folder,
+        dense_macs=dense.macs,
         label=label,
         show=show,
     )
     if settings.model == "staged-random":
         open_at_random_(model, splits.valid)
     stats = SampleStats()
-    found = measure(model, splits.test, watch=stats.add).to_dict()
-    rescale_to_full_width_(found, dense_macs((splits.train.features, *given(settings.hidden), splits.classes)))
+    found = relative_to(measure(model, splits.test, watch=stats.add), dense.macs).to_dict()
     run = {
         "model": asked.model,
         "seed": settings.seed,
@@ -128,7 +131,8 @@ def _run_one(
         "settings": asked.to_json(),
     }
     if distributed.rank() == 0:
-        save(model, folder / "model.safetensors", notes={"data": splits.name, "settings": asked.to_json()})
+        notes = {"data": splits.name, "settings": asked.to_json(), NOTE: dense.to_json()}
+        save(model, folder / "model.safetensors", notes=notes)
         write_text(folder / SAMPLES_FILE, json.dumps(stats.to_dict(splits)))
         write_text(finished, json.dumps(run))
     distributed.any_of(False, device=distributed.choose_device(device))  # all wait until the model can be read
@@ -157,16 +161,3 @@ def _train_teacher(settings: Settings, splits: Splits, folder: Path, device: str
     """The dense network with dropout, trained like the model that will be distilled from it, and how long that took."""
     run = run_one(replace(settings, model="dropout", distill_weight=0.0), splits, folder, device=device, show=False)
     return load_model(folder / "model.safetensors"), run["seconds"]
-
-
-def rescale_to_full_width_(found: dict[str, Any], full: int) -> None:
-    """Make a measurement relative to the MACs of the full dense network, whatever the model's own width."""
-    own = found["macs"]["dense"]
-    for key in ("relative", "relative_zero_skip", "gate_saved"):
-        found["macs"][key] *= own / full
-    if found["stages"]:
-        found["stages"]["relative"] = [value * own / full for value in found["stages"]["relative"]]
-        found["curve"] = [{**point, "relative": point["relative"] * own / full} for point in found["curve"]]
-    found["macs"]["structure_saved"] = 1.0 - (1.0 - found["macs"]["structure_saved"]) * own / full
-    found["samples"] = {key: value * own / full for key, value in found["samples"].items()}
-    found["macs"]["dense"] = full

@@ -8,6 +8,7 @@ from dynamicgate.lab.report.reading import Results
 from dynamicgate.lab.report.run_metrics import accuracy_of, relative_of
 from dynamicgate.lab.report.summary import Row, pareto_front, summarise
 from dynamicgate.lab.report.svg import (
+    WIDE,
     Scale,
     axes,
     decimals,
@@ -20,10 +21,8 @@ from dynamicgate.lab.report.svg import (
     words,
 )
 
-WIDTH = 760.0
 
-
-def accuracy_figure(results: Results, dataset: str) -> str:
+def accuracy_figure(results: Results, dataset: str, width: float = WIDE) -> str:
     """Every run as a faint mark, every model's mean with its standard deviation, and the Pareto front of the means."""
     on_dataset = [run for run in results["runs"] if run["data"] == dataset]
     runs = [
@@ -35,8 +34,11 @@ def accuracy_figure(results: Results, dataset: str) -> str:
         return ""
     rows = [row for row in summarise({"runs": on_dataset}) if row["relative"]["n"] and row["accuracy"]["n"]]
     styles = model_styles(run["model"] for run in results["runs"])
-    x, y = plot_scales(rows, [cost for _, cost, _ in runs], [quality for _, _, quality in runs])
-    x_ticks, y_ticks = round_ticks(x.low, x.high, 6), round_ticks(y.low * 100, min(y.high, 1.0) * 100, 5)
+    x, y = plot_scales(rows, [cost for _, cost, _ in runs], [quality for _, _, quality in runs], width)
+    x_ticks, y_ticks = (
+        round_ticks(x.low, x.high, round(width / 120)),
+        round_ticks(y.low * 100, min(y.high, 1.0) * 100, 5),
+    )
     digits_x, digits_y = decimals(x_ticks), decimals(y_ticks)
     body = [
         axes(
@@ -66,16 +68,16 @@ def accuracy_figure(results: Results, dataset: str) -> str:
     body += [mean_point(row, styles[row["model"]], x, y, control=True) for row in controls]
     body += [mean_point(row, styles[row["model"]], x, y, control=False) for row in rows if row not in controls]
     body.append(mean_labels(rows, styles, x, y))
-    return drawing(WIDTH, y.start + 52, f"Accuracy against executed MACs on {dataset}, one point per run", *body)
+    return drawing(width, y.start + 52, f"Accuracy against executed MACs on {dataset}, one point per run", *body)
 
 
-def plot_scales(rows: list[Row], costs: list[float], qualities: list[float]) -> tuple[Scale, Scale]:
+def plot_scales(rows: list[Row], costs: list[float], qualities: list[float], width: float) -> tuple[Scale, Scale]:
     """Cost starts at zero; accuracy covers its range, error bars included, and at least half a percentage point."""
     low = min([*qualities, *(row["accuracy"]["mean"] - row["accuracy"]["std"] for row in rows)])
     high = max([*qualities, *(row["accuracy"]["mean"] + row["accuracy"]["std"] for row in rows)])
     margin = max(0.08 * (high - low), 0.0025)
     furthest = max([1.0, *costs, *(row["relative"]["mean"] + row["relative"]["std"] for row in rows)])
-    return Scale(0.0, furthest * 1.04, 58.0, WIDTH - 12.0), Scale(low - margin, high + margin, 372.0, 34.0)
+    return Scale(0.0, furthest * 1.04, 58.0, width - 12.0), Scale(low - margin, high + margin, 372.0, 34.0)
 
 
 def front_line(rows: list[Row], x: Scale, y: Scale) -> str:

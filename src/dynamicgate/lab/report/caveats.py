@@ -4,6 +4,8 @@ from dynamicgate.lab.report.reading import Results, get_object
 from dynamicgate.lab.report.run_metrics import accuracy_of, number, target_of
 from dynamicgate.lab.report.summary import group_runs, has_several_datasets, spread
 
+LEAST_SEEDS = 3
+
 
 def find_caveats(results: Results) -> list[str]:
     """One sentence for each."""
@@ -28,6 +30,11 @@ def find_caveats(results: Results) -> list[str]:
             found.append(f"{name}: no more accurate than always predicting the most frequent class.")
     if all(len(runs) == 1 for runs in groups.values()):
         found.append("One run per model: nothing here shows how much a result varies from seed to seed.")
-    elif len({len(runs) for runs in groups.values()}) > 1:
+    elif (fewest := min(len(runs) for runs in groups.values())) < LEAST_SEEDS:
+        found.append(
+            f"{'Two runs' if fewest == 2 else 'One run'} of some models: a 95 % interval of so few runs is very wide. "
+            f"Train {LEAST_SEEDS} seeds or more before you believe a verdict."
+        )
+    if len({len(runs) for runs in groups.values()}) > 1:
         found.append("The models do not all have the same number of runs.")
     return found

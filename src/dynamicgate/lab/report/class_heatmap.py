@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from dynamicgate.lab.report.model_markers import colour_class
-from dynamicgate.lab.report.number_format import counted, shorten
+from dynamicgate.lab.report.number_format import counted, shorten_middle
 from dynamicgate.lab.report.reading import Run
 from dynamicgate.lab.report.run_metrics import number
-from dynamicgate.lab.report.svg import drawing, tag, tooltip, words
+from dynamicgate.lab.report.svg import WIDE, drawing, tag, tooltip, words
 
 MAX_BLOCKS = 256
 MAX_CLASSES = 100
-MAX_NAME = 14
+MAX_NAME = 20
 LETTER_WIDTH = 8.4  # pixels: few letters at 13 pixels are wider, measured on DejaVu Sans, a wide typeface
 HEADER_HEIGHT = 26.0
 ROW_HEIGHT = 20.0
@@ -20,7 +20,9 @@ RARE = 0.02
 Rates = list[list[float | None]]
 
 
-def heatmap_figure(gate: Run, style: int, names: Sequence[str] = (), costs: Sequence[float | None] = ()) -> str:
+def heatmap_figure(
+    gate: Run, style: int, names: Sequence[str] = (), costs: Sequence[float | None] = (), width: float = WIDE
+) -> str:
     """Rows are classes, columns are blocks; the stronger the colour, the more often the block is open.
 
     Blocks have no order of their own: they are sorted by the class that opens them most. `costs`, where they are known,
@@ -32,7 +34,8 @@ def heatmap_figure(gate: Run, style: int, names: Sequence[str] = (), costs: Sequ
     order = block_order(rates)
     labels = [class_label(names, row) for row in range(len(rates))]
     left = 18.0 + LETTER_WIDTH * max(len(label) for label in labels)
-    column = float(min(34, max(3, 640 // len(order))))  # whole pixels: no seams between neighbours
+    room, least = (560, 3) if width >= WIDE else (250, 1)
+    column = float(min(34, max(least, room // len(order))))  # whole pixels: no seams between neighbours
     is_wide = column >= WIDE_COLUMN
     gap = 2.0 if is_wide else 0.0
     right = left + len(order) * column
@@ -76,8 +79,8 @@ def heatmap_figure(gate: Run, style: int, names: Sequence[str] = (), costs: Sequ
 
 
 def class_label(names: Sequence[str], row: int) -> str:
-    """The name of a class, or its number where it has none."""
-    return shorten(names[row], MAX_NAME) if row < len(names) else str(row)
+    """The name of a class, or its number where it has none; long names keep both ends, by which they differ."""
+    return shorten_middle(names[row], MAX_NAME) if row < len(names) else str(row)
 
 
 def block_order(rates: Rates) -> list[int]:

@@ -33,7 +33,7 @@ def gate_figure(model: str, style: int, runs: list[Run], logs: list[Log]) -> str
     return draw_line_plot(
         f"Gates over training: {model}",
         [
-            Strip(opened, "open rate, executed MACs relative to own dense", 180.0),
+            Strip(opened, "open rate, executed MACs relative to dense", 180.0),
             Strip(accuracy, "validation accuracy, %", LOW_STRIP, is_fraction=False),
             Strip(tau_and_theta, "τ and θ", LOW_STRIP, is_fraction=False),
             Strip(multiplier, "λ, the weight of the budget penalty", LOW_STRIP, is_fraction=False),

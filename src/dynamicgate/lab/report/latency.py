@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from dynamicgate.lab.report.controls import is_control
 from dynamicgate.lab.report.label_placement import LINE_HEIGHT, MARKER_RADIUS, Box, place_labels
@@ -11,12 +12,23 @@ from dynamicgate.lab.report.number_format import ABSENT, counted, plus_minus, sh
 from dynamicgate.lab.report.reading import COMPILED, Results, Run, Timing, get_object, get_objects
 from dynamicgate.lab.report.run_metrics import number, ratio, relative_of
 from dynamicgate.lab.report.summary import Spread, dataset_names, group_runs, spread
-from dynamicgate.lab.report.svg import Scale, axes, drawing, line, log_ticks, polyline, tooltip, words
+from dynamicgate.lab.report.svg import (
+    WIDE,
+    Scale,
+    axes,
+    drawing,
+    for_every_screen,
+    line,
+    log_ticks,
+    polyline,
+    tooltip,
+    words,
+)
 from dynamicgate.lab.report.tables import Cell, Table, model_cells, model_columns
 
-WIDTH = 760.0
 LOWEST, HIGHEST = 0.02, 2.0  # ends of both axes, unless a point lies beyond
 DENSE = "dense"
+ASKED_FOR = "dense_as_asked_for"  # in files that timed the dense network of the width asked for
 
 
 @dataclass(frozen=True)
@@ -45,14 +57,13 @@ class Point:
 
 
 def timed_runs(results: Results, timings: Sequence[Timing]) -> list[TimedRun]:
-    """Every run and batch size that was timed, relative to the model `dense` of the same dataset, seed and threads;
-    where that was not timed, relative to the model's own layers without gates.
-
-    A narrow model's own dense network is as narrow as the model, so it does not show what the model saves.
+    """Every run and batch size that was timed, relative to the fastest dense network of the width asked for: what was
+    timed with the run, and the model `dense` of the same dataset, seed and threads. Files of older versions have
+    neither: then relative to the model's own layers without gates, which for a narrow model are as narrow.
     """
     known = list(zip(results["runs"], timings, strict=True))
     dense = {
-        (run["data"], str(run["seed"]), threads_of(timing), batch): times.get("dense")
+        (run["data"], str(run["seed"]), threads_of(timing), batch): min(times.values())
         for run, timing in known
         if run["model"] == DENSE
         for batch, times in times_by_batch(timing).items()
@@ -61,11 +72,19 @@ def timed_runs(results: Results, timings: Sequence[Timing]) -> list[TimedRun]:
     for run, timing in known:
         threads = threads_of(timing)
         for batch, times in times_by_batch(timing).items():
-            dense_time = dense.get((run["data"], str(run["seed"]), threads, batch))
-            below = times.get("dense") if dense_time is None else dense_time
-            baseline = "own dense" if dense_time is None else DENSE
-            found.append(TimedRun(run, batch, times[COMPILED], ratio(times[COMPILED], below), baseline, threads))
+            trained = dense.get((run["data"], str(run["seed"]), threads, batch))
+            is_width_asked_for = timing.get(ASKED_FOR) is True
+            below = fastest_dense(times) if is_width_asked_for or trained is None else None
+            rivals = [time for time in (trained, below) if time is not None]
+            baseline = DENSE if is_width_asked_for or trained is not None else "own dense"
+            latency = ratio(times[COMPILED], min(rivals, default=None))
+            found.append(TimedRun(run, batch, times[COMPILED], latency, baseline, threads))
     return found
+
+
+def fastest_dense(times: dict[str, float]) -> float | None:
+    """The fastest dense network that was timed with a run."""
+    return min((time for name, time in times.items() if name.startswith(DENSE) or name == "compiled"), default=None)
 
 
 def times_by_batch(timing: Timing) -> dict[int, dict[str, float]]:
@@ -103,21 +122,21 @@ def latency_points(timed: list[TimedRun], dataset: str) -> list[Point]:
     return points
 
 
-def latency_figure(results: Results, timed: list[TimedRun], dataset: str) -> str:
+def latency_figure(results: Results, timed: list[TimedRun], dataset: str, width: float = WIDE) -> str:
     """Relative latency against relative MACs, both on one logarithmic range; on the diagonal they are equal."""
     points = latency_points(timed, dataset)
     if not points:
         return ""
     values = [value for point in points for value in (point.relative, point.latency["mean"])]
     low, high = math.log10(min(LOWEST, 0.8 * min(values))), math.log10(max(HIGHEST, 1.25 * max(values)))
-    x, y = Scale(low, high, 58.0, WIDTH - 12.0), Scale(low, high, 432.0, 34.0)
+    x, y = Scale(low, high, 58.0, width - 12.0), Scale(low, high, 432.0, 34.0)
     ticks = log_ticks(low, high)
     body = [
         axes(x, y, ticks, ticks, lambda tick: f"{10**tick:g}", lambda tick: f"{10**tick:g}"),
         words(x.end, y.start + 40, "executed MACs, relative to dense", class_="axis", text_anchor="end"),
-        words(8, 18, "latency, relative to dense", class_="axis"),
+        words(8, 18, "latency, relative to compiled dense", class_="axis"),
         line(x.start, y(0.0), x.end, y(0.0), class_="target"),
-        words(x.start + 8, y(0.0) - 7, "as fast as dense", class_="tick"),
+        words(x.start + 8, y(0.0) - 7, "as fast as compiled dense", class_="tick") if width >= WIDE else "",
         polyline([(x(low), y(low)), (x(high), y(high))], tooltip("latency falls as much as MACs"), class_="front"),
         words(x(low) + 84, y(low) - 26, "latency falls as much as MACs", class_="tick"),
     ]
@@ -136,7 +155,7 @@ def latency_figure(results: Results, timed: list[TimedRun], dataset: str) -> str
         for point, place in zip(points, places, strict=True)
     ]
     body.append(point_labels(points, places, styles, (x.start, y.end - 10, x.end + 10, y.start)))
-    return drawing(WIDTH, y.start + 52, f"Latency against executed MACs on {dataset}, by model and batch size", *body)
+    return drawing(width, y.start + 52, f"Latency against executed MACs on {dataset}, by model and batch size", *body)
 
 
 def batch_radii(points: list[Point]) -> dict[int, float]:
@@ -201,7 +220,7 @@ def latency_section(results: Results, timings: Sequence[Timing]) -> dict[str, ob
     figures = [
         {"name": dataset, "svg": svg}
         for dataset in dataset_names(results)
-        if (svg := latency_figure(results, timed, dataset))
+        if (svg := for_every_screen(partial(latency_figure, results, timed, dataset)))
     ]
     return {
         "figures": figures,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from dynamicgate.lab.report.number_format import shorten
+from dynamicgate.lab.report.number_format import shorten_middle
 from dynamicgate.lab.report.reading import Log
 from dynamicgate.lab.report.run_metrics import number
 from dynamicgate.lab.report.summary import spread
@@ -22,7 +22,7 @@ from dynamicgate.lab.report.svg import (
 Curve = list[tuple[float, float]]
 
 WIDTH = 480.0
-MAX_NAME = 16
+MAX_NAME = 18
 LETTER_WIDTH = 8.0  # pixels: few bold letters at 12.5 pixels are wider, measured on DejaVu Sans, a wide typeface
 BINS = 100
 QUARTERS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -56,7 +56,7 @@ def draw_line_plot(label: str, strips: Sequence[Strip], steps: int | None = None
     drawn = [strip for strip in drawn if strip.lines]
     if not drawn:
         return ""
-    longest = max(len(shorten(item.name, MAX_NAME)) for strip in drawn for item in strip.lines)
+    longest = max(len(shorten_middle(item.name, MAX_NAME)) for strip in drawn for item in strip.lines)
     x = Scale(0.0, 1.0, 46.0, WIDTH - max(104.0, 14.0 + LETTER_WIDTH * longest))
     body, top = [], 16.0 - TITLE_HEIGHT
     for index, strip in enumerate(drawn):
@@ -90,7 +90,7 @@ def draw_strip(strip: Strip, names: list[str], x: Scale, top: float, bottom: flo
     ends = [y(spread(item.points[-1][1] for item in strip.lines if item.name == name)["mean"]) for name in names]
     css = {item.name: item.css for item in strip.lines}
     drawn += [
-        words(x.end + 10, height + 4, shorten(name, MAX_NAME), class_=f"small label {css[name]}")
+        words(x.end + 10, height + 4, shorten_middle(name, MAX_NAME), class_=f"small label {css[name]}")
         for name, height in zip(names, push_apart(ends, LABEL_HEIGHT, y.end, y.start), strict=True)
     ]
     return "".join(drawn)

@@ -1,6 +1,7 @@
 """The sections of the page that have one panel per model."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from dynamicgate.lab.report.class_heatmap import heatmap_caption, heatmap_figure
@@ -10,6 +11,7 @@ from dynamicgate.lab.report.model_markers import model_styles, swatch
 from dynamicgate.lab.report.reading import Log, Results, Run, SampleStats, gates_in, get_strings
 from dynamicgate.lab.report.sample_costs import class_costs, cost_caption, cost_histogram, cost_range
 from dynamicgate.lab.report.summary import dataset_names, first_seed, group_runs, has_several_datasets
+from dynamicgate.lab.report.svg import for_every_screen
 from dynamicgate.lab.report.tables import layer_table
 
 Panel = dict[str, Any]
@@ -55,7 +57,7 @@ def heatmap_panels(results: Results, all_stats: Sequence[SampleStats]) -> list[P
         gates = [
             {"caption": heatmap_caption(gate), "svg": svg}
             for gate in gates_in(run)
-            if (svg := heatmap_figure(gate, styles[model], names, costs))
+            if (svg := for_every_screen(partial(heatmap_figure, gate, styles[model], names, costs)))
         ]
         if gates:
             found.append({**panel_title(results, dataset, model), "seed": run["seed"], "gates": gates})

@@ -57,6 +57,12 @@ def shorten(name: str, length: int) -> str:
     return name if len(name) <= length else name[: length - 1] + "…"
 
 
+def shorten_middle(name: str, length: int) -> str:
+    """The name, with an ellipsis in its middle if it is longer than `length`."""
+    head = (length - 1) // 2
+    return name if len(name) <= length else name[:head] + "…" + name[head + 1 - length :]
+
+
 def format_date(created: object) -> str:
     """An ISO date and time, to the minute; anything else as it is."""
     try:

@@ -1,6 +1,8 @@
 """The page: one self-contained HTML file from results.json and each run's log, sample statistics and timings."""
 
+import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from dynamicgate.lab.report.reading import (
 from dynamicgate.lab.report.sparsity_curves import sparsity_figure
 from dynamicgate.lab.report.stage_panels import stage_section
 from dynamicgate.lab.report.summary import dataset_names, group_runs, has_several_datasets, summarise
+from dynamicgate.lab.report.svg import for_every_screen
 from dynamicgate.lab.report.tables import (
     budget_table,
     input_dependence_table,
@@ -42,9 +45,10 @@ from dynamicgate.lab.report.tables import (
     savings_columns,
     summary_table,
 )
-from dynamicgate.lab.report.verdicts import headlines
+from dynamicgate.lab.report.verdicts import bottom_lines, headlines
 
 HERE = Path(__file__).parent
+SECTIONS = ("sections.html.j2", "glossary.html.j2")
 SCRIPTS = ("sort_tables.js", "tooltips.js")
 
 
@@ -75,10 +79,14 @@ def render_page(results: Results, logs: list[Log], all_stats: Sequence[SampleSta
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    content = page_content(results, logs, all_stats, timings)
+    sections = "".join(environment.get_template(name).render(**content) for name in SECTIONS)
     return environment.get_template("page.html.j2").render(
         style=(HERE / "page.css").read_text(encoding="utf-8"),
         scripts=[(HERE / name).read_text(encoding="utf-8") for name in SCRIPTS],
-        **page_content(results, logs, all_stats, timings),
+        sections=sections,
+        contents=re.findall(r'<section id="([\w-]+)"[^>]*>\s*<h2>([^<]*)</h2>', sections),
+        **content,
     )
 
 
@@ -91,7 +99,8 @@ def page_content(
     samples = [sample for panel in examples for group in panel["groups"] for sample in group["samples"]]
     return {
         **header_content(results),
-        "headlines": headlines(results),
+        "headlines": headlines(results, timings),
+        "bottom_lines": bottom_lines(results),
         "several_datasets": has_several_datasets(results),
         "caveats": find_caveats(results),
         "models": described_models(results),
@@ -102,13 +111,13 @@ def page_content(
         "accuracy_figures": [
             {"name": dataset, "svg": svg}
             for dataset in dataset_names(results)
-            if (svg := accuracy_figure(results, dataset))
+            if (svg := for_every_screen(partial(accuracy_figure, results, dataset)))
         ],
         "stages": stage_section(results, all_stats),
         "latency": latency_section(results, timings),
         "gate_panels": log_panels(results, logs, gate_figure, constants_note),
         "sparsity_panels": log_panels(results, logs, sparsity_figure),
-        "budget_svg": budget_figure(results),
+        "budget_svg": for_every_screen(partial(budget_figure, results)),
         "budgets": budget_table(results),
         "heatmaps": heatmap_panels(results, all_stats),
         "cost_panels": cost_panels(results, all_stats),

@@ -70,7 +70,7 @@ def cost_column(column: Column, total: float, x: Scale, y: Scale) -> str:
     """A bar as wide as the range of costs, or a narrow one around a single cost."""
     start, end, count = column
     where = f"{start:.3f} to {end:.3f}" if end > start else f"{start:.3f}"
-    left, thick = (x(start), max(1.0, x(end) - x(start) - 0.6)) if end > start else (x(start) - 5.0, 10.0)
+    left, thick = (x(start), max(3.0, x(end) - x(start) - 0.6)) if end > start else (x(start) - 5.0, 10.0)
     text, up = f"{where}: {count:,.0f} samples, {count / total:.1%}", y(count / total)
     return tag("rect", tooltip(text), x=left, y=up, width=thick, height=y.start - up, class_="column")
 

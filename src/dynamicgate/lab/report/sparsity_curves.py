@@ -9,29 +9,33 @@ from dynamicgate.lab.report.run_metrics import number
 
 
 def sparsity_figure(model: str, style: int, runs: list[Run], logs: list[Log]) -> str:
-    """One panel: for each layer and seed the fraction of weights that were ever active (solid), and the fraction of
-    connections that the last update replaced (dashed); empty where no log has such numbers, or the masks never
+    """One panel: for each layer and seed the fraction of weights that were ever active, and below it the fraction of
+    connections that the last update replaced; empty where no log has such numbers, or the masks never
     changed."""
     layers = list(dict.fromkeys(layer for log in logs for entry in log for layer in sparsity_of(entry)))
-    lines: list[Line] = []
+    lines: dict[str, list[Line]] = {"explored": [], "churn": []}
     for run, log in zip(runs, logs, strict=True):
         for index, layer in enumerate(layers):
             rows = [get_object(sparsity_of(entry), layer) for entry in log]
-            # Colour tells models apart and dashes tell churn from exploration: deeper layers are thinner.
+            # Colour tells models apart: deeper layers are thinner.
             stroke = f"stroke-width:{max(0.8, 2.4 - 0.6 * index):.1f}"
             density = last_value(number(row.get("density")) for row in rows)
-            for key, name in (("explored", layer), ("churn", f"churn {layer}")):
+            for key, found in lines.items():
                 values = [number(row.get(key)) for row in rows]
                 end = last_value(values)
                 text = f"{layer} {key}, seed {run['seed']}"
                 text += f": {end:.1%} at the end" if end is not None else ""
                 text += f", density {density:.1%}" if density is not None else ""
                 curve = binned_curve(log, values)
-                lines.append(Line(name, text, f"{key} {colour_class(style)}", curve, style=stroke))
-    if not any(len({value for _, value in line.points}) > 1 for line in lines):
+                found.append(Line(layer, text, f"{key} {colour_class(style)}", curve, style=stroke))
+    if not any(len({value for _, value in line.points}) > 1 for found in lines.values() for line in found):
         return ""
     label = f"Weights explored and connections replaced over training: {model}"
-    return draw_line_plot(label, [Strip(lines)], last_step(logs))
+    strips = [
+        Strip(lines["explored"], "weights that were ever active", 150.0),
+        Strip(lines["churn"], "connections replaced by an update", 84.0, is_fraction=False),
+    ]
+    return draw_line_plot(label, strips, last_step(logs))
 
 
 def last_value(values: Iterable[float | None]) -> float | None:

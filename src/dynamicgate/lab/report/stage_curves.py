@@ -10,6 +10,7 @@ from dynamicgate.lab.report.reading import Results
 from dynamicgate.lab.report.stage_runs import curve_of, mean_curve, staged_groups
 from dynamicgate.lab.report.summary import Row, summarise
 from dynamicgate.lab.report.svg import (
+    WIDE,
     LogScale,
     Scale,
     axes,
@@ -22,11 +23,10 @@ from dynamicgate.lab.report.svg import (
     words,
 )
 
-WIDTH = 760.0
 Curve = list[tuple[float, float]]
 
 
-def stage_figure(results: Results, dataset: str) -> str:
+def stage_figure(results: Results, dataset: str, width: float = WIDE) -> str:
     """The curve of each model in stages, thin for each seed and thick for their mean; each model's mean as a point."""
     curves: dict[str, dict[int, Curve]] = {
         model: {run["seed"]: curve for run in runs if len(curve := curve_of(run)) > 1}
@@ -40,7 +40,7 @@ def stage_figure(results: Results, dataset: str) -> str:
     rows = [
         row for row in summarise({"runs": on_dataset}) if (row["relative"]["mean"] or 0) > 0 and row["accuracy"]["n"]
     ]
-    x, y = curve_scales(rows, drawn)
+    x, y = curve_scales(rows, drawn, width)
     x_ticks = [10**tick for tick in log_ticks(math.log10(x.low), math.log10(x.high))]
     y_ticks = round_ticks(y.low * 100, min(y.high, 1.0) * 100, 5)
     digits = decimals(y_ticks)
@@ -64,10 +64,10 @@ def stage_figure(results: Results, dataset: str) -> str:
         mean_point(row, styles[row["model"]], x, y, control=is_control(results, dataset, row["model"])) for row in rows
     ]
     body.append(mean_labels(rows, styles, x, y))
-    return drawing(WIDTH, y.start + 52, f"Accuracy against executed MACs as the cut moves, on {dataset}", *body)
+    return drawing(width, y.start + 52, f"Accuracy against executed MACs as the cut moves, on {dataset}", *body)
 
 
-def curve_scales(rows: list[Row], curves: list[Curve]) -> tuple[LogScale, Scale]:
+def curve_scales(rows: list[Row], curves: list[Curve], width: float) -> tuple[LogScale, Scale]:
     """Cost from the cheapest curve or model to the most expensive; accuracy over its range, error bars included."""
     costs = [cost for curve in curves for cost, _ in curve] + [row["relative"]["mean"] for row in rows]
     qualities = [quality for curve in curves for _, quality in curve]
@@ -75,7 +75,7 @@ def curve_scales(rows: list[Row], curves: list[Curve]) -> tuple[LogScale, Scale]
         qualities += [row["accuracy"]["mean"] + sign * row["accuracy"]["std"] for sign in (-1, 1)]
     low, high = min(qualities), max(qualities)
     margin = max(0.06 * (high - low), 0.0025)
-    x = LogScale(min(costs) / 1.15, max(costs) * 1.15, 58.0, WIDTH - 12.0)
+    x = LogScale(min(costs) / 1.15, max(costs) * 1.15, 58.0, width - 12.0)
     return x, Scale(low - margin, high + margin, 372.0, 34.0)
 
 

@@ -1,6 +1,7 @@
 """The section of the page about models in stages: their curves, their controls, and a panel for each model."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from dynamicgate.lab.report.label_placement import place_labels
@@ -12,7 +13,17 @@ from dynamicgate.lab.report.run_metrics import accuracy_of, number
 from dynamicgate.lab.report.stage_curves import stage_figure
 from dynamicgate.lab.report.stage_runs import Stage, cost_error, dealt_at_random, describe_stages, gain, staged_groups
 from dynamicgate.lab.report.summary import Spread, dataset_names, spread
-from dynamicgate.lab.report.svg import Scale, axes, decimals, drawing, line, round_ticks, tooltip, words
+from dynamicgate.lab.report.svg import (
+    Scale,
+    axes,
+    decimals,
+    drawing,
+    for_every_screen,
+    line,
+    round_ticks,
+    tooltip,
+    words,
+)
 from dynamicgate.lab.report.tables import Cell, Table, model_cells, model_columns
 
 WIDTH = 480.0
@@ -26,7 +37,11 @@ def stage_section(results: Results, all_stats: Sequence[SampleStats]) -> dict[st
     if not groups:
         return None
     stats_of = {id(run): stats for run, stats in zip(results["runs"], all_stats, strict=True)}
-    figures = [{"name": name, "svg": svg} for name in dataset_names(results) if (svg := stage_figure(results, name))]
+    figures = [
+        {"name": name, "svg": svg}
+        for name in dataset_names(results)
+        if (svg := for_every_screen(partial(stage_figure, results, name)))
+    ]
     panels = [
         stage_panel(results, dataset, model, runs, [stats_of[id(run)] for run in runs])
         for (dataset, model), runs in groups.items()

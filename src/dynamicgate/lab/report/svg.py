@@ -57,6 +57,15 @@ def drawing(
     )
 
 
+WIDE, NARROW = 760.0, 400.0  # of a figure on a desk and on a phone
+
+
+def for_every_screen(draw: Callable[[float], str]) -> str:
+    """The figure twice, for wide and for narrow screens; the style sheet shows one. `draw` gets the width."""
+    wide, narrow = draw(WIDE), draw(NARROW)
+    return wide.replace('class="plot', 'class="plot wide', 1) + narrow.replace('class="plot', 'class="plot narrow', 1)
+
+
 @dataclass(frozen=True)
 class Scale:
     """Values from ``low`` to ``high`` laid out on pixels from ``start`` to ``end``."""

@@ -64,10 +64,10 @@ def summary_table(results: Results) -> Table:
     names = model_columns(results)
     summary = summarise(results)
     shown: list[tuple[str, str, Callable[[Spread], str]]] = [
+        ("relative", "relative", lambda value: plus_minus(value, 3)),
         ("accuracy, %", "accuracy", percent),
         ("macro-F1, %", "macro_f1", percent),
         ("executed MACs", "executed", quantity),
-        ("relative", "relative", lambda value: plus_minus(value, 3)),
         *((heading, key, rounded_percent) for key, heading in savings_columns(summary).items()),
         *((key, key, lambda value: fixed(value["mean"], 3)) for key in percentile_columns(summary)),
         ("zero-skipping", "relative_zero_skip", lambda value: plus_minus(value, 3)),
@@ -78,12 +78,12 @@ def summary_table(results: Results) -> Table:
     rows = [
         [
             *model_cells(results, row["data"], row["model"]),
-            Cell(str(row["n"]), row["n"]),
             *(Cell(text(row[key]), row[key]["mean"]) for _, key, text in shown),
+            Cell(str(row["n"]), row["n"]),
         ]
         for row in summary
     ]
-    return Table([*names, "seeds", *(heading for heading, _, _ in shown)], rows, len(names))
+    return Table([*names, *(heading for heading, _, _ in shown), "seeds"], rows, len(names))
 
 
 def savings_columns(summary: list[Row]) -> dict[str, str]:

@@ -2,18 +2,22 @@
 it wins or loses."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dynamicgate.lab.report.compared_models import find_model
 from dynamicgate.lab.report.controls import subjects
+from dynamicgate.lab.report.latency import TimedRun, timed_runs
 from dynamicgate.lab.report.number_format import counted, percent, plus_minus, signed, signed_points
-from dynamicgate.lab.report.reading import Results, Run, gates_in
+from dynamicgate.lab.report.reading import Results, Run, Timing, gates_in
 from dynamicgate.lab.report.run_metrics import number
 from dynamicgate.lab.report.stage_runs import cost_error, dealt_at_random, gain
 from dynamicgate.lab.report.summary import Row, group_runs, spread, summarise
+from dynamicgate.lab.statistics import t_quantile, welch_half
 
 EQUAL_COST = 0.05
 BUDGET_TOLERANCE = 0.01
+TIME_TOLERANCE = 0.03  # a difference of less than 3 % is noise
 MAX_VERDICTS = 6
 
 
@@ -50,14 +54,15 @@ class Headline:
         ]
 
 
-def headlines(results: Results) -> list[Headline]:
+def headlines(results: Results, timings: Sequence[Timing] = ()) -> list[Headline]:
     """One headline for each model and dataset that the report is about; where it is about none in particular, one for
-    every model, without verdicts."""
+    every model, without verdicts. timings: of each run, in order, where runs were timed."""
     rows = summarise(results)
     groups = group_runs(results)
     chosen = subjects(results)
     if not chosen:
         return [Headline(row["data"], row["model"], cost_and_accuracy(row), []) for row in rows]
+    timed = timed_runs(results, timings) if timings else []
     found = []
     for subject in rows:
         dataset, model = subject["data"], subject["model"]
@@ -71,6 +76,7 @@ def headlines(results: Results) -> list[Headline]:
         opponents.sort(key=lambda opponent: not is_equal_cost(subject, opponent))
         verdicts = [
             budget_verdict(subject),
+            time_verdict([one for one in timed if (one.run["data"], one.run["model"]) == (dataset, model)]),
             *(accuracy_verdict(subject, opponent) for opponent in opponents),
             input_verdict(groups[dataset, model]),
             stage_verdict(groups[dataset, model]),
@@ -125,15 +131,68 @@ def accuracy_verdict(subject: Row, control: Row) -> Verdict | None:
             outcome,
             against,
         )
-    error = math.sqrt(ours["std"] ** 2 / ours["n"] + theirs["std"] ** 2 / theirs["n"])
-    close = abs(difference) <= 2 * error
+    half = welch_half(ours["std"], ours["n"], theirs["std"], theirs["n"])
+    close = abs(difference) <= half
     outcome = "Too close to call against" if close else "Beats" if difference > 0 else "Loses to"
+    interval = f"95 % interval {signed_points(difference - half)} to {signed_points(difference + half)}"
     return Verdict(
         f"{outcome} {control['model']}",
-        f"{signed_points(difference)} points (standard error {error * 100:.2f}) against {standing}",
+        f"{signed_points(difference)} points ({interval}) against {standing}",
         outcome,
         against,
     )
+
+
+def time_verdict(timed: list[TimedRun]) -> Verdict | None:
+    """Whether fewer MACs take less time than the compiled dense network; None where nothing was timed."""
+    batches = sorted({one.batch for one in timed if one.latency})
+    if not batches:
+        return None
+    speeds = [spread(1.0 / one.latency for one in timed if one.batch == batch and one.latency) for batch in batches]
+    each = ", ".join(f"{speed['mean']:.2f} x at batch {batch}" for batch, speed in zip(batches, speeds, strict=True))
+    rival = "its own layers without gates" if any(one.baseline != "dense" for one in timed) else "compiled dense"
+    outcome = speed_outcome([speed["mean"] for speed in speeds])
+    return Verdict(f"{outcome} {rival}", f"{each}; {counted(max(speed['n'] for speed in speeds), 'seed')}")
+
+
+def speed_outcome(speeds: list[float]) -> str:
+    """Faster, slower or neither, in words; speeds are those of the rival's."""
+    if all(speed > 1.0 + TIME_TOLERANCE for speed in speeds):
+        return "Faster than"
+    if all(speed < 1.0 - TIME_TOLERANCE for speed in speeds):
+        return "Slower than"
+    return "As fast as" if all(abs(speed - 1.0) <= TIME_TOLERANCE for speed in speeds) else "Not always faster than"
+
+
+def bottom_lines(results: Results) -> list[tuple[str, str]]:
+    """For each dataset with a budget one sentence: which model is most accurate at this cost, and from which others the
+    runs cannot tell it apart."""
+    rows, found = summarise(results), []
+    for dataset in dict.fromkeys(row["data"] for row in rows):
+        here = [row for row in rows if row["data"] == dataset and row["accuracy"]["mean"] is not None]
+        budget = next((row["target"]["mean"] for row in here if row["target"]["mean"] is not None), None)
+        if budget is None:
+            continue
+        affordable = [row for row in here if (row["relative"]["mean"] or math.inf) <= budget + BUDGET_TOLERANCE]
+        if len(affordable) < 2:
+            continue
+        best = max(affordable, key=lambda row: row["accuracy"]["mean"])
+        level = [row["model"] for row in affordable if row is not best and not is_separate(best, row)]
+        apart = f"; these runs cannot tell it apart from {', '.join(level)}" if level else ""
+        text = (
+            f"Most accurate at {budget:.2f} of the dense MACs: {best['model']}, {percent(best['accuracy'])} %{apart}."
+        )
+        found.append((dataset, text))
+    return found
+
+
+def is_separate(a: Row, b: Row) -> bool:
+    """Whether the interval of the difference of two accuracies leaves out 0; never with single runs."""
+    ours, theirs = a["accuracy"], b["accuracy"]
+    if min(ours["n"], theirs["n"]) < 2:
+        return False
+    half = welch_half(ours["std"], ours["n"], theirs["std"], theirs["n"])
+    return bool(abs(ours["mean"] - theirs["mean"]) > half)
 
 
 def is_equal_cost(subject: Row, control: Row) -> bool:
@@ -169,7 +228,8 @@ def stage_verdict(runs: list[Run]) -> Verdict | None:
     gained = spread(gain(run) for run in runs)
     if gained["mean"] is None:
         return None
-    close = gained["n"] > 1 and abs(gained["mean"]) <= 2 * gained["std"] / math.sqrt(gained["n"])
+    n = gained["n"]
+    close = n > 1 and abs(gained["mean"]) <= t_quantile(0.975, n - 1) * gained["std"] / math.sqrt(n)
     outcome = (
         "Opens stages for the inputs that need them" if gained["mean"] > 0 else "Opens stages for the wrong inputs"
     )

@@ -45,6 +45,16 @@ def paired(ours: Sequence[float], theirs: Sequence[float]) -> Paired:
     return Paired(mean, 2.0 * (1.0 - t_cdf(abs(mean) / (std / math.sqrt(n)), n - 1)), n)
 
 
+def welch_half(std_a: float, n_a: int, std_b: float, n_b: int) -> float:
+    """Half the width of the 95 % interval of a difference of two means, of two and more runs each, whose spreads may
+    differ (Welch). Degrees of freedom are rounded down, which makes it wider."""
+    a, b = std_a**2 / n_a, std_b**2 / n_b
+    if a + b == 0.0:
+        return 0.0
+    degrees = (a + b) ** 2 / (a**2 / (n_a - 1) + b**2 / (n_b - 1))
+    return t_quantile(0.975, max(1, math.floor(degrees + 1e-9))) * math.sqrt(a + b)
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """The p-values corrected for their number by Holm's step-down rule, in the order given."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])

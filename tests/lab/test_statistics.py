@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynamicgate.lab.runner.statistics import interval, paired, t_cdf, t_quantile
+from dynamicgate.lab.statistics import interval, paired, t_cdf, t_quantile
 
 
 @pytest.mark.parametrize(("degrees", "quantile"), [(1, 12.7062), (2, 4.3027), (4, 2.7764), (9, 2.2622), (30, 2.0423)])
