@@ -11,9 +11,10 @@ import torch
 
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.checks import check_arrays
+from dynamicgate.data.sparse_rows import SparseRows, check_structure
 from dynamicgate.lab.datasets.column_encoding import encode_classes
 from dynamicgate.lab.datasets.limits import most_bytes, refuse_larger
-from dynamicgate.lab.datasets.normalisation import mean_and_std
+from dynamicgate.lab.datasets.normalisation import mean_and_std, sparse_mean_and_std
 from dynamicgate.lab.datasets.single_cell.preprocessing import (
     MIN_GENE_STD,
     Fit,
@@ -22,7 +23,6 @@ from dynamicgate.lab.datasets.single_cell.preprocessing import (
     preprocess_counts,
     split_cells,
 )
-from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows, check_structure, sparse_mean_and_std
 from dynamicgate.lab.datasets.splits import Splits
 
 

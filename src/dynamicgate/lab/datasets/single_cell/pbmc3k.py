@@ -15,8 +15,10 @@ import numpy as np
 import torch
 
 from dynamicgate.data.checks import check_arrays
+from dynamicgate.data.sparse_rows import SparseRows
 from dynamicgate.lab.datasets.archive import is_archive, read_members
 from dynamicgate.lab.datasets.limits import gunzip
+from dynamicgate.lab.datasets.normalisation import sparse_mean_and_std
 from dynamicgate.lab.datasets.single_cell.h5ad_file import read_h5ad
 from dynamicgate.lab.datasets.single_cell.preprocessing import (
     MIN_GENE_STD,
@@ -27,7 +29,6 @@ from dynamicgate.lab.datasets.single_cell.preprocessing import (
     preprocess_counts,
     split_cells,
 )
-from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows, sparse_mean_and_std
 from dynamicgate.lab.datasets.splits import TEST_SEED, Splits
 
 Labels: TypeAlias = Literal["louvain", "seurat_annotations", "leiden"]
