@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
 from dynamicgate.accounting.measurement import measure
+from dynamicgate.data.schema import schema_of
 from dynamicgate.files import environment, write_text
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.lab.cli.options import DataDir, LoaderOptions, Target, loader_options, this_command, trained_on
-from dynamicgate.lab.datasets.loading import load_dataset
+from dynamicgate.lab.cli.other_data import Allow, allowed, options_for
+from dynamicgate.lab.datasets.aligned import load_aligned
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,11 @@ class Measure:
 
     For example:
       dynamicgate measure runs/first/model.safetensors --out measurement.json
+      dynamicgate measure runs/table/model.safetensors --data new.csv --part all
 
     By default on the dataset and with the loader options it was trained with; give --data-dir again if you used it. A
-    model of your own files needs --data: a model file never chooses which files are read or written.
+    model of your own files needs --data: a model file never chooses which files are read or written. In other data
+    columns, categories and classes are found by name, and encoded as in training.
     """
 
     model: Annotated[Positional[Path], arg(metavar="MODEL")]
@@ -34,8 +38,9 @@ class Measure:
     data_dir: DataDir = None
     data_option: LoaderOptions = ()
     target: Target = None
-    part: Literal["test", "valid", "train"] = "test"
-    """Part of the dataset to measure on."""
+    part: Literal["test", "valid", "train", "all"] = "test"
+    """Part of the dataset to measure on; `all` for data that the model was not trained on."""
+    allow: Allow = ()
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Also write the measurement to this file, as JSON."""
 
@@ -45,16 +50,31 @@ class Measure:
         if name is None:
             raise ValueError(f"{self.model} does not say which dataset it was trained on: give one with --data")
         model = load_model(self.model)
-        options = loader_options(self.data_option, self.target, "--data-option") or of_file
-        splits = load_dataset(name, data_dir=self.data_dir, seed=seed, options=dict(options)).flat()
+        schema = schema_of(model)
+        given = loader_options(self.data_option, self.target, "--data-option")
+        data = load_aligned(
+            name,
+            schema,
+            part=self.part,
+            data_dir=self.data_dir,
+            seed=seed,
+            options=options_for(name, schema, dict(given), dict(of_file)),
+            allow=allowed(self.allow),
+        )
         try:
-            found = measure(model, getattr(splits, self.part))
+            found = measure(model, data.rows)
         except RuntimeError as error:
             raise ValueError(
-                f"{self.model} cannot read the {splits.train.features} features of {name}: {error}"
+                f"{self.model} cannot read the {data.rows.features} features of {name}: {error}"
             ) from error
-        print(found)
+        print(*data.notes, *([""] if data.notes else []), found, sep="\n")
+        asked: dict[str, Any] = {}
+        if schema is not None and schema.dense_macs is not None and schema.dense_macs != found.macs["dense"]:
+            asked = {"dense": schema.dense_macs, "relative": found.macs["executed"] / schema.dense_macs}
+            print(f"\nof the {schema.dense_macs:,} MACs of the dense network asked for: {asked['relative']:.4f}")
         if self.out is not None:
-            write_text(self.out, json.dumps({"meta": environment(this_command()), **found.to_dict()}, indent=1))
+            more = {"asked_for": asked} if asked else {}
+            meta = {"meta": environment(this_command()), "part": self.part, "notes_on_data": list(data.notes)}
+            write_text(self.out, json.dumps({**meta, **more, **found.to_dict()}, indent=1))
             print(f"\nwrote {self.out}")
         return 0
