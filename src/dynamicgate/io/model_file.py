@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dynamicgate.data.schema import Schema, put_schema_, read_schema, schema_of
 from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig, check_same_config
 from dynamicgate.gating.recording import named_gates
@@ -19,12 +20,17 @@ from dynamicgate.masks import connections, pattern_of, put_mask_
 from dynamicgate.modules import unwrap
 
 
-def save(model: nn.Module, path: str | Path, *, notes: Mapping[str, Any] | None = None) -> None:
+def save(
+    model: nn.Module, path: str | Path, *, notes: Mapping[str, Any] | None = None, schema: Schema | None = None
+) -> None:
     """Write `model` to one file, atomically: weights, masks, gates with their settings, and how to build it again.
 
-    `notes` are JSON values of your own that are stored in the header; `read_notes` reads them back.
+    `notes` are JSON values of your own that are stored in the header; `read_notes` reads them back. `schema` says what
+    the model reads and answers, by name; by default the one that it carries (`data.schema_of`).
     """
+    _check_path(path)
     base = unwrap(model)
+    schema = schema_of(base) if schema is None else schema
     state = base.state_dict()
     header = {
         "kind": "model",
@@ -33,21 +39,24 @@ def save(model: nn.Module, path: str | Path, *, notes: Mapping[str, Any] | None 
         **_describe_stages(base),
         "masks": describe_masks(base),
         "notes": dict(notes or {}),
+        **({} if schema is None else {"schema": schema.to_json()}),
     }
     write_tensors(Path(path), state, header)
 
 
 def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
-    """Read a model back, in evaluation mode.
+    """Read a model back, in evaluation mode. It carries the schema of the file, if there is one (`data.schema_of`).
 
     into: an instance of the model to load into, needed for classes of your own. It gets the masks of the file, and its
         gates where it has none yet.
     """
+    _check_path(path)
     path = Path(path)
     tensors, header = read_tensors(path, kind="model")
     with naming_damage(path):
         _check_count(header["architecture"], tensors, path)
         _check_ranks(header["gates"], tensors, path)
+        schema = _schema_in(header, path)
         if into is None:  # an instance has the size that its owner chose
             check_size(lambda: _add_gates(build(header["architecture"], path), header, path), tensors, path)
         model = _add_gates(into if into is not None else build(header["architecture"], path), header, path)
@@ -61,6 +70,7 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
             if name in tensors:
                 tensor.data = tensor.data.to(tensors[name].dtype)
     restore(model, tensors, path)
+    put_schema_(model, schema)
     return model.eval()
 
 
@@ -140,6 +150,26 @@ def read_notes(path: str | Path) -> dict[str, Any]:
     if not isinstance(notes, dict):
         raise ValueError(f"{path} is damaged: expected notes by name, received {notes!r:.60}")
     return notes
+
+
+def schema_in(path: str | Path) -> Schema | None:
+    """The schema in a model file; None if it has none."""
+    _, header = read_tensors(Path(path), kind="model", with_tensors=False)
+    return _schema_in(header, Path(path))
+
+
+def _schema_in(header: Mapping[str, Any], path: Path) -> Schema | None:
+    if "schema" not in header:  # of an earlier version, or of a model of your own
+        return None
+    try:
+        return read_schema(header["schema"])
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: what it says about its data does not fit: {error}") from error
+
+
+def _check_path(path: object) -> None:
+    if not isinstance(path, str | Path):
+        raise TypeError(f"expected the path of a model file, received {type(path).__name__}")
 
 
 def _mask_key(linear: str) -> str:

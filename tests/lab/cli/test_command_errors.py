@@ -136,7 +136,8 @@ def test_a_model_that_does_not_fit_the_data_is_reported_in_one_line(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_npz(tmp_path / "data.npz", "good")
-    assert f"cannot read the 4 features of {path}" in error_line(["measure", str(model), "--data", str(path)], capsys)
+    said = f"{path} has 4 features, and the model reads 64"
+    assert said in error_line(["measure", str(model), "--data", str(path)], capsys)
 
 
 def test_a_model_without_a_training_dataset_needs_data_to_be_given(

@@ -75,8 +75,8 @@ def test_measure_uses_the_training_dataset_unless_another_is_given(
         loaded.append((name, None if data_dir is None else str(data_dir)))
         return original("digits", seed=seed)
 
-    for command in ("train", "measure"):
-        monkeypatch.setattr(f"dynamicgate.lab.cli.{command}.load_dataset", spy)
+    for module in ("cli.train", "datasets.aligned"):
+        monkeypatch.setattr(f"dynamicgate.lab.{module}.load_dataset", spy)
     monkeypatch.setattr("dynamicgate.lab.runner.comparison.load_dataset", spy)
     out = tmp_path / "run"
     there = ["--data", "elsewhere", "--data-dir", str(tmp_path / "there")]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dynamicgate.lab.datasets.column_encoding import encode_features
+from dynamicgate.data.columns import encode_column, fit_column
 from dynamicgate.lab.datasets.normalisation import mean_and_std
 from dynamicgate.lab.datasets.table_file import load_table, read_table
 
@@ -49,13 +49,13 @@ def written(path: Path, table: Any = None) -> Path:
 def test_every_format_gives_the_same_numbers(tmp_path: Path, name: str) -> None:
     table = read_table(written(tmp_path / name), "kind")
     original = frame()
-    assert table.feature_names == ("height", "age", "smokes", "colour=blue", "colour=green", "colour=red")
-    assert table.class_names == ("ant", "cat", "dog")
+    assert table.schema.feature_names == ("height", "age", "smokes", "colour=blue", "colour=green", "colour=red")
+    assert table.schema.classes == ("ant", "cat", "dog")
     assert table.x.dtype == np.float32
     np.testing.assert_array_equal(table.x[:, :3], original[["height", "age", "smokes"]].to_numpy(np.float32))
     one_hot = np.stack([original["colour"] == colour for colour in ("blue", "green", "red")], axis=1)
     np.testing.assert_array_equal(table.x[:, 3:], one_hot.astype(np.float32))
-    assert [table.class_names[number] for number in table.y] == list(original["kind"])
+    assert [table.schema.classes[number] for number in table.y] == list(original["kind"])
 
 
 def test_a_table_is_split_in_three_with_mean_and_std_of_the_training_rows(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_a_table_is_split_in_three_with_mean_and_std_of_the_training_rows(tmp_pa
 def test_classes_are_numbered_in_sorted_order(tmp_path: Path, target: Any, names: tuple[str, ...], suffix: str) -> None:
     values = target[np.arange(ROWS) % 4]
     table = read_table(written(tmp_path / f"a.{suffix}", frame(kind=values)), "kind")
-    assert table.class_names == names
+    assert table.schema.classes == names
     position = {str(int(v)) if target.dtype.kind == "f" else str(v): v for v in target}
-    assert [position[table.class_names[number]] for number in table.y] == list(values)
+    assert [position[table.schema.classes[number]] for number in table.y] == list(values)
 
 
 def test_categories_nullable_types_and_decimals_of_parquet_are_read(tmp_path: Path) -> None:
@@ -101,14 +101,15 @@ def test_categories_nullable_types_and_decimals_of_parquet_are_read(tmp_path: Pa
         height=[Decimal(i) / 4 for i in range(ROWS)],
     )
     read = read_table(written(tmp_path / "a.parquet", table), "kind")
-    assert read.feature_names == ("height", "age", "smokes", "colour=x", "colour=z")
+    assert read.schema.feature_names == ("height", "age", "smokes", "colour=x", "colour=z")
     assert read.x[3].tolist() == [0.75, 3, 0, 0, 1]
 
 
 def test_categories_that_are_numbers_are_ordered_as_numbers() -> None:
-    features, names = encode_features(pd.Series(pd.Categorical([10, 9, 10]), name="size"), "mine", 10)
-    assert names == ["size=9", "size=10"]
-    assert features.tolist() == [[0, 1], [1, 0], [0, 1]]
+    column = pd.Series(pd.Categorical([10, 9, 10]), name="size")
+    read = fit_column(column, "mine")
+    assert read.features == ("size=9", "size=10")
+    assert encode_column(column, read, "mine").tolist() == [[0, 1], [1, 0], [0, 1]]
 
 
 def test_columns_can_be_dropped_and_constant_ones_are_kept(tmp_path: Path) -> None:
@@ -117,8 +118,8 @@ def test_columns_can_be_dropped_and_constant_ones_are_kept(tmp_path: Path) -> No
     assert data.train.features == 3
     assert data.train.values[:, 2].unique().tolist() == [7]
     assert (torch.as_tensor(data.mean)[2].item(), torch.as_tensor(data.std)[2].item()) == (7, 1)
-    assert read_table(path, "kind", drop="height").feature_names[:2] == ("age", "smokes")
-    assert read_table(path, "kind", drop=("colour", "age", "age")).feature_names == ("height", "smokes", "one")
+    assert read_table(path, "kind", drop="height").schema.feature_names[:2] == ("age", "smokes")
+    assert read_table(path, "kind", drop=("colour", "age", "age")).schema.feature_names == ("height", "smokes", "one")
 
 
 def test_a_split_column_is_used_when_asked(tmp_path: Path) -> None:
@@ -148,7 +149,7 @@ def test_a_part_the_split_column_lacks_is_drawn_from_the_training_rows(tmp_path:
     [
         (["train", "dev"] * 50, r"split column 'split' must contain train.*found \['dev', 'train'\]"),
         (["test", "valid"] * 50, r"must contain train"),
-        (["test", "train"] * 50, r"training rows of column 'split' lack the classes 'ant', 'cat'"),
+        (["test", "train"] * 50, r"training rows of its split column lack the classes 'ant', 'cat'"),
         (["train"] * 99 + [None], r"must contain train.*'nan'"),
     ],
 )
@@ -237,9 +238,11 @@ def test_missing_values_are_filled_in_from_training_rows_where_asked_for(tmp_pat
     height = frame()["height"].where(np.arange(ROWS) % 5 != 0)
     colour = frame()["colour"].where(np.arange(ROWS) % 10 != 0)
     path = written(tmp_path / "a.csv", frame(height=height, colour=colour))
-    with pytest.raises(ValueError, match=r"column 'height' has no value in 20 of 100 rows.*missing=fill"):
+    with pytest.raises(
+        ValueError, match=r"column 'height' has no value in 20 of 100 rows.*missing=median \(or missing=fill\)"
+    ):
         load_table(path, 0, "kind")
-    names = read_table(path, "kind", fill=True).feature_names
+    names = read_table(path, "kind", missing="fill").schema.feature_names
     assert names == (
         "height", "height=missing", "age", "smokes", "colour=blue", "colour=green", "colour=missing", "colour=red"
     )  # fmt: skip
@@ -258,8 +261,8 @@ def test_a_column_without_any_value_cannot_be_filled_in(tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", frame(height=np.full(ROWS, np.nan)))
     with pytest.raises(ValueError, match="column 'height' has no value in any row; leave the column out"):
         load_table(path, 0, "kind", missing="fill")
-    with pytest.raises(ValueError, match="missing must be refuse or fill, received 'mean'"):
-        load_table(path, 0, "kind", missing="mean")
+    with pytest.raises(ValueError, match=r"missing must be refuse, mean, median, .* received 'some'"):
+        load_table(path, 0, "kind", missing="some")
 
 
 @pytest.mark.parametrize("values", [("1e300", "2e300", "3.0"), ("9007199254740994.0", "9007199254740996.0", "1.5e16")])
@@ -273,4 +276,4 @@ def test_classes_that_rounding_would_merge_are_refused(values: tuple[str, ...], 
 def test_classes_beyond_the_range_of_signed_numbers_keep_their_names(tmp_path: Path) -> None:
     path = tmp_path / "big.csv"
     path.write_text("a,y\n" + "".join(f"{row},{18446744073709551615 - row % 3}\n" for row in range(60)))
-    assert read_table(path, "y").class_names == tuple(str(18446744073709551613 + n) for n in range(3))
+    assert read_table(path, "y").schema.classes == tuple(str(18446744073709551613 + n) for n in range(3))

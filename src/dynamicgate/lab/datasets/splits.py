@@ -11,8 +11,9 @@ import torch
 
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.batching import seeded
+from dynamicgate.data.columns import PARTS as PARTS
+from dynamicgate.data.schema import Schema
 
-PARTS = ("train", "valid", "test")
 TEST_FRACTION = 0.20
 VALID_FRACTION = 0.15  # of what is not test
 # The test part must not depend on the run's seed: it is what runs are compared on.
@@ -21,7 +22,8 @@ TEST_SEED = 20_240_229
 
 @dataclass(frozen=True, eq=False)
 class Splits:
-    """A dataset in three disjoint parts, with the constants of `(x - mean) / std` that a model normalises with."""
+    """A dataset in three disjoint parts, with the constants of `(x - mean) / std` that a model normalises with, and the
+    schema that a model trained on it keeps; None where columns have no names."""
 
     name: str
     train: Arrays
@@ -31,6 +33,7 @@ class Splits:
     mean: torch.Tensor | float
     std: torch.Tensor | float
     class_names: tuple[str, ...] = ()
+    schema: Schema | None = None
 
     def __post_init__(self) -> None:
         expected = tuple(self.train.x.shape[1:])
@@ -49,6 +52,15 @@ class Splits:
         parts = {part: getattr(self, part).flat() for part in PARTS}
         mean, std = (c.flatten() if isinstance(c, torch.Tensor) else c for c in (self.mean, self.std))
         return replace(self, **parts, mean=mean, std=std)
+
+    def described(self) -> Schema:
+        """The schema of these data; without names of columns where they have none."""
+        if self.schema is not None and self.schema.features == self.train.features:
+            return self.schema
+        names = self.class_names if len(set(self.class_names)) == self.classes else ()
+        return Schema(
+            "arrays", self.train.features, self.classes, classes=names, source=self.name, rows=len(self.train)
+        )
 
     def info(self) -> dict[str, Any]:
         """Sizes and class balance as plain numbers, ready for JSON; `class_counts` has one list for each part."""
@@ -97,6 +109,28 @@ def split_arrays(arrays: Arrays, fraction: float, seed: int, what: str) -> tuple
     except ValueError as error:
         raise ValueError(f"{what}: {error}") from None
     return arrays.take(rest), arrays.take(part)
+
+
+def part_positions(
+    y: torch.Tensor, given: npt.NDArray[Any] | None, seed: int, what: str, class_names: tuple[str, ...]
+) -> dict[str, torch.Tensor]:
+    """The positions of the rows of each part. `given` says which part each row belongs to. A part it lacks is drawn
+    from the training rows: test is a fixed 20 %, validation 15 % of the rest by `seed`."""
+    found = {"train": torch.arange(len(y))}
+    if given is not None:
+        found = {part: torch.from_numpy(np.flatnonzero(given == part)) for part in set(given.tolist())}
+        if untrained := set(y.tolist()) - set(y[found["train"]].tolist()):
+            names = ", ".join(repr(class_names[number]) for number in sorted(untrained))
+            raise ValueError(f"{what}: the training rows of its split column lack the classes {names}")
+    for part, fraction, drawn_by in (("test", TEST_FRACTION, TEST_SEED), ("valid", VALID_FRACTION, seed)):
+        if part in found:
+            continue
+        try:
+            rest, drawn = stratified_split(y[found["train"]], fraction, drawn_by)
+        except ValueError as error:
+            raise ValueError(f"{what} ({'test' if part == 'test' else 'validation'} part): {error}") from None
+        found[part], found["train"] = found["train"][drawn], found["train"][rest]
+    return found
 
 
 def _rows_per_class(counts: npt.NDArray[np.intp], total: int) -> npt.NDArray[np.intp]:

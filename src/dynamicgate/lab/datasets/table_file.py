@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,12 @@ import numpy.typing as npt
 import torch
 
 from dynamicgate.data.checks import check_arrays
-from dynamicgate.lab.datasets.column_encoding import encode_classes, encode_features, fill_missing, refuse_missing
+from dynamicgate.data.columns import encode_column, fit_column, missing_option, refuse_missing
+from dynamicgate.data.schema import Schema
+from dynamicgate.lab.datasets.class_encoding import encode_classes
 from dynamicgate.lab.datasets.limits import most_bytes, refuse_gzip_bomb, refuse_larger
 from dynamicgate.lab.datasets.normalisation import mean_and_std
-from dynamicgate.lab.datasets.splits import PARTS, TEST_FRACTION, TEST_SEED, VALID_FRACTION, Splits, split_arrays
+from dynamicgate.lab.datasets.splits import PARTS, Splits, part_positions
 
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 PARQUET = (".parquet", ".pq")
@@ -26,13 +28,13 @@ SUFFIXES = (*SEPARATORS, *PARQUET)
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table as numbers: features [n, f] (float32) with their names, class numbers [n], and the part of each row."""
+    """A table as numbers: features [n, f] (float32), class numbers [n], the positions of the rows of each part, and the
+    schema that makes the same of other tables."""
 
     x: npt.NDArray[np.float32]
     y: npt.NDArray[np.int64]
-    feature_names: tuple[str, ...]
-    class_names: tuple[str, ...]
-    parts: npt.NDArray[Any] | None
+    parts: dict[str, torch.Tensor]
+    schema: Schema
 
 
 def load_table(
@@ -49,64 +51,72 @@ def load_table(
 
     `split_column` names a column with the values train, valid and test. A part it does not contain is split off from
     the training rows: test is a fixed 20 %, validation 15 % of the rest by `seed`. Mean and standard deviation of each
-    feature are those of the training rows. With `missing="fill"`, so are the means that stand where a number is
-    missing; a feature of its own says where that is.
+    feature are those of the training rows, and so is what `missing` puts where a value is missing.
     """
-    if missing not in ("refuse", "fill"):
-        raise ValueError(f"missing must be refuse or fill, received {missing!r}")
     table = read_table(
-        path, target, drop=drop, split_column=split_column, max_categories=max_categories, fill=missing == "fill"
+        path, target, seed=seed, drop=drop, split_column=split_column, max_categories=max_categories, missing=missing
     )
-    rows = check_arrays(table.x, table.y, len(table.class_names), str(path))
-    given = {"train": rows}
-    if table.parts is not None:
-        given = {part: rows.take(torch.from_numpy(table.parts == part)) for part in set(table.parts.tolist())}
-        untrained = set(table.y.tolist()) - set(given["train"].y.tolist())
-        if untrained:
-            names = ", ".join(repr(table.class_names[number]) for number in sorted(untrained))
-            raise ValueError(f"{path}: the training rows of column {split_column!r} lack the classes {names}")
-    train = given["train"]
-    if "test" not in given:
-        train, given["test"] = split_arrays(train, TEST_FRACTION, TEST_SEED, f"{path} (test part)")
-    if "valid" not in given:
-        train, given["valid"] = split_arrays(train, VALID_FRACTION, seed, f"{path} (validation part)")
-    if missing == "fill":
-        fill_missing([train.values, given["valid"].values, given["test"].values], table.feature_names)
+    classes = table.schema.classes
+    rows = check_arrays(table.x, table.y, len(classes), str(path))
+    train, valid, test = (rows.take(table.parts[part]) for part in PARTS)
     mean, std = mean_and_std(train.values)
-    name = path.name[: -len(suffix_of(path))]
-    classes = len(table.class_names)
-    return Splits(name, train, given["valid"], given["test"], classes, mean, std, table.class_names)
+    return Splits(str(table.schema.source), train, valid, test, len(classes), mean, std, classes, table.schema)
 
 
 def read_table(
     path: Path,
     target: str,
     *,
+    seed: int = 0,
     drop: Collection[str] = (),
     split_column: str | None = None,
     max_categories: int = 100,
-    fill: bool = False,
+    missing: str = "refuse",
 ) -> Table:
     """Read the columns in file order: numbers as they are, booleans as 0 and 1, text and categories one-hot.
 
     A one-hot feature is named "column=value"; its values are those that occur in the file, in sorted order. Constant
-    columns are kept. Missing values (unless `fill` leaves them for later), infinite ones, text with more than
-    `max_categories` different values, dates and other kinds are refused, with the name of the column.
+    columns are kept. Missing values are refused, or filled in as `data.columns.missing_option` says. Infinite ones,
+    text with more than `max_categories` different values, dates and other kinds are refused, with the column's name.
     """
+    fill, what = missing_option(missing), str(path)
     frame = read_frame(path)
     named = [target, *([drop] if isinstance(drop, str) else drop)] + ([] if split_column is None else [split_column])
-    for name in named:
-        if name not in frame.columns:
-            raise ValueError(f"{path} has no column {name!r}, found {list(frame.columns)}")
-    refuse_missing(frame[target], str(path), "a row without a class cannot be used: remove it from the file")
+    refuse_unknown(frame, named, path)
+    refuse_missing(frame[target], what, "a row without a class cannot be used: remove it from the file")
     y, class_names = encode_classes(frame[target], f"{path}: column {target!r}")
-    parts = None if split_column is None else _parts(frame[split_column], path)
     features = frame.drop(columns=named)
     if features.shape[1] == 0:
         raise ValueError(f"{path} has no columns left as features, found only {list(frame.columns)}")
-    encoded = [encode_features(features[name], str(path), max_categories, fill) for name in features.columns]
-    names = tuple(name for _, of_column in encoded for name in of_column)
-    return Table(np.concatenate([values for values, _ in encoded], axis=1), y, names, class_names, parts)
+    # Columns that cannot be read are reported before rows that cannot be split.
+    fit_all = [fit_column(features[name], what, max_categories=max_categories, missing=fill) for name in features]
+    parts = part_positions(torch.from_numpy(y), given_parts(frame, split_column, path), seed, what, class_names)
+    if fill is not None:
+        train = parts["train"].numpy()
+        fit_all = [
+            fit_column(features[name], what, max_categories=max_categories, missing=fill, train=train)
+            for name in features
+        ]
+    x = np.concatenate([encode_column(features[c.name], c, what) for c in fit_all], axis=1)
+    schema = Schema(
+        "table",
+        x.shape[1],
+        len(class_names),
+        columns=tuple(fit_all),
+        classes=class_names,
+        target=target,
+        split_column=split_column,
+        source=path.name[: -len(suffix_of(path))],
+        rows=len(parts["train"]),
+    )
+    return Table(x, y, parts, schema)
+
+
+def refuse_unknown(frame: Any, names: Sequence[str], path: Path) -> None:
+    """Raise if the table lacks one of these columns."""
+    for name in names:
+        if name not in frame.columns:
+            raise ValueError(f"{path} has no column {name!r}, found {list(frame.columns)}")
 
 
 def read_frame(path: Path) -> Any:
@@ -160,8 +170,11 @@ def suffix_of(path: Path) -> str:
     raise ValueError(f"{path} is not a table that can be read: its name must end with {', '.join(SUFFIXES)}")
 
 
-def _parts(column: Any, path: Path) -> npt.NDArray[Any]:
-    """The part each row belongs to, as text."""
+def given_parts(frame: Any, split_column: str | None, path: Path) -> npt.NDArray[Any] | None:
+    """The part that each row belongs to, as text; None if no column says it."""
+    if split_column is None:
+        return None
+    column = frame[split_column]
     parts = column.astype(str).to_numpy(str)
     found = sorted(set(parts.tolist()))
     if not set(found) <= set(PARTS) or "train" not in found:

@@ -15,6 +15,7 @@ from dynamicgate import distributed
 from dynamicgate.accounting.full_width import relative_to
 from dynamicgate.accounting.measurement import measure
 from dynamicgate.budget import Budget
+from dynamicgate.data.schema import Schema
 from dynamicgate.files import read_json, write_text
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.io.model_file import save
@@ -31,6 +32,7 @@ from dynamicgate.training.folder_lock import only_process
 
 SAMPLES_FILE = "samples.json"
 LOCK = ".run.lock"
+BUDGET_UNIT = "executed MACs per sample, as a fraction of the dense network asked for"
 
 
 def run_one(
@@ -132,11 +134,19 @@ def _run_one(
     }
     if distributed.rank() == 0:
         notes = {"data": splits.name, "settings": asked.to_json(), NOTE: dense.to_json()}
-        save(model, folder / "model.safetensors", notes=notes)
+        save(model, folder / "model.safetensors", notes=notes, schema=_schema(settings, splits, run["macs"]["dense"]))
         write_text(folder / SAMPLES_FILE, json.dumps(stats.to_dict(splits)))
         write_text(finished, json.dumps(run))
     distributed.any_of(False, device=distributed.choose_device(device))  # all wait until the model can be read
     return run
+
+
+def _schema(settings: Settings, splits: Splits, dense: float) -> Schema:
+    """What the model knows of its data, and of its budget if it has one."""
+    schema = replace(splits.described(), dense_macs=int(dense))
+    if settings.model in ("dense", "dropout"):
+        return schema
+    return replace(schema, budget=settings.budget, budget_unit=BUDGET_UNIT)
 
 
 def _gate_notes(settings: Settings) -> list[str]:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from dynamicgate.data.sparse_rows import SparseRows
 from dynamicgate.lab.datasets.normalisation import mean_and_std
 from dynamicgate.lab.datasets.single_cell.h5ad_file import load_h5ad
 from dynamicgate.lab.datasets.single_cell.preprocessing import preprocess_counts, split_cells
-from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows
 
 ad = pytest.importorskip("anndata")
 pytest.importorskip("scanpy")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dynamicgate.data import Arrays
-from dynamicgate.lab.datasets.normalisation import mean_and_std
-from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows, sparse_mean_and_std
+from dynamicgate.data.sparse_rows import SparseRows
+from dynamicgate.lab.datasets.normalisation import mean_and_std, sparse_mean_and_std
 
 sparse = pytest.importorskip("scipy.sparse")
 

@@ -6,13 +6,16 @@ import warnings
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.checks import check_arrays
-from dynamicgate.lab.datasets.column_encoding import encode_classes
+from dynamicgate.data.schema import Column, Schema
+from dynamicgate.data.sparse_rows import SparseRows, check_structure
+from dynamicgate.lab.datasets.class_encoding import encode_classes
 from dynamicgate.lab.datasets.limits import most_bytes
-from dynamicgate.lab.datasets.normalisation import mean_and_std
+from dynamicgate.lab.datasets.normalisation import mean_and_std, sparse_mean_and_std
 from dynamicgate.lab.datasets.single_cell.h5ad_probe import refuse_dangerous
 from dynamicgate.lab.datasets.single_cell.preprocessing import (
     MIN_GENE_STD,
@@ -22,7 +25,6 @@ from dynamicgate.lab.datasets.single_cell.preprocessing import (
     preprocess_counts,
     split_cells,
 )
-from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows, check_structure, sparse_mean_and_std
 from dynamicgate.lab.datasets.splits import Splits
 
 
@@ -49,16 +51,68 @@ def load_h5ad(
         raise ValueError(f"preprocess must be 'none' or 'counts', got {preprocess!r}")
     if preprocess == "none" and genes is not None:
         raise ValueError(f"genes={genes} selects genes from raw counts: use it with preprocess='counts'")
-    cells = _with_target(read_h5ad(path), target, path)
-    _use_layer(cells, layer, path)
+    cells = with_target(read_h5ad(path), target, path)
+    use_layer(cells, layer, path)
     numbers, names = encode_classes(cells.obs[target], f"{path}: obs column {target!r}")
     y = torch.from_numpy(numbers)
     parts = split_cells(y, seed, what=str(path))
+    measured = cells.n_vars
     if preprocess == "counts":
         cells = preprocess_counts(cells, parts[0], genes=genes, hvg=hvg, fit=fit, what=str(path))
     rows, mean, std = _features(cells.X, y, parts[0], path, MIN_GENE_STD if preprocess == "counts" else 0.0)
     train, valid, test = (rows.take(index) for index in parts)
-    return Splits(path.stem, train, valid, test, len(names), mean, std, names)
+    schema = cell_schema(
+        cells,
+        mean,
+        names,
+        source=path.stem,
+        rows=len(train),
+        target=target,
+        counts_of=measured * (preprocess != "none"),
+    )
+    return Splits(path.stem, train, valid, test, len(names), mean, std, names, schema)
+
+
+def cell_schema(
+    cells: Any,
+    mean: torch.Tensor,
+    classes: tuple[str, ...],
+    *,
+    source: str,
+    rows: int,
+    counts_of: int,
+    target: str | None = None,
+    symbols: str | None = None,
+) -> Schema | None:
+    """The schema of cells by genes: genes by name, and by their symbol where a column of var has it. A gene that other
+    cells lack may be filled in with its mean. `counts_of` is how many genes counts were scaled over, 0 if they were
+    not. None if two genes have one name."""
+    genes = [str(name) for name in cells.var_names]
+    if len(set(genes)) < len(genes):
+        warnings.warn(
+            f"{source}: two genes have the same name, so that the model will know its genes by position only; make the "
+            "names unique first (`adata.var_names_make_unique()`)",
+            stacklevel=3,
+        )
+        return None
+    aliases = [None] * len(genes) if symbols is None else [str(text) for text in cells.var[symbols]]
+    fills = [float(value) for value in mean.flatten().tolist()]
+    x = cells.X.data if hasattr(cells.X, "tocsr") else np.asarray(cells.X)
+    return Schema(
+        "cells",
+        len(genes),
+        len(classes),
+        columns=tuple(
+            Column(name, fill=fill, alias=alias) for name, fill, alias in zip(genes, fills, aliases, strict=True)
+        ),
+        classes=classes,
+        target=target,
+        preprocess="counts" if counts_of else "none",
+        measured_genes=counts_of or None,
+        least=None if counts_of else min(float(x.min(initial=0.0)), 0.0),
+        source=source,
+        rows=rows,
+    )
 
 
 def read_h5ad(path: Path) -> Any:
@@ -94,7 +148,8 @@ def _check_indices(cells: Any, path: Path) -> None:
             check_structure(matrix, f"{path}: {name}")
 
 
-def _with_target(cells: Any, target: str, path: Path) -> Any:
+def with_target(cells: Any, target: str, path: Path) -> Any:
+    """The cells that have a class; a warning counts the others."""
     if target not in cells.obs.columns:
         raise ValueError(f"{path}: obs has no column {target!r} for the classes, found {list(cells.obs.columns)}")
     if 0 in cells.shape:
@@ -109,7 +164,8 @@ def _with_target(cells: Any, target: str, path: Path) -> Any:
     return cells[~missing].copy() if missing.any() else cells
 
 
-def _use_layer(cells: Any, layer: str | None, path: Path) -> None:
+def use_layer(cells: Any, layer: str | None, path: Path) -> None:
+    """Put `layer` in the place of X; None keeps X."""
     if layer is not None:
         if layer not in cells.layers:
             raise ValueError(

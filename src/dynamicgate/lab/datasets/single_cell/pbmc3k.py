@@ -15,9 +15,11 @@ import numpy as np
 import torch
 
 from dynamicgate.data.checks import check_arrays
+from dynamicgate.data.sparse_rows import SparseRows
 from dynamicgate.lab.datasets.archive import is_archive, read_members
 from dynamicgate.lab.datasets.limits import gunzip
-from dynamicgate.lab.datasets.single_cell.h5ad_file import read_h5ad
+from dynamicgate.lab.datasets.normalisation import sparse_mean_and_std
+from dynamicgate.lab.datasets.single_cell.h5ad_file import cell_schema, read_h5ad
 from dynamicgate.lab.datasets.single_cell.preprocessing import (
     MIN_GENE_STD,
     Fit,
@@ -27,7 +29,6 @@ from dynamicgate.lab.datasets.single_cell.preprocessing import (
     preprocess_counts,
     split_cells,
 )
-from dynamicgate.lab.datasets.single_cell.sparse_rows import SparseRows, sparse_mean_and_std
 from dynamicgate.lab.datasets.splits import TEST_SEED, Splits
 
 Labels: TypeAlias = Literal["louvain", "seurat_annotations", "leiden"]
@@ -96,7 +97,9 @@ def load_pbmc3k(
     mean, std = sparse_mean_and_std(SparseRows(cells.X), parts[0], MIN_GENE_STD)
     rows = check_arrays(cells.X.toarray(), y, len(names), f"pbmc3k ({labels})")
     train, valid, test = (rows.take(index) for index in parts)
-    return Splits("pbmc3k", train, valid, test, len(names), mean, std, names)
+    symbols = "symbol" if "symbol" in cells.var else None
+    schema = cell_schema(cells, mean, names, source="pbmc3k", rows=len(train), counts_of=counts.n_vars, symbols=symbols)
+    return Splits("pbmc3k", train, valid, test, len(names), mean, std, names, schema)
 
 
 def find_counts(data_dir: Path) -> Path:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynamicgate.lab.datasets.single_cell.sparse_rows import check_structure
+from dynamicgate.data.sparse_rows import check_structure
 from dynamicgate.lab.datasets.splits import TEST_FRACTION, TEST_SEED, VALID_FRACTION, stratified_split
 
 Fit: TypeAlias = Literal["train", "all"]
