@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,16 @@ from dynamicgate import distributed
 from dynamicgate.budget import GateBudget
 from dynamicgate.data.contract import as_arrays
 from dynamicgate.sparsity import Sparsifier
+from dynamicgate.training.callbacks import Callback, check_callbacks
 from dynamicgate.training.classification import check_labels, scored_classes, weights_per_class
 from dynamicgate.training.distillation import Teacher
+from dynamicgate.training.ending import finish
 from dynamicgate.training.folder_lock import only_process
 from dynamicgate.training.log import History
 from dynamicgate.training.loop import Run
 from dynamicgate.training.options import FitOptions
 from dynamicgate.training.progress import Progress
+from dynamicgate.training.resuming import resume
 from dynamicgate.training.stage_loss import StageLoss
 
 LOCK = ".fit.lock"
@@ -49,6 +53,7 @@ def fit(
     stage_loss: StageLoss | None = None,
     patience: int | None = None,
     seed: int = 0,
+    callbacks: Sequence[Callback] = (),
     out: str | Path | None = None,
     checkpoint_seconds: float = 15.0,
     label: str = "training",
@@ -67,6 +72,7 @@ def fit(
     stage_loss: how the stages of a model that has some are trained; None weights all stages and rows alike.
     patience: epochs without a better validation accuracy before stopping; the best weights are then restored. With a
         budget only epochs that meet it can be best.
+    callbacks: what follows the run, writes its numbers elsewhere or stops it: `dynamicgate.training.Callback`.
     out: folder for log.jsonl, last.safetensors (continue by calling again with the same arguments) and
         best.safetensors. Interrupting with Ctrl-C saves a checkpoint first.
     """
@@ -110,12 +116,13 @@ def fit(
             out=folder,
             teacher=None if teacher is None else Teacher(teacher, distill_weight, chosen),
             stage_loss=stage_loss,
+            callbacks=check_callbacks(callbacks),
             checkpoint_seconds=checkpoint_seconds,
         )
-        run.resume()
+        resume(run)
         if sparsifier is not None and show and distributed.rank() == 0:
             print(sparsifier, file=sys.stderr, flush=True)
         with run.interrupts, Progress(label, show=show and distributed.rank() == 0) as progress:
             run.train(progress)
-        run.finish()
+        finish(run)
     return run.history

@@ -1,0 +1,73 @@
+"""The end of an epoch and of a run: which epoch is best, when to stop early, calibration, the last validation."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from itertools import islice
+
+from dynamicgate import distributed
+from dynamicgate.accounting.metrics import evaluate
+from dynamicgate.budget import Budget
+from dynamicgate.io.model_file import load, save
+from dynamicgate.training.run_state import RunState
+
+CALIBRATION_ROWS = 2000
+BEST = "best.safetensors"
+
+
+def track_best(run: RunState, epoch: int, found: dict[str, float]) -> None:
+    """Remember the best epoch and decide on early stopping. An epoch that exceeds the budget cannot be best."""
+    budget, best = run.budget, run.history.best
+    if isinstance(budget, Budget) and found["relative"] > budget.target + 0.01:
+        return
+    if best is None or found["accuracy"] > best["accuracy"]:
+        run.history.best = {"epoch": epoch, **found}
+        run.epochs_since_best = 0
+        if run.out is not None and distributed.rank() == 0:
+            save(run.model, run.out / BEST)
+        run.best_weights = {k: v.clone() for k, v in run.model.state_dict().items()}
+    else:
+        run.epochs_since_best += 1
+    patience = run.options.patience
+    run.history.stopped_early = patience is not None and run.epochs_since_best >= patience
+
+
+def finish(run: RunState) -> None:
+    """Restore the best epoch if `patience` is set, calibrate the gates to the budget, and validate."""
+    if run.options.patience is not None and run.history.best is not None:
+        _restore_best(run)
+    if isinstance(run.budget, Budget):
+        _calibrate(run, run.budget)
+    if run.valid is not None:
+        run.history.final = evaluate(run.model, run.valid, run.counter)
+    run.history.steps = run.step
+    run.history.seconds += time.monotonic() - run.started
+    run.model.eval()
+    for callback in run.callbacks:
+        callback.on_end(run.history)
+
+
+def _calibrate(run: RunState, budget: Budget) -> None:
+    """Calibrate on validation rows; where there are few, which would be noisy, on training rows as well. Not with
+    stages: a network is surer of rows it has learned, so that fewer of them open a stage."""
+    parts = [run.valid] if run.valid is not None else []
+    if not parts or (not run.staged and len(parts[0]) < CALIBRATION_ROWS):
+        parts.append(run.data)
+    batches = (x.to(run.device) for part in parts for x, _ in part.batches(2048))
+    unseen = None if run.valid is None else islice((x for x, _ in run.valid.batches(2048)), 10)
+    achieved, target = budget.calibrate_(run.model, islice(batches, 10), unseen=unseen), budget.target
+    if abs(achieved - target) > 0.01:
+        warnings.warn(
+            f"the budget was missed: asked for {target:.3f} of the dense MACs, executes {achieved:.3f}. The gates "
+            "open and close all at once: train longer, use smaller blocks or another gate network",
+            stacklevel=4,
+        )
+
+
+def _restore_best(run: RunState) -> None:
+    weights = run.best_weights
+    if weights is None and run.out is not None:  # the best epoch was before an interruption
+        weights = load(run.out / BEST, into=run.model).state_dict()
+    if weights is not None:
+        run.model.load_state_dict(weights)

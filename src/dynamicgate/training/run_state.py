@@ -1,0 +1,127 @@
+"""`RunState`: everything that one run of `fit` has, and its log."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate import distributed
+from dynamicgate.accounting.tracing import count_macs
+from dynamicgate.budget import Budget, GateBudget
+from dynamicgate.data import Arrays
+from dynamicgate.gating.recording import Usage, is_gated
+from dynamicgate.gating.stages import stages_of
+from dynamicgate.sparsity import Sparsifier
+from dynamicgate.training.callbacks import Callback, numbers_of
+from dynamicgate.training.distillation import Teacher
+from dynamicgate.training.interrupt import Interrupts
+from dynamicgate.training.log import History, append_row, site_stats, stage_stats
+from dynamicgate.training.optimizer import adamw
+from dynamicgate.training.options import FitOptions
+from dynamicgate.training.stage_loss import StageLoss
+from dynamicgate.training.task_loss import TaskLoss
+
+LOG_LINES = 200
+
+
+class RunState:
+    """The state of one run of `fit`."""
+
+    def __init__(
+        self,
+        *,
+        model: nn.Module,
+        train: Arrays,
+        options: FitOptions,
+        device: torch.device,
+        valid: Arrays | None = None,
+        budget: GateBudget | None = None,
+        sparsifier: Sparsifier | None = None,
+        class_weights: Tensor | None = None,
+        out: Path | None = None,
+        teacher: Teacher | None = None,
+        stage_loss: StageLoss | None = None,
+        callbacks: Sequence[Callback] = (),
+        checkpoint_seconds: float = 15.0,
+    ) -> None:
+        """A run at step 0; `resume` continues an earlier one."""
+        self.model, self.budget, self.sparsifier, self.options = model, budget, sparsifier, options
+        self.device, self.out, self.teacher = device, out, teacher
+        self.data, self.y = train.to(device), train.y.to(device)
+        self.valid = valid
+        self.class_weights = class_weights.to(device) if class_weights is not None else None
+        self.callbacks = tuple(callbacks) if distributed.rank() == 0 else ()
+        self.gated = is_gated(model)
+        self.staged = stages_of(model) is not None
+        if stage_loss is not None and not self.staged:
+            raise ValueError(
+                "stage_loss is for a model with stages: call gate_(model, GateConfig(kind='stages')) first"
+            )
+        self.stage_loss = stage_loss or StageLoss()
+        self.task_loss = TaskLoss(self.class_weights, options.label_smoothing, teacher)
+        self.counter = count_macs(model, self.inputs(torch.arange(2)))
+        if budget is not None:
+            if not self.gated:
+                raise ValueError(
+                    "a budget steers gates, and this model has none: call dynamicgate.gate_(model, ...) first"
+                )
+            budget.reset()
+            if isinstance(budget, Budget):
+                budget.bind(self.counter, sparsifier)
+        self.parallel = distributed.parallel(model)
+        self.optimizer = adamw(model, options, device)
+        self.steps_per_epoch = math.ceil(len(self.y) / options.batch)
+        self.total = self.steps_per_epoch * options.epochs
+        self.log_every = max(1, self.total // LOG_LINES)
+        if sparsifier is not None:
+            sparsifier.check_length(self.total)
+        self.step = 0
+        self.history = History()
+        self.epochs_since_best = 0
+        self.best_weights: dict[str, Tensor] | None = None
+        self.last_loss = math.nan
+        self.stop_asked = False
+        """By a callback; only the first process knows before all have agreed."""
+        self.checkpoint_seconds = checkpoint_seconds
+        self.interrupts = Interrupts()
+        self.hashes: tuple[str, str | None] | None = None
+        self.saved_at = self.started = time.monotonic()
+
+    def inputs(self, index: Tensor, *, training: bool = False) -> Tensor:
+        """The rows at these positions, on the device of the run."""
+        on_device = isinstance(self.data.x, Tensor)
+        return self.data.rows(index.to(self.device) if on_device else index, training=training).to(self.device)
+
+    def log(self, row: dict[str, Any], used: Usage | None) -> None:
+        """Add a row to the history and the file, and show it to the callbacks."""
+        closed = self.budget if isinstance(self.budget, Budget) else None
+        found: dict[str, Any] = {
+            "step": self.step,
+            "epoch": (self.step - 1) // self.steps_per_epoch,
+            "progress": self.step / self.total,
+            "loss": None,
+            "penalty": None,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "relative": closed.relative if closed else None,
+            "target": closed.target if closed else None,
+            "reference": closed.reference if closed else None,
+            "lambda": self.budget.lambda_ if self.budget else None,
+            "valid": None,
+            "sites": site_stats(self.model, used) if used is not None else {},
+            "stages": stage_stats(used),
+            "sparsity": self.sparsifier.stats() if self.sparsifier else None,
+            "masks": self.sparsifier.fingerprint() if self.sparsifier else None,
+            **row,
+        }
+        self.history.log.append(found)
+        if self.out is not None and distributed.rank() == 0:
+            append_row(self.out / "log.jsonl", found)
+        numbers = numbers_of({key: value for key, value in found.items() if key != "step"}) if self.callbacks else {}
+        answers = [callback.on_log(dict(numbers), self.step) for callback in self.callbacks]  # all hear of the row
+        self.stop_asked = self.stop_asked or any(answers)
