@@ -95,6 +95,7 @@ def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
         ({"name": "pool", "gpus": 1.0}, "gpus 1 is for a Ray cluster"),
         ({"name": "pool", "jobs": 0}, "at least one job at a time is needed, received 0"),
         ({"name": "ray", "jobs": 0}, "at least one job at a time is needed, received 0"),
+        ({"name": "ray", "address": "127.0.0.1:9"}, "no Ray cluster answers at 127.0.0.1:9: start one with"),
         ({"name": "ray", "gpus": -1.0}, "the number of GPUs of each job, 0 or more, received -1"),
     ],
 )

@@ -45,8 +45,10 @@ def on_ray(address: str | None = None, *, jobs: int | None = None, gpus: float =
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # what people run is nobody else's business
     alone = {"num_cpus": jobs or available_cores(), "object_store_memory": OBJECT_STORE, "include_dashboard": False}
     try:
+        if address is not None:
+            _check_answers(address)
         ray.init(address=address or "local", logging_level="ERROR", **({} if address else alone))
-    except ConnectionError as error:
+    except OSError as error:
         raise ValueError(
             f"no Ray cluster answers at {address}: start one with `ray start --head` and give the address it prints"
         ) from error
@@ -141,6 +143,13 @@ def _mark_in(folder: Path | None) -> Iterator[Path | None]:
         yield mark
     finally:
         mark.unlink(missing_ok=True)
+
+
+def _check_answers(address: str) -> None:
+    """An error at once where nobody listens: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10.0).close()
 
 
 def _import_ray() -> Any:
