@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
-from dynamicgate.lab.runner import Experiment, Job, run_jobs
+from dynamicgate.lab.runner import Experiment, Job, open_engine, run_jobs
+from dynamicgate.lab.runner.engines import ENGINES
 from dynamicgate.lab.runner.results import write_for_report
+from dynamicgate.lab.runner.scheduling import Engine
 
 
 def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
@@ -22,6 +25,9 @@ def parser_of(module: str, description: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--jobs", type=int, default=None, help="runs in parallel, one thread each; by default all cores"
     )
+    parser.add_argument("--engine", choices=ENGINES, default="pool", help="processes of this machine, or Ray")
+    parser.add_argument("--address", default=None, help="of a Ray cluster; by default Ray is started on this machine")
+    parser.add_argument("--gpus", type=float, default=0.0, help="of each run on Ray; 0.25 lets four runs share one")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--data-dir", type=Path, default=None, help="folder with the data files")
     return parser
@@ -32,6 +38,11 @@ def asked_experiment(experiment: Experiment, args: argparse.Namespace) -> Experi
     return replace(experiment, quick=args.quick)
 
 
+def engine_of(args: argparse.Namespace) -> AbstractContextManager[Engine]:
+    """What runs the jobs, as long as the block lasts."""
+    return open_engine(args.engine, jobs=args.jobs, address=args.address, gpus=args.gpus)
+
+
 def run_asked(
     experiment: Experiment,
     jobs: Sequence[Job],
@@ -40,7 +51,8 @@ def run_asked(
     more: Callable[[Job], Sequence[Job]] | None = None,
 ) -> None:
     """Run what is missing of these jobs, and leave what `dynamicgate report` reads; `more` as in `run_jobs`."""
-    run_jobs(jobs, experiment.results, processes=args.jobs, data_dir=args.data_dir, command=command, more=more)
+    with engine_of(args) as engine:
+        run_jobs(jobs, experiment.results, engine=engine, data_dir=args.data_dir, command=command, more=more)
     write_for_report(experiment.results, jobs)
 
 

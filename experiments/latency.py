@@ -37,7 +37,7 @@ from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.runner import Change, Experiment, Job, Table, run_jobs, run_parallel, train_settings
 from dynamicgate.lab.runner.prepared import load_splits
 from experiments import ROOT
-from experiments.command import asked_experiment, exit_code, parser_of
+from experiments.command import asked_experiment, engine_of, exit_code, parser_of
 
 MODULE = "experiments.latency"
 MODEL = "model.safetensors"
@@ -144,9 +144,9 @@ def train_and_time(experiment: Experiment, args: argparse.Namespace) -> None:
     """Train what is missing in parallel, then time one model after the other in a process with one thread."""
     tables = experiment.tables if args.name is None else [experiment.table(args.name)]
     jobs = experiment.jobs(tables, device=args.device)
-    run_jobs(
-        jobs, experiment.work / "results", processes=args.jobs, data_dir=args.data_dir, command=f"python -m {MODULE}"
-    )
+    command = f"python -m {MODULE}"
+    with engine_of(args) as engine:
+        run_jobs(jobs, experiment.work / "results", engine=engine, data_dir=args.data_dir, command=command)
     rows = []
     for _, row in run_parallel(partial(time_job, data_dir=args.data_dir), jobs, processes=1):
         meta = row.pop("meta")

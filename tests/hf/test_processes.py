@@ -1,11 +1,8 @@
-"""DDP, FSDP2 and accelerate: two processes train to the losses, masks and gates of one."""
+"""DDP, FSDP2 and accelerate: two nodes with a process each train to the losses, masks and gates of one process."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +10,20 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.hf import two_processes
+from tests.two_nodes import run_on_two_nodes
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 TOLERANCE = 3e-6  # decisions and penalties are float32; a token that is counted twice moves weights by 1e-4
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folders of runs on one process and on two."""
+    """The folders of runs on one process and on two nodes."""
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     for kind in ("plain", "accelerate"):
         two_processes.train(one, kind)
     two_processes.train_with_trainer(one, processes=1)
-    command = [*TORCHRUN, str(Path(two_processes.__file__)), str(two)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = run_on_two_nodes([str(Path(two_processes.__file__)), str(two)])
+    assert [node.returncode for node in done] == [0, 0], done[0].stderr[-3000:] + done[1].stderr[-3000:]
     return one, two
 
 

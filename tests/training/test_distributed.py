@@ -1,4 +1,4 @@
-"""Two processes train to the same weights as one."""
+"""Two processes, or two nodes, train to the same weights as one process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ import pytest
 
 from dynamicgate.lab.cli import main as command_line
 from dynamicgate.training import read_log
+from tests.places import ROOT
+from tests.test_readme import python_blocks
 from tests.training import train_run
 from tests.training.easy import largest_difference, weights_in
+from tests.two_nodes import run_on_two_nodes
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 SINGLE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -27,14 +30,13 @@ TOLERANCE = 3e-6
 
 
 @pytest.mark.slow
-def test_the_command_line_on_two_processes_gives_the_weights_of_one(tmp_path: Path) -> None:
+def test_the_command_line_on_two_nodes_gives_the_weights_of_one_process(tmp_path: Path) -> None:
     # 1222 rows in batches of 203: 102 and 101 rows per process, and a last batch of 4
     arguments = ["train", "--model", "gate", "--dropout", "0", "--policy", "hard", "--epochs", "2", "--batch", "203"]
     arguments += ["--hidden", "37"]
-    two = [*TORCHRUN, "-m", "dynamicgate", *arguments, "--out", str(tmp_path / "two")]
-    done = subprocess.run(two, env=SINGLE_THREAD, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("saved ") == 1, "only one process prints"
+    done = run_on_two_nodes(["-m", "dynamicgate", *arguments, "--out", str(tmp_path / "two")])
+    assert [node.returncode for node in done] == [0, 0], done[0].stderr + done[1].stderr
+    assert [node.stdout.count("saved ") for node in done] == [1, 0], "only one process prints"
     assert command_line([*arguments, "--out", str(tmp_path / "one")]) == 0
     one, two_ = (weights_in(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     assert largest_difference(one, two_) < TOLERANCE
@@ -45,6 +47,33 @@ def test_the_command_line_on_two_processes_gives_the_weights_of_one(tmp_path: Pa
     runs = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("one", "two")]
     assert runs[0]["macs"] == runs[1]["macs"]
     assert runs[0]["macs"]["relative"] == pytest.approx(0.3, abs=0.01), "both are calibrated"
+
+
+@pytest.mark.slow
+def test_the_fsdp2_loop_of_the_docs_gives_the_weights_of_one_process(tmp_path: Path) -> None:
+    block = next(code for code in python_blocks(ROOT / "docs" / "cluster.md") if "fully_shard" in code)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "loop.py").write_text(f"import os\nos.chdir({str(tmp_path / name)!r})\n{block}")
+    alone = [sys.executable, str(tmp_path / "one" / "loop.py")]
+    one = subprocess.run(alone, env=SINGLE_THREAD, capture_output=True, text=True, check=True)
+    done = run_on_two_nodes([str(tmp_path / "two" / "loop.py")])
+    assert [node.returncode for node in done] == [0, 0], done[0].stderr + done[1].stderr
+    assert one.stdout.startswith("executes 0.600")
+    assert [node.stdout for node in done] == [one.stdout, ""]
+    weights = [weights_in(tmp_path / name / "whole.safetensors") for name in ("one", "two")]
+    assert largest_difference(*weights) < 100 / 14 * TOLERANCE, "a hundred steps instead of 14"
+
+
+@pytest.mark.slow
+def test_nodes_that_do_not_share_the_folder_are_refused(tmp_path: Path) -> None:
+    """One of them would not find the checkpoint that the other continues from."""
+    arguments = ["-m", "dynamicgate", "train", "--model", "dense", "--epochs", "1", "--out"]
+    done = run_on_two_nodes([*arguments, str(tmp_path / "here")], [*arguments, str(tmp_path / "there")])
+    assert all(node.returncode != 0 for node in done)
+    assert f"{tmp_path / 'here'} is not the same folder on all machines" in done[0].stderr
+    assert f"{tmp_path / 'there'} is not the same folder on all machines" in done[1].stderr
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 @pytest.mark.slow

@@ -48,11 +48,25 @@ def only_process(folder: Path | None, name: str, device: torch.device | None = N
     if refused is not None:
         raise refused
     try:
+        _check_shared(folder, name, device)
         yield
     finally:
         if handle is not None:
             (folder / name).unlink(missing_ok=True)  # before it is let go: whoever waits for it looks again
             os.close(handle)
+
+
+def _check_shared(folder: Path, name: str, device: torch.device | None) -> None:
+    """All processes see the lock of the first: otherwise one would not find the checkpoint that another continues
+    from, and they would train on from different steps."""
+    if distributed.world_size() == 1:
+        return
+    (unseen,) = distributed.any_of(not (folder / name).exists(), device=device or torch.device("cpu"))
+    if unseen:
+        raise ValueError(
+            f"{folder} is not the same folder on all machines: put it on a file system that they share, or call fit "
+            "without out="
+        )
 
 
 def _acquire(path: Path) -> int:

@@ -8,10 +8,15 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from dynamicgate.lab.result_file import read_runs
 from dynamicgate.lab.runner import Experiment, Table, run_jobs, step_settings, train_settings
+from dynamicgate.lab.runner.pool import ProcessPool
+from dynamicgate.lab.runner.results import table_path
+from dynamicgate.lab.runner.scheduling import Engine
 
 COMMAND = "python -m tests.lab.runner.clouds"
 SETTINGS = {"budget": 0.5, "hidden": [16], "epochs": 3, "batch": 32, "lr": 1e-2}
@@ -25,22 +30,40 @@ def write_clouds(path: Path) -> Path:
     return path
 
 
-def new_experiment(root: Path) -> Experiment:
+def new_experiment(root: Path, *, seeds: int = 2, timed: bool = True) -> Experiment:
     """The experiment below a folder, with its data."""
+    root.mkdir(parents=True, exist_ok=True)
     data = root / "clouds.npz"
     if not data.exists():
         write_clouds(data)
+    models = dict.fromkeys(("dense", "gate", "rigl"), SETTINGS)
     table = Table(
-        name="clouds/small", data=str(data), models=dict.fromkeys(("dense", "gate", "rigl"), SETTINGS), seeds=(0, 1),
-        train=train_settings, step=step_settings, quick_rows=60,
+        name="clouds/small", data=str(data), models=models, seeds=tuple(range(seeds)), train=train_settings,
+        step=step_settings if timed else None, quick_rows=60,
     )  # fmt: skip
     return Experiment("test", (table,), root)
 
 
-def run(experiment: Experiment, processes: int = 1, quick: bool = False) -> int:
+def run(experiment: Experiment, processes: int = 1, quick: bool = False, engine: Engine | None = None) -> int:
     """Run what is missing."""
     asked = replace(experiment, quick=quick)
-    return run_jobs(asked.jobs(device="cpu"), asked.results, processes=processes, command=COMMAND)
+    chosen = engine or ProcessPool(processes)
+    return run_jobs(asked.jobs(device="cpu"), asked.results, engine=chosen, command=COMMAND)
+
+
+def stored(experiment: Experiment) -> list[dict[str, Any]]:
+    """The runs that the table holds."""
+    return read_runs(table_path(experiment.results, experiment.tables[0].name))
+
+
+def content(experiment: Experiment) -> dict[tuple[str, int], Any]:
+    """What the table holds, apart from times."""
+    found = {}
+    for one in stored(experiment):
+        del one["meta"]["created"], one["meta"]["commit"], one["seconds"]
+        one.pop("seconds_relative", None)
+        found[one["model"], one["seed"]] = one
+    return found
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.methods import MODELS, Settings
 from dynamicgate.lab.methods.hyperparameters import STAGED
 from dynamicgate.lab.runner.comparison import compare
+from dynamicgate.lab.runner.pool import ProcessPool
 
 META = {"created", "commit", "command", "versions", "machine", "budget", "seeds", "epochs", "hidden", "data"}
 RUN = {
@@ -163,11 +164,11 @@ def test_a_comparison_without_seeds_is_refused(settings: Settings, tmp_path: Pat
 
 def test_models_can_be_trained_in_parallel_and_results_keep_their_order(settings: Settings, tmp_path: Path) -> None:
     models = ["small", "dense"]
-    results = compare(settings, models, [1, 0], tmp_path, command="", jobs=2)
+    results = compare(settings, models, [1, 0], tmp_path, command="", engine=ProcessPool(2))
     assert [(run["seed"], run["model"]) for run in results["runs"]] == [(s, m) for s in (1, 0) for m in models]
     stored = json.loads((tmp_path / "results.json").read_text())
     assert stored["runs"] == json.loads(json.dumps(results["runs"]))
     again = compare(settings, models, [1, 0], tmp_path, command="")
     assert again["runs"] == results["runs"], "one after the other the same runs are found"
     with pytest.raises(ValueError, match="at least one job at a time is needed, received 0"):
-        compare(settings, models, [0], tmp_path, jobs=0)
+        compare(settings, models, [0], tmp_path, engine=ProcessPool(0))

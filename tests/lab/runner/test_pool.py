@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import pytest
 
-from dynamicgate.lab.result_file import read_runs, write_runs
+from dynamicgate.lab.result_file import write_runs
 from dynamicgate.lab.runner import Experiment, Job, run_parallel
 from dynamicgate.lab.runner.pool import Outcome, Progress, describe, format_duration
 from dynamicgate.lab.runner.results import (
@@ -26,7 +26,7 @@ from dynamicgate.lab.runner.results import (
     table_path,
     write_for_report,
 )
-from tests.lab.runner.clouds import COMMAND, new_experiment, run
+from tests.lab.runner.clouds import COMMAND, content, new_experiment, run, stored
 from tests.places import ROOT
 
 TABLE = "clouds/small"
@@ -51,19 +51,6 @@ def copy_of(experiment: Experiment, root: Path) -> Experiment:
     """A copy that may be changed; its jobs ask for the same data, so they have the same hashes."""
     shutil.copytree(experiment.root, root, dirs_exist_ok=True)
     return replace(experiment, root=root)
-
-
-def stored(experiment: Experiment) -> list[dict[str, Any]]:
-    return read_runs(table_path(experiment.results, TABLE))
-
-
-def content(experiment: Experiment) -> dict[tuple[str, int], Any]:
-    """What the table holds, apart from times."""
-    found = {}
-    for one in stored(experiment):
-        del one["meta"]["created"], one["meta"]["commit"], one["seconds"], one["seconds_relative"]
-        found[one["model"], one["seed"]] = one
-    return found
 
 
 def square(number: int) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from tyro.conf import OmitArgPrefixes, arg
 
+from dynamicgate.lab.cli.engine_options import Machines
 from dynamicgate.lab.cli.options import Training, this_command
 from dynamicgate.lab.report import render_table, write_report
 from dynamicgate.lab.runner.comparison import compare
@@ -21,6 +22,7 @@ class Compare:
       dynamicgate compare --data digits --budget 0.3 --seeds 5 --out runs/digits
       dynamicgate compare --data mnist --data-dir DATA --models small,gate --budget 0.25 --seeds 3 --out runs/mnist
       dynamicgate compare --models rigl staged cascade staged-random --budget 0.05 --out runs/stages
+      dynamicgate compare --engine ray --address 10.0.0.1:6379 --seeds 10 --out runs/digits
 
     Run the same command again to continue after an interruption: finished runs are not repeated.
     """
@@ -31,8 +33,7 @@ class Compare:
     """Models to train, separated by commas or spaces; `dynamicgate train --help` lists them."""
     seeds: int = 5
     """Number of seeds; every model is trained with the same ones."""
-    jobs: int = 1
-    """Models trained in parallel, each with one thread; 1 trains one after the other with all threads."""
+    machines: OmitArgPrefixes[Machines] = field(default_factory=Machines)
     training: OmitArgPrefixes[Training] = field(default_factory=Training)
 
     def run(self) -> int:
@@ -41,9 +42,10 @@ class Compare:
         if self.seeds < 1:
             raise ValueError(f"at least one seed is needed, received {self.seeds}")
         settings, folder = self.training.settings(names), self.training.data_dir
-        results = compare(
-            settings, names, range(self.seeds), self.out, data_dir=folder, command=this_command(), jobs=self.jobs
-        )
+        with self.machines.open() as engine:
+            results = compare(
+                settings, names, range(self.seeds), self.out, data_dir=folder, command=this_command(), engine=engine
+            )
         print(render_table(results))
         print(f"\nreport: {write_report(self.out)}")
         return 0

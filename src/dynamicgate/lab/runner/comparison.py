@@ -22,7 +22,7 @@ from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.hyperparameters import Settings, given, settings_hash
 from dynamicgate.lab.methods.models import MODELS
 from dynamicgate.lab.methods.train_one import run_one
-from dynamicgate.lab.runner.pool import run_parallel
+from dynamicgate.lab.runner.scheduling import Engine
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ def compare(
     *,
     data_dir: Path | None = None,
     command: str = "",
-    jobs: int = 1,
+    engine: Engine | None = None,
 ) -> dict[str, Any]:
     """All models over all seeds; results.json is complete after every run.
 
-    jobs: 1 trains one model after the other with all threads, more train in parallel, with one thread each.
+    engine: None trains one model after the other with all threads, an engine in parallel, with one thread each.
     """
     unknown = [name for name in models if name not in MODELS]
     if unknown or not models:
@@ -57,15 +57,13 @@ def compare(
         raise ValueError(f"{', '.join(twice)} is asked for twice: name each model once")
     if not seeds:
         raise ValueError("at least one seed is needed")
-    if jobs < 1:
-        raise ValueError(f"at least one job at a time is needed, received {jobs}")
     splits = load(settings, seeds[0], data_dir)
     check_all(replace(settings, seed=seeds[0]), models, splits)
     asked = [replace(settings, model=model, seed=seed) for seed in seeds for model in models]
-    if jobs == 1:
+    if engine is None:
         done = train_in_turn(asked, splits, out, data_dir)
     else:
-        done = run_parallel(partial(load_and_train, out=out, data_dir=data_dir), asked, processes=jobs)
+        done = engine.run(partial(load_and_train, out=out, data_dir=data_dir), asked, shared=out)
     finished: dict[tuple[int, str], Finished] = {}
     for at, (one, found) in enumerate(done, start=1):
         finished[one.seed, one.model] = found

@@ -11,13 +11,12 @@ import sys
 import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -26,12 +25,38 @@ from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.runner.jobs import Job
 from dynamicgate.lab.runner.prepared import load_splits
 from dynamicgate.lab.runner.results import collect, find_runs, say_stale, write_finished
+from dynamicgate.lab.runner.scheduling import Engine, R, T, as_they_finish
 from dynamicgate.lab.runner.step_time import relative_seconds
 
 STEP_SECONDS = 3.0  # of timing training steps
 CHECKPOINTS = ("last.safetensors", "best.safetensors")
-T = TypeVar("T")
-R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class ProcessPool:
+    """The engine that needs nothing else: processes of this machine; None is as many as it has cores."""
+
+    processes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.processes is not None and self.processes < 1:
+            raise ValueError(f"at least one job at a time is needed, received {self.processes}")
+
+    @property
+    def workers(self) -> int:
+        """How many processes run at once."""
+        return self.processes or available_cores()
+
+    def run(
+        self,
+        task: Callable[[T], R],
+        items: Sequence[T],
+        *,
+        more: Callable[[T], Sequence[T]] | None = None,
+        shared: Path | None = None,
+    ) -> Iterator[tuple[T, R]]:
+        """`run_parallel`; every process of a machine sees the same folders."""
+        return run_parallel(task, items, processes=self.processes, more=more)
 
 
 def run_parallel(
@@ -58,17 +83,14 @@ def run_parallel(
         workers = min(workers, len(items))
     with ProcessPoolExecutor(workers, mp_context=spawn, initializer=start_worker) as pool:
         try:
-            waiting, futures = deque(items), dict[Future[R], T]()
-            while waiting or futures:
-                while waiting and len(futures) <= workers:  # one more than can run: no process waits for this one
-                    item = waiting.popleft()
-                    futures[pool.submit(task, item)] = item
-                finished, _ = wait(futures, return_when=FIRST_COMPLETED)
-                for future in [future for future in futures if future in finished]:  # in the order of their start
-                    item = futures.pop(future)
-                    yield item, future.result()
-                    if more is not None:
-                        waiting.extendleft(reversed(more(item)))
+            for item, future in as_they_finish(
+                items,
+                start=lambda item: pool.submit(task, item),
+                wait=lambda futures: wait(futures, return_when=FIRST_COMPLETED).done,
+                at_once=lambda: workers + 1,  # one more than can run: no process waits for this one
+                more=more,
+            ):
+                yield item, future.result()
         except BaseException:  # an error, or Ctrl-C: do not wait for the other processes
             pool.shutdown(wait=False, cancel_futures=True)
             for process in multiprocessing.active_children():
@@ -82,10 +104,15 @@ def available_cores() -> int:
 
 
 def start_worker() -> None:
-    """One thread, the same result every time, and an end when the process that asked for results ends."""
+    """`one_thread`, and an end when the process that asked for results ends."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    one_thread()
+
+
+def one_thread() -> None:
+    """Let this process compute with one thread, and the same result every time."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts; without it sums vary
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True, warn_only=torch.cuda.is_available())
@@ -107,16 +134,19 @@ def run_jobs(
     data_dir: Path | None = None,
     command: str = "",
     more: Callable[[Job], Sequence[Job]] | None = None,
+    engine: Engine | None = None,
 ) -> int:
     """Run the jobs whose runs are missing from the tables in `results`, and collect them there; returns how many ran.
 
+    engine: what runs them; None is a pool of `processes` on this machine.
     more: asked after each finished job for further ones, whose runs must be missing.
 
     A finished run is found in its table, or in its own folder where the call that made it was interrupted; an
     unfinished one continues from its checkpoint. A stale one is run again and replaced.
     """
-    if processes is not None and processes < 1:
-        raise ValueError(f"at least one job at a time is needed, received {processes}")
+    if engine is not None and processes is not None:
+        raise ValueError(f"an engine knows how many jobs it runs at once: leave out processes={processes}")
+    chosen = engine or ProcessPool(processes)
     collect(results, jobs)
     found, stale = find_runs(results, jobs)
     done = {job.folder for job, _ in found}
@@ -124,8 +154,7 @@ def run_jobs(
     if stale:
         print(f"{say_stale(stale)}; they are run again and replaced", file=sys.stderr, flush=True)
     print(f"{len(jobs)} runs, {len(found)} of them found in {results}", file=sys.stderr, flush=True)
-    workers = processes or available_cores()
-    progress = Progress(missing, workers if more else min(workers, max(1, len(missing))))
+    progress = Progress(missing, chosen.workers if more else min(chosen.workers, max(1, len(missing))))
     task = partial(run_job, data_dir=data_dir, command=command)
     asked = list(jobs)
 
@@ -136,7 +165,8 @@ def run_jobs(
         return further
 
     try:
-        for job, outcome in run_parallel(task, missing, processes=processes, more=ask_for_more if more else None):
+        work = jobs[0].work if jobs else None
+        for job, outcome in chosen.run(task, missing, more=ask_for_more if more else None, shared=work):
             print(progress.line(job, outcome), file=sys.stderr, flush=True)
     finally:
         collect(results, asked)
