@@ -1,6 +1,5 @@
 """Continual learning: streams of tasks, what is retained of them, what is kept, and a readout that forgets nothing."""
 
-from dynamicgate.continual.keeper import Keeper
 from dynamicgate.continual.learners import EWC, SI, Learner, LwF
 from dynamicgate.continual.readout import Readout
 from dynamicgate.continual.replay import AGEM, DarkReplay, Replay
@@ -17,6 +16,7 @@ from dynamicgate.continual.streams import (
     some_rows,
     split,
 )
+from dynamicgate.sparsity.keeper import Keeper
 
 __all__ = [
     "AGEM",

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.gating.config import RANK, GateConfig, Policy
+from dynamicgate.gating.ownership import OWNER, put_owner_
 from dynamicgate.gating.pending import OfThread, PendingFactors
 from dynamicgate.gating.recomputation import PastDecisions, recomputing
 from dynamicgate.gating.routing import drop_over_capacity, expert_capacity, expert_weights, open_shares, top_k_mask
@@ -74,6 +75,12 @@ class Gate(nn.Module):
             if now.dtype != torch.float32:
                 setattr(self, name, value.to(now.device, torch.float32))
         return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """As any module, and with the owners of its units where the state has some."""
+        if f"{prefix}{OWNER}" in state_dict:
+            put_owner_(self, self.site.width, self.tau.device)
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property
     def watcher(self) -> Watcher | None:

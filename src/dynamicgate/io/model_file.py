@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig, check_same_config
+from dynamicgate.gating.ownership import OWNER, put_owner_
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site
 from dynamicgate.gating.stages import stack_names, stages_of
@@ -52,6 +53,9 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
             check_size(lambda: _add_gates(build(header["architecture"], path), header, path), tensors, path)
         model = _add_gates(into if into is not None else build(header["architecture"], path), header, path)
         _add_stages(model, header)
+        for name, gate in named_gates(model).items():
+            if f"{name}.gate.{OWNER}" in tensors:
+                put_owner_(gate, gate.site.width, gate.tau.device)
         for name, mask in header["masks"].items():
             linear = model.get_submodule(name)
             assert isinstance(linear, nn.Linear)

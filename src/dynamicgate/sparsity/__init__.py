@@ -2,6 +2,7 @@
 
 from dynamicgate.sparsity.base import LayerOptions, Sparsifier
 from dynamicgate.sparsity.density import Distribution, densities
+from dynamicgate.sparsity.keeper import Keeper
 from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.magnitude import Magnitude
 from dynamicgate.sparsity.regions import SparseRegion
@@ -12,6 +13,7 @@ from dynamicgate.sparsity.static import Static
 __all__ = [
     "SET",
     "Distribution",
+    "Keeper",
     "LayerOptions",
     "Magnitude",
     "RigL",

@@ -64,6 +64,7 @@ class Static(RandomStart):
     rescale: divide the weights by the square root of the density, so that a sparse layer starts with outputs as large
         as those of a dense one: for deep, very sparse networks that are not trained yet.
     seed: of the random mask.
+    keeper: prune and grow only where it is free; density is then that of the free places. See `restart_`.
     """
 
     def __init__(
