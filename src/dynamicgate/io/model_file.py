@@ -80,12 +80,15 @@ def _check_count(architecture: Any, tensors: Mapping[str, Tensor], path: Path) -
 
 
 def _check_ranks(gates: list[dict[str, Any]], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """The rank is the one size of a gate that does not follow from the layers around it."""
+    """The rank and the number of contexts are the sizes of a gate that do not follow from the layers around it."""
     longest = max((side for tensor in tensors.values() for side in tensor.shape), default=0)
     for row in gates:
-        rank = row["config"].get("rank")
-        if rank is not None and not (isinstance(rank, int) and rank <= longest):
-            raise ValueError(f"{path} is damaged: it describes a gate of rank {rank!r:.40}, and has no tensor for it")
+        for name, words in (("rank", "of rank"), ("contexts", "for this many contexts:")):
+            size = row["config"].get(name)
+            if size is not None and not (isinstance(size, int) and size <= longest):
+                raise ValueError(
+                    f"{path} is damaged: it describes a gate {words} {size!r:.40}, and has no tensor for it"
+                )
 
 
 def _add_gates(model: nn.Module, header: Mapping[str, Any], path: Path) -> nn.Module:

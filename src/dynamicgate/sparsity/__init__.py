@@ -5,6 +5,7 @@ from dynamicgate.sparsity.density import Distribution, densities
 from dynamicgate.sparsity.keeper import Keeper
 from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.magnitude import Magnitude
+from dynamicgate.sparsity.recycling import Recycler
 from dynamicgate.sparsity.regions import SparseRegion
 from dynamicgate.sparsity.rigl import RigL
 from dynamicgate.sparsity.set import SET
@@ -16,6 +17,7 @@ __all__ = [
     "Keeper",
     "LayerOptions",
     "Magnitude",
+    "Recycler",
     "RigL",
     "SparseLayer",
     "SparseRegion",

@@ -26,6 +26,7 @@ from dynamicgate.sparsity.free_places import check_keeper, restart_layer_
 from dynamicgate.sparsity.keeper import Keeper
 from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.patterns import Pattern
+from dynamicgate.sparsity.recycling import Recycler
 from dynamicgate.sparsity.regions import (
     check_stages_came_first,
     check_tiles,
@@ -47,6 +48,7 @@ class LayerOptions(TypedDict, total=False):
     include: Sequence[str]
     exclude: Sequence[str]
     keeper: Keeper | None
+    recycler: Recycler | None
 
 
 class Sparsifier:
@@ -77,6 +79,7 @@ class Sparsifier:
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
         keeper: Keeper | None = None,
+        recycler: Recycler | None = None,
     ) -> None:
         """The subclasses describe the arguments."""
         if every is not None and every < 1:
@@ -84,7 +87,7 @@ class Sparsifier:
         if not 0.0 < until <= 1.0:
             raise ValueError(f"until is a fraction of training: expected 0 < until <= 1, received {until}")
         self.every, self.until, self.seed, self.pattern = every, until, seed, pattern
-        self._model, self.keeper = model, keeper
+        self._model, self.keeper, self.recycler = model, keeper, recycler
         self.open_rates = OpenRates(model)
         self._chosen, self.left_out = choose_layers(model, density, include, exclude)
         places = layer_regions(model)
@@ -186,6 +189,8 @@ class Sparsifier:
                 apply_mask_(grad, layer.mask)
                 if layer.newly_grown is not None:
                     set_at_(grad, layer.newly_grown, 0.0)  # their first optimizer step is the next one
+        if self.recycler is not None:
+            self.recycler.step(optimizer)
 
     @torch.no_grad()
     def _update(self, optimizer: torch.optim.Optimizer, progress: float) -> None:

@@ -65,6 +65,7 @@ class Static(RandomStart):
         as those of a dense one: for deep, very sparse networks that are not trained yet.
     seed: of the random mask.
     keeper: prune and grow only where it is free; density is then that of the free places. See `restart_`.
+    recycler: draws silent units anew at every step that this sparsifier takes.
     """
 
     def __init__(
