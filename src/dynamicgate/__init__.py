@@ -62,7 +62,19 @@ _HOME = {
     "sparsity": ("RigL",),
     "training": ("fit",),
 }
-_MODULES = ("accounting", "budget", "data", "gating", "inference", "io", "nn", "schedule", "sparsity", "training")
+_MODULES = (
+    "accounting",
+    "budget",
+    "continual",
+    "data",
+    "gating",
+    "inference",
+    "io",
+    "nn",
+    "schedule",
+    "sparsity",
+    "training",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -29,7 +29,7 @@ from dynamicgate import GateConfig
         ({"top_k": 1.0}, "top_k opens exactly k blocks.*received 1.0"),
         ({"always_open": -1}, "always_open is a number of blocks.*received -1"),
         ({"always_open": 1.5}, "always_open is a number of blocks.*received 1.5"),
-        ({"kind": "random"}, "kind must be one of dynamic, static, router, stages, received 'random'"),
+        ({"kind": "random"}, "kind must be one of dynamic, static, router, stages, context, received 'random'"),
         ({"net": "deep"}, "net must be one of auto, linear, low-rank, two-layer, received 'deep'"),
         ({"reads": "next"}, "reads must be one of previous, same, received 'next'"),
         ({"train": "loud"}, "train must be one of hard, soft, bernoulli, concrete, gumbel, received 'loud'"),

@@ -246,6 +246,7 @@ class MacCounter:
         answer is a wait."""
         masks = [connections(linear) for linear in self._linears]
         now = [None if mask is None else (id(mask), mask._version) for mask in masks]
+        now += [(id(gate), gate.net.counts._version) for gate in self.gates.values() if gate.config.kind == "context"]
         if name not in self._cache or self._cache[name][0] != now:
             self._cache[name] = (now, count())
         return self._cache[name][1]

@@ -16,6 +16,7 @@ from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.accounting.grouped_matmul import grouped_formulas
 from dynamicgate.accounting.scaling import Scaling
 from dynamicgate.data.contract import Inputs, call, count_samples
+from dynamicgate.gating.context import ContextNet
 from dynamicgate.gating.integrations import Tokens, watch_tokens
 from dynamicgate.gating.recording import named_gates, unrecorded
 from dynamicgate.gating.stages import stages_of
@@ -136,6 +137,9 @@ class _Trace:
         for name in {**self.macs, **dict.fromkeys(rotary)}:
             self._handles += self._around(modules[name], name)
         self._handles += [m.register_forward_pre_hook(self._linear(n)) for n, m in modules.items() if is_linear(m)]
+        self._handles += [
+            m.register_forward_pre_hook(self._context) for m in modules.values() if isinstance(m, ContextNet)
+        ]
         self._seen = self._seen_batched = 0
 
     def remove_hooks(self) -> None:
@@ -177,6 +181,14 @@ class _Trace:
             self._running.pop()
 
         return [module.register_forward_pre_hook(start), module.register_forward_hook(stop)]
+
+    def _context(self, net: Any, args: tuple[Any, ...]) -> None:
+        """Products with prototypes are those of a gate network, which the counter knows."""
+        if net.named is None:
+            macs = args[0].shape[:-1].numel() * net.prototypes.numel()
+            self.linear += macs
+            if self._running and self._running[-1] in self.macs:
+                self.macs[self._running[-1]] -= macs
 
     def _linear(self, name: str) -> Any:
         def count(module: nn.Module, args: tuple[Any, ...]) -> None:

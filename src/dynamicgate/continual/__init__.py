@@ -1,9 +1,19 @@
-"""Continual learning: streams of tasks, what is retained of them, what is kept, and a readout that forgets nothing."""
+"""Continual learning: streams of tasks, a loop that follows them, what is retained and kept, and what others do.
 
-from dynamicgate.continual.keeper import Keeper
-from dynamicgate.continual.learners import EWC, SI, Learner, LwF
+More learners are in `replay`, `learners` and `plasticity`.
+"""
+
+from dynamicgate.continual.contexts import Contexts
+from dynamicgate.continual.following import follow
+from dynamicgate.continual.learners import EWC, SI, Learner
+from dynamicgate.continual.learners import LwF as LwF
+from dynamicgate.continual.plasticity import L2 as L2
+from dynamicgate.continual.plasticity import L2Init as L2Init
+from dynamicgate.continual.plasticity import ShrinkAndPerturb as ShrinkAndPerturb
 from dynamicgate.continual.readout import Readout
-from dynamicgate.continual.replay import AGEM, DarkReplay, Replay
+from dynamicgate.continual.replay import AGEM as AGEM
+from dynamicgate.continual.replay import DarkReplay as DarkReplay
+from dynamicgate.continual.replay import Replay
 from dynamicgate.continual.retention import Retention
 from dynamicgate.continual.streams import (
     Stream,
@@ -11,29 +21,31 @@ from dynamicgate.continual.streams import (
     drifting,
     grouped,
     in_order,
+    joined,
     labels_shuffled,
     permuted,
     rotated,
     some_rows,
     split,
 )
+from dynamicgate.sparsity.keeper import Keeper
 
 __all__ = [
-    "AGEM",
     "EWC",
     "SI",
-    "DarkReplay",
+    "Contexts",
     "Keeper",
     "Learner",
-    "LwF",
     "Readout",
     "Replay",
     "Retention",
     "Stream",
     "Task",
     "drifting",
+    "follow",
     "grouped",
     "in_order",
+    "joined",
     "labels_shuffled",
     "permuted",
     "rotated",

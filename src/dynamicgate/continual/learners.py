@@ -22,6 +22,9 @@ FISHER_ROWS = 1000
 class Learner:
     """Plain training, and what all others build on: nothing is done against forgetting."""
 
+    needs_boundaries = False
+    """Whether it must be told when a task ends."""
+
     def __init__(self, model: nn.Module) -> None:
         """For one model, from its first task on."""
         self.model = model
@@ -58,6 +61,13 @@ class Learner:
         if set(state) != set(self.state_dict()):
             raise ValueError(f"expected the state of {type(self).__name__}, received {sorted(state)}")
 
+    def task_state(self) -> dict[str, Tensor]:
+        """What is needed in the middle of a task as well, to go on after an interruption."""
+        return {}
+
+    def load_task_state(self, state: dict[str, Tensor]) -> None:
+        """Go on with what `task_state` gave."""
+
     def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         return ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
 
@@ -65,6 +75,8 @@ class Learner:
 class EWC(Learner):
     """Elastic weight consolidation, online (Kirkpatrick 2017, Schwarz 2018): weights are held to where they were, each
     by how much the loss of past tasks depends on it (diagonal of the Fisher information, decayed from task to task)."""
+
+    needs_boundaries = True
 
     def __init__(self, model: nn.Module, *, strength: float = 100.0, decay: float = 1.0) -> None:
         """strength: of the penalty. decay: of the importance of earlier tasks with every new one."""
@@ -112,7 +124,7 @@ class EWC(Learner):
         super().load_state_dict(state)
         for key, tensor in state.items():
             kind, _, name = key.partition(".")
-            getattr(self, kind)[name] = tensor
+            getattr(self, kind)[name] = tensor.to(self.anchor[name].device)
 
 
 class SI(EWC):
@@ -154,10 +166,22 @@ class SI(EWC):
             self._start[name] = p.detach().clone()
             self._path[name] = torch.zeros_like(p)
 
+    def task_state(self) -> dict[str, Tensor]:
+        """The path so far, and where it began."""
+        return {f"{kind}.{name}": t for kind in ("_path", "_start") for name, t in getattr(self, kind).items()}
+
+    def load_task_state(self, state: dict[str, Tensor]) -> None:
+        """Go on with what `task_state` gave."""
+        for key, tensor in state.items():
+            kind, _, name = key.partition(".")
+            getattr(self, kind)[name] = tensor.to(self.anchor[name].device)
+
 
 class LwF(Learner):
     """Learning without forgetting (Li and Hoiem 2016): on new rows the model keeps to what it answered before the task,
     softened by a temperature."""
+
+    needs_boundaries = True
 
     def __init__(self, model: nn.Module, *, strength: float = 1.0, temperature: float = 2.0) -> None:
         """strength: of keeping to old answers."""
@@ -179,3 +203,13 @@ class LwF(Learner):
         old = F.log_softmax(self._old(x) / t, dim=1)
         apart = F.kl_div(F.log_softmax(scores / t, dim=1), old, log_target=True, reduction="batchmean")
         return loss + self.strength * t * t * apart
+
+    def task_state(self) -> dict[str, Tensor]:
+        """The model as it was before the task."""
+        return {} if self._old is None else dict(self._old.state_dict())
+
+    def load_task_state(self, state: dict[str, Tensor]) -> None:
+        """Go on with what `task_state` gave."""
+        if state:
+            self._old = copy.deepcopy(self.model).eval().requires_grad_(False)
+            self._old.load_state_dict(state)

@@ -29,14 +29,17 @@ class Memory:
         """Rows with all that is kept of them, such as inputs, labels and scores."""
         if not self.columns:
             self.columns = tuple(column.new_zeros(self.size, *column.shape[1:]) for column in columns)
-        for row in range(len(columns[0])):
-            self.seen += 1
-            place = self.seen - 1
-            if place >= self.size:
-                place = int(torch.randint(self.seen, (), generator=self._draw))
-            if place < self.size:
-                for kept, column in zip(self.columns, columns, strict=True):
-                    kept[place] = column[row].to(kept)
+        count = len(columns[0])
+        seen = torch.arange(self.seen + 1, self.seen + count + 1, dtype=torch.float64)
+        drawn = (torch.rand(count, generator=self._draw, dtype=torch.float64) * seen).long()
+        places = torch.where(seen <= self.size, seen.long() - 1, drawn)  # the first rows fill it in order
+        kept_rows = dict(zip(places.tolist(), range(count), strict=True))  # of two rows for a place the later stays
+        chosen = {place: row for place, row in kept_rows.items() if place < self.size}
+        if chosen:
+            at, rows = (torch.tensor(list(part)) for part in (chosen.keys(), chosen.values()))
+            for kept, column in zip(self.columns, columns, strict=True):
+                kept[at.to(kept.device)] = column[rows.to(column.device)].to(kept)
+        self.seen += count
 
     def draw(self, count: int) -> tuple[Tensor, ...]:
         """Rows at random, with return."""

@@ -219,6 +219,37 @@ def some_rows(stream: Stream, rows: int, *, seed: int = 0) -> Stream:
     return replace(stream, tasks=tuple(made))
 
 
+def joined(stream: Stream) -> Stream:
+    """All tasks at once, as one: what joint training learns from. Rows are changed when they are read, as before."""
+    train, test = (
+        Arrays(_Joined([getattr(task, part) for task in stream]), torch.cat([getattr(t, part).y for t in stream]))
+        for part in ("train", "test")
+    )
+    return replace(stream, name=f"{stream.name}, joint", tasks=(_task("all", train, test),), scenario="domain",
+                   known="boundaries")  # fmt: skip
+
+
+class _Joined:
+    """The rows of several tasks, one after the other."""
+
+    def __init__(self, parts: Sequence[Arrays]) -> None:
+        self.parts = parts
+        self.starts = torch.tensor([0, *(len(part) for part in parts)]).cumsum(0)
+        self.shape = (int(self.starts[-1]), parts[0].features)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Tensor) -> Tensor:
+        index = index.cpu()
+        part_of = torch.bucketize(index, self.starts[1:], right=True)
+        found = torch.empty(len(index), self.shape[1])
+        for number in part_of.unique().tolist():
+            at = part_of == number
+            found[at] = self.parts[number].rows(index[at] - self.starts[number]).flatten(1).float().cpu()
+        return found
+
+
 def reorder(rows: Tensor, order: Tensor) -> Tensor:
     """Rows as vectors with their features in another order."""
     return rows.flatten(1)[:, order.to(rows.device)]

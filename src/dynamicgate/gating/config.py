@@ -10,7 +10,9 @@ from dynamicgate.gating.routing import DropPolicy
 
 OPEN, THETA, RANK = 0.8, 0.5, 8
 STAGES = (0.2, 0.3, 0.5)
+CONTEXTS = 10
 OF_STAGES = ("stages", "decide")  # options
+OF_CONTEXTS = ("contexts",)
 Policy = Literal["hard", "soft", "bernoulli", "concrete", "gumbel"]
 Decide = Literal["margin", "entropy", "head", "random"]
 
@@ -21,7 +23,8 @@ class GateConfig:
 
     kind: "dynamic" decides from the input through a small network, "static" learns one logit per block, "router" lets
         the blocks compete as experts: p is a softmax over them, the `top_k` most probable open and are multiplied by p
-        (from two on by p over the sum of the chosen), and only open experts get a gradient.
+        (from two on by p over the sum of the chosen), and only open experts get a gradient. "context" opens the blocks
+        of the context that the nearest prototype names, see `dynamicgate.continual`. "stages" see below.
     block: units that open and close together; a ragged last block is fine. None is 1, and for attention heads those
         that share keys and values.
     open: p0, the probability of being open that training starts with (bias = tau * logit(open), sec 4.1(2)).
@@ -53,11 +56,12 @@ class GateConfig:
     decide: what says that a row needs the next stage: a small "margin" between its two largest outputs, the "entropy"
         of its outputs, a learned linear "head" that predicts how much the last stage would gain, or a "random" draw,
         the control for the others.
+    contexts: with kind "context", how many can be told apart at most. None is 10.
 
     Options that mean nothing together are refused.
     """
 
-    kind: Literal["dynamic", "static", "router", "stages"] = "dynamic"
+    kind: Literal["dynamic", "static", "router", "stages", "context"] = "dynamic"
     block: int | None = None
     open: float = OPEN
     tau: float = 1.0
@@ -75,9 +79,10 @@ class GateConfig:
     drop_policy: DropPolicy = "position"
     stages: tuple[float, ...] | None = None
     decide: Decide = "margin"
+    contexts: int | None = None
 
     def __post_init__(self) -> None:
-        _one_of("kind", self.kind, ("dynamic", "static", "router", "stages"))
+        _one_of("kind", self.kind, ("dynamic", "static", "router", "stages", "context"))
         _one_of("decide", self.decide, ("margin", "entropy", "head", "random"))
         _one_of("net", self.net, ("auto", "linear", "low-rank", "two-layer"))
         _one_of("reads", self.reads, ("previous", "same"))
@@ -120,6 +125,7 @@ class GateConfig:
                 f"soft_width is a distance between logits: expected a finite number >= 0, received {self.soft_width!r}"
             )
         self._check_stages()
+        self._check_contexts()
         self._refuse_idle_options()
         self._check_scale()
         if self.soft_width:
@@ -132,9 +138,26 @@ class GateConfig:
         return self.kind == "router" or self.scale == "softmax"
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as JSON values, as files hold them. Those of stages are left out for other kinds: files without
-        stages stay as earlier versions wrote them."""
-        return {name: value for name, value in asdict(self).items() if self.kind == "stages" or name not in OF_STAGES}
+        """The settings as JSON values, as files hold them. Those of stages and of contexts are left out for other
+        kinds: files without them stay as earlier versions wrote them."""
+        others = (() if self.kind == "stages" else OF_STAGES) + (() if self.kind == "context" else OF_CONTEXTS)
+        return {name: value for name, value in asdict(self).items() if name not in others}
+
+    def _check_contexts(self) -> None:
+        """A context gate has blocks and contexts, and nothing else; other gates have no contexts."""
+        if self.kind != "context":
+            if self.contexts is not None:
+                raise ValueError(f"contexts is for kind='context', received kind={self.kind!r}")
+            return
+        if self.contexts is None:
+            object.__setattr__(self, "contexts", CONTEXTS)
+        if not isinstance(self.contexts, int) or self.contexts < 1:
+            raise ValueError(f"contexts is a number of contexts, 1 or more, received {self.contexts!r}")
+        allowed = ("kind", "block", "contexts")
+        others = [f for f in fields(self) if f.name not in allowed and getattr(self, f.name) != f.default]
+        if others:
+            received = ", ".join(f"{f.name}={getattr(self, f.name)!r}" for f in others)
+            raise ValueError(f"{received} means nothing with kind='context', which has only block= and contexts=")
 
     def _check_stages(self) -> None:
         """Stages have sizes and a decision, and nothing else; other gates have neither."""

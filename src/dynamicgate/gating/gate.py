@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.gating.config import RANK, GateConfig, Policy
+from dynamicgate.gating.context import ContextNet
+from dynamicgate.gating.ownership import OWNER, put_owner_
 from dynamicgate.gating.pending import OfThread, PendingFactors
 from dynamicgate.gating.recomputation import PastDecisions, recomputing
 from dynamicgate.gating.routing import drop_over_capacity, expert_capacity, expert_weights, open_shares, top_k_mask
@@ -75,6 +77,12 @@ class Gate(nn.Module):
                 setattr(self, name, value.to(now.device, torch.float32))
         return self
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """As any module, and with the owners of its units where the state has some."""
+        if f"{prefix}{OWNER}" in state_dict:
+            put_owner_(self, self.site.width, self.tau.device)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
     @property
     def watcher(self) -> Watcher | None:
         """Who is told what it decides in this thread. A graph of torch.compile has one for all threads."""
@@ -112,6 +120,8 @@ class Gate(nn.Module):
     @property
     def macs(self) -> int:
         """Multiply-accumulates of the gate network for one row, as far as its connections exist."""
+        if isinstance(self.net, ContextNet):
+            return self.net.macs
         return sum(present(m) for m in self.net.modules() if isinstance(m, nn.Linear))
 
     @property
@@ -154,6 +164,8 @@ class Gate(nn.Module):
         """Decide which blocks are open for each row."""
         config = self.config
         z_BG = self.net(x_BD).float()  # under autocast too: a threshold in bf16 would move gates by up to 0.4 %
+        if config.kind == "context":  # z is 0 or 1 already
+            return Decision(z_BG, z_BG, z_BG, 2.0 * z_BG - 1.0, routed=z_BG)
         if config.kind == "router":
             return self._route(z_BG)
         p_BG = torch.sigmoid(z_BG / self.tau)
@@ -226,7 +238,7 @@ class Gate(nn.Module):
         """Shown by print(model)."""
         c = self.config
         shape = {"low-rank": f", rank {c.rank}", "two-layer": f", inner {c.rank}"}.get(c.net, "")
-        kind = "static" if c.kind == "static" else f"{c.kind} ({c.net}{shape})"
+        kind = c.kind if c.kind in ("static", "context") else f"{c.kind} ({c.net}{shape})"
         routes = f", top {c.top_k}, capacity {c.capacity}" if c.kind == "router" else ""
         return f"{kind}, {self.site.width} units in {self.blocks} blocks{routes}"
 
@@ -290,7 +302,7 @@ def _block_at(site: Site, config: GateConfig) -> int:
 
 def _resolved(config: GateConfig, features: int, blocks: int) -> GateConfig:
     """The config with its defaults filled in for a gate of this size."""
-    if config.kind == "static":
+    if config.kind in ("static", "context"):
         return config
     net, rank = config.net, RANK if config.rank is None else config.rank
     if config.kind == "router":
@@ -302,6 +314,9 @@ def _resolved(config: GateConfig, features: int, blocks: int) -> GateConfig:
 
 
 def _gate_net(config: GateConfig, features: int, blocks: int) -> nn.Module:
+    if config.kind == "context":
+        assert config.contexts is not None
+        return ContextNet(features, blocks, config.contexts)
     if config.kind == "static":
         net: nn.Module = StaticLogits(blocks)
         last = net

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from dynamicgate.data.schema import Schema, put_schema_, read_schema, schema_of
 from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig, check_same_config
+from dynamicgate.gating.ownership import OWNER, put_owner_
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site
 from dynamicgate.gating.stages import stack_names, stages_of
@@ -61,6 +62,9 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
             check_size(lambda: _add_gates(build(header["architecture"], path), header, path), tensors, path)
         model = _add_gates(into if into is not None else build(header["architecture"], path), header, path)
         _add_stages(model, header)
+        for name, gate in named_gates(model).items():
+            if f"{name}.gate.{OWNER}" in tensors:
+                put_owner_(gate, gate.site.width, gate.tau.device)
         for name, mask in header["masks"].items():
             linear = model.get_submodule(name)
             assert isinstance(linear, nn.Linear)
@@ -86,12 +90,15 @@ def _check_count(architecture: Any, tensors: Mapping[str, Tensor], path: Path) -
 
 
 def _check_ranks(gates: list[dict[str, Any]], tensors: Mapping[str, Tensor], path: Path) -> None:
-    """The rank is the one size of a gate that does not follow from the layers around it."""
+    """The rank and the number of contexts are the sizes of a gate that do not follow from the layers around it."""
     longest = max((side for tensor in tensors.values() for side in tensor.shape), default=0)
     for row in gates:
-        rank = row["config"].get("rank")
-        if rank is not None and not (isinstance(rank, int) and rank <= longest):
-            raise ValueError(f"{path} is damaged: it describes a gate of rank {rank!r:.40}, and has no tensor for it")
+        for name, words in (("rank", "of rank"), ("contexts", "for this many contexts:")):
+            size = row["config"].get(name)
+            if size is not None and not (isinstance(size, int) and size <= longest):
+                raise ValueError(
+                    f"{path} is damaged: it describes a gate {words} {size!r:.40}, and has no tensor for it"
+                )
 
 
 def _add_gates(model: nn.Module, header: Mapping[str, Any], path: Path) -> nn.Module:

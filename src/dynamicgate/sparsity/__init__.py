@@ -2,8 +2,10 @@
 
 from dynamicgate.sparsity.base import LayerOptions, Sparsifier
 from dynamicgate.sparsity.density import Distribution, densities
+from dynamicgate.sparsity.keeper import Keeper
 from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.magnitude import Magnitude
+from dynamicgate.sparsity.recycling import Recycler
 from dynamicgate.sparsity.regions import SparseRegion
 from dynamicgate.sparsity.rigl import RigL
 from dynamicgate.sparsity.set import SET
@@ -12,8 +14,10 @@ from dynamicgate.sparsity.static import Static
 __all__ = [
     "SET",
     "Distribution",
+    "Keeper",
     "LayerOptions",
     "Magnitude",
+    "Recycler",
     "RigL",
     "SparseLayer",
     "SparseRegion",

@@ -12,7 +12,7 @@ from dynamicgate import distributed
 from dynamicgate.gating.integrations import structure_changed
 from dynamicgate.gating.recording import Usage
 from dynamicgate.masks import UNSTRUCTURED, connections, put_mask_
-from dynamicgate.sparsity import mask_agreement, optimizer_state, sharded
+from dynamicgate.sparsity import mask_agreement, optimizer_state
 from dynamicgate.sparsity.activity import Endpoints, OpenRates
 from dynamicgate.sparsity.density import (
     Density,
@@ -22,8 +22,11 @@ from dynamicgate.sparsity.density import (
     region_densities,
     tied_to,
 )
+from dynamicgate.sparsity.free_places import check_keeper, restart_layer_
+from dynamicgate.sparsity.keeper import Keeper
 from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.patterns import Pattern
+from dynamicgate.sparsity.recycling import Recycler
 from dynamicgate.sparsity.regions import (
     check_stages_came_first,
     check_tiles,
@@ -32,7 +35,7 @@ from dynamicgate.sparsity.regions import (
     sparse_regions,
     whole,
 )
-from dynamicgate.sparsity.sharded import apply_mask_, set_at_
+from dynamicgate.sparsity.sharded import apply_mask_, finite, set_at_
 
 DEFAULT_PERIOD, MIN_UPDATES = 100, 10
 
@@ -44,6 +47,8 @@ class LayerOptions(TypedDict, total=False):
     pattern: str
     include: Sequence[str]
     exclude: Sequence[str]
+    keeper: Keeper | None
+    recycler: Recycler | None
 
 
 class Sparsifier:
@@ -73,6 +78,8 @@ class Sparsifier:
         pattern: str = UNSTRUCTURED,
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
+        keeper: Keeper | None = None,
+        recycler: Recycler | None = None,
     ) -> None:
         """The subclasses describe the arguments."""
         if every is not None and every < 1:
@@ -80,7 +87,7 @@ class Sparsifier:
         if not 0.0 < until <= 1.0:
             raise ValueError(f"until is a fraction of training: expected 0 < until <= 1, received {until}")
         self.every, self.until, self.seed, self.pattern = every, until, seed, pattern
-        self._model = model
+        self._model, self.keeper, self.recycler = model, keeper, recycler
         self.open_rates = OpenRates(model)
         self._chosen, self.left_out = choose_layers(model, density, include, exclude)
         places = layer_regions(model)
@@ -88,6 +95,8 @@ class Sparsifier:
         final = region_densities(shapes, density, distribution)
         initial = initial_densities(final, initial_density)
         self._regions = {name: sparse_regions(places[name], final[name], initial[name]) for name in self._chosen}
+        if keeper is not None:
+            check_keeper(keeper, model, self._regions)
         self._places = {model.get_submodule(name): regions for name, regions in places.items()}
         self.layers: list[SparseLayer] = []
         self.steps = self.updates = self.since_update = 0
@@ -170,7 +179,7 @@ class Sparsifier:
         self.steps += 1
         self.since_update += 1
         self._accumulate_gradients(progress)
-        if self._due(progress) and _will_step(optimizer):  # no update at a step that gradient scaling will skip
+        if self._due(progress) and optimizer_state.will_step(optimizer):  # not if gradient scaling will skip it
             self._update(optimizer, progress)
         elif self._has_newly_grown:
             self._start_newly_grown(optimizer)
@@ -180,6 +189,8 @@ class Sparsifier:
                 apply_mask_(grad, layer.mask)
                 if layer.newly_grown is not None:
                     set_at_(grad, layer.newly_grown, 0.0)  # their first optimizer step is the next one
+        if self.recycler is not None:
+            self.recycler.step(optimizer)
 
     @torch.no_grad()
     def _update(self, optimizer: torch.optim.Optimizer, progress: float) -> None:
@@ -189,6 +200,22 @@ class Sparsifier:
         self.updates += 1
         self.since_update = 0
         self._has_newly_grown = True
+
+    @torch.no_grad()
+    def restart_(self) -> None:
+        """Begin with a new context: connections and weights that may change are drawn anew, as in a new model, and the
+        schedule of a new run begins. Needs `keeper`, which says which may change. Call it with a new optimizer."""
+        if self.keeper is None:
+            raise ValueError("everything may change: pass keeper= to the sparsifier, or make a new one")
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.keeper.contexts)
+        for layer in self.layers:
+            restart_layer_(layer, self.keeper, generator)
+        self._restart_schedule()
+
+    def _restart_schedule(self) -> None:
+        self.steps = self.since_update = 0
+        self._first_progress, self._optimizer, self._stats_cache = None, None, None
+        self._length_is_known = self._has_newly_grown = False
 
     def _accumulate_gradients(self, progress: float) -> None:
         """Called with the dense gradient, before it is masked."""
@@ -320,14 +347,3 @@ class Sparsifier:
         lines += [f"  {layer}" for layer in self.layers]
         lines += [f"  {name}  dense: {reason}" for name, reason in self.left_out.items()]
         return "\n".join(lines)
-
-
-def finite(values: Tensor) -> bool:
-    """Whether all values are finite. One that is not makes the sum so, which is faster than testing each."""
-    return bool(sharded.whole(values.sum(dtype=torch.float32)).isfinite())
-
-
-def _will_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether all gradients are finite: otherwise gradient scaling skips this step."""
-    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    return all(map(finite, grads))

@@ -9,6 +9,7 @@ from typing_extensions import Unpack
 from dynamicgate.sparsity.activity import connections_at
 from dynamicgate.sparsity.base import LayerOptions
 from dynamicgate.sparsity.density import Density
+from dynamicgate.sparsity.free_places import free_places, prune_and_regrow_free
 from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.patterns import Pattern, prune_and_regrow
 from dynamicgate.sparsity.regions import SparseRegion, fill
@@ -87,9 +88,13 @@ class DynamicSparsifier(RandomStart):
     def _exchanged(self, layer: SparseLayer, keep: Tensor, grow: Tensor, fraction: float, progress: float) -> Tensor:
         """The new mask of a layer; connections are exchanged inside each region."""
 
+        free = free_places(layer, self.keeper)
+
         def exchange(region: SparseRegion) -> Tensor:
             density = None if self.pruning_done else self._density_at(region, progress)
             mask, kept, grown = layer.mask[region.at], keep[region.at], grow[region.at]
+            if free is not None:
+                return prune_and_regrow_free(layer.pattern, mask, kept, grown, fraction, density, free[region.at])
             return prune_and_regrow(layer.pattern, mask, kept, grown, fraction, density)
 
         return fill(layer.regions, layer.mask.shape, exchange)
@@ -100,6 +105,10 @@ class DynamicSparsifier(RandomStart):
     def _growth_scores(self, layer: SparseLayer, position: int, rates: dict[str, Tensor]) -> Tensor:
         """A score for each missing connection, the highest are grown. `rates`: how often gates were open."""
         raise NotImplementedError
+
+    def _restart_schedule(self) -> None:
+        super()._restart_schedule()
+        self.pruning_done = not self.starts_denser
 
     def state_dict(self) -> dict[str, object]:
         """See `Sparsifier.state_dict`."""

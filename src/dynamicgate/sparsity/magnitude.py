@@ -13,6 +13,7 @@ from dynamicgate.gating.stages import stages_of
 from dynamicgate.sparsity import optimizer_state
 from dynamicgate.sparsity.base import LayerOptions, Sparsifier
 from dynamicgate.sparsity.density import Density, cubic_density
+from dynamicgate.sparsity.free_places import free_places, keep_largest_free
 from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.patterns import Pattern, largest, parse_pattern
 from dynamicgate.sparsity.regions import SparseRegion, fill, sparse_regions, whole
@@ -46,6 +47,8 @@ class Magnitude(Sparsifier):
         self.sites: dict[str, Site] = {}
         if self.pattern == UNITS:
             _refuse_stages(model)
+            if self.keeper is not None:
+                raise ValueError(f"pattern='{UNITS}' removes whole units, also kept ones: use another with a keeper")
             self.sites = _sites_behind(model, self._chosen)
             for site in self.sites.values():  # the layer that reads pruned units loses their columns
                 reader: nn.Linear = model.get_submodule(site.consumer)  # type: ignore[assignment]
@@ -88,10 +91,13 @@ class Magnitude(Sparsifier):
         self.pruning_done = progress >= self.until
 
     def _pruned(self, layer: SparseLayer, progress: float) -> Tensor:
-        weight = layer.whole_weight
+        weight, free = layer.whole_weight, free_places(layer, self.keeper)
 
         def prune(region: SparseRegion) -> Tensor:
             density = self.density_at(progress, region.density)
+            if free is not None:
+                mask, size = layer.mask[region.at], weight[region.at]
+                return keep_largest_free(layer.pattern, mask, size, density, free[region.at])
             return keep_largest(layer.pattern, layer.mask[region.at], weight[region.at], density)
 
         return fill(layer.regions, layer.mask.shape, prune)
@@ -131,6 +137,10 @@ class Magnitude(Sparsifier):
             yield fill(
                 self._regions[name], linear.weight.shape, lambda region: torch.ones(region.shape, dtype=torch.bool)
             )
+
+    def _restart_schedule(self) -> None:
+        super()._restart_schedule()
+        self.pruning_done = False
 
     def state_dict(self) -> dict[str, object]:
         """See `Sparsifier.state_dict`."""

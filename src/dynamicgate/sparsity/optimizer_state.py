@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.sparsity.sharded import set_at_, whole
+from dynamicgate.sparsity.sharded import finite, set_at_, whole
 
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 
@@ -13,6 +13,12 @@ SECOND_MOMENTS = ("exp_avg_sq", "square_avg")
 def trains(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> bool:
     """Whether `parameter` is one of the parameters of `optimizer`."""
     return any(parameter is p for group in optimizer.param_groups for p in group["params"])
+
+
+def will_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether all gradients are finite: otherwise gradient scaling skips this step."""
+    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    return all(map(finite, grads))
 
 
 def clear_(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, index: Tensor) -> None:

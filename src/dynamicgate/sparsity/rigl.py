@@ -9,11 +9,11 @@ from typing_extensions import Unpack
 from dynamicgate import distributed
 from dynamicgate.gating.recording import Usage
 from dynamicgate.sparsity.activity import coactivation_rate
-from dynamicgate.sparsity.base import LayerOptions, finite
+from dynamicgate.sparsity.base import LayerOptions
 from dynamicgate.sparsity.density import Density
 from dynamicgate.sparsity.dynamic import DynamicSparsifier
 from dynamicgate.sparsity.layer import SparseLayer
-from dynamicgate.sparsity.sharded import is_sharded, whole
+from dynamicgate.sparsity.sharded import finite, is_sharded, whole
 from dynamicgate.sparsity.update_schedule import UpdateSchedule
 
 

@@ -64,6 +64,8 @@ class Static(RandomStart):
     rescale: divide the weights by the square root of the density, so that a sparse layer starts with outputs as large
         as those of a dense one: for deep, very sparse networks that are not trained yet.
     seed: of the random mask.
+    keeper: prune and grow only where it is free; density is then that of the free places. See `restart_`.
+    recycler: draws silent units anew at every step that this sparsifier takes.
     """
 
     def __init__(

@@ -169,6 +169,8 @@ def _why_split(site: Site, config: GateConfig, chains: list[LinearChain], in_tor
         return None
     if config.capacity is not None:
         return f"the experts of {site.name!r} have a capacity, which depends on the other rows of the batch"
+    if config.kind == "context":
+        return f"the gate of {site.name!r} names a context by its nearest prototype, which no kernel does"
     place = next(((c, i) for c in chains for i, s in enumerate(c.linears) if s.name == site.consumer), None)
     if place is None:
         return f"the gate of {site.name!r} ties it to a layer that stays in torch"

@@ -90,6 +90,8 @@ def _unsupported(gate: Gate) -> str | None:
         return "it reads the units it closes (reads='same')"
     if config.evaluate == "soft":
         return "it is evaluated softly and closes nothing"
+    if config.kind == "context":
+        return "it names a context by its nearest prototype, which no kernel does"
     if config.capacity is not None:
         return "its experts have a capacity, which depends on the other rows; only open ones are computed all the same"
     return None

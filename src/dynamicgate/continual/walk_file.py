@@ -1,0 +1,122 @@
+"""The file from which `follow` goes on: model, optimizer and everything with a state, as one safetensors file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate.budget import GateBudget
+from dynamicgate.continual.contexts import Contexts
+from dynamicgate.continual.learners import Learner
+from dynamicgate.continual.streams import Stream
+from dynamicgate.io.tensor_file import naming_damage, read_tensors, restore, write_tensors
+from dynamicgate.sparsity import Keeper, Recycler, Sparsifier
+from dynamicgate.training.checkpoint import random_state, set_random_state
+
+LOOKED_AT = 32  # rows of a task that tell it from others
+STATEFUL = ("keeper", "sparsifier", "recycler", "budget")
+
+
+@dataclass(eq=False)
+class Parts:
+    """Everything that has a state beside the optimizer."""
+
+    model: nn.Module
+    learner: Learner
+    keeper: Keeper | None = None
+    contexts: Contexts | None = None
+    sparsifier: Sparsifier | None = None
+    recycler: Recycler | None = None
+    budget: GateBudget | None = None
+
+
+def stream_settings(stream: Stream) -> dict[str, Any]:
+    """What tells a stream from others: its rules, and a few rows and all labels of every task, as they are read."""
+    digest = hashlib.blake2b(digest_size=16)
+    for task in stream:
+        rows = task.train.rows(torch.arange(min(LOOKED_AT, len(task.train))))
+        digest.update(task.name.encode() + rows.cpu().float().contiguous().numpy().tobytes())
+        digest.update(task.train.y.cpu().contiguous().numpy().tobytes())
+    rules = {"scenario": stream.scenario, "known": stream.known, "tasks": len(stream)}
+    return {"stream": stream.name, **rules, "data": digest.hexdigest()}
+
+
+def write_walk(
+    path: Path, parts: Parts, optimizer: torch.optim.Optimizer, position: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """Write all of it, atomically."""
+    states: dict[str, Mapping[str, Any]] = {
+        "model": parts.model.state_dict(),
+        "optimizer": _flat(optimizer),
+        "learner": parts.learner.state_dict(),
+        "task": parts.learner.task_state(),
+        "rng": random_state(),
+        **{name: part.state_dict() for name in STATEFUL if (part := getattr(parts, name)) is not None},
+    }
+    if parts.sparsifier is not None and parts.sparsifier.recycler is not None:
+        states["sparsifier_recycler"] = parts.sparsifier.recycler.state_dict()
+    tensors = {f"{part}/{k}": v for part, state in states.items() for k, v in state.items() if isinstance(v, Tensor)}
+    plain = {p: {k: v for k, v in s.items() if not isinstance(v, Tensor)} for p, s in states.items()}
+    learner = {"tasks": parts.learner.tasks}
+    current = None if parts.contexts is None else parts.contexts.current
+    header = {"kind": "stream", "settings": dict(settings), "position": dict(position), "plain": plain,
+              "learner": learner, "context": current}  # fmt: skip
+    write_tensors(path, tensors, header)
+
+
+def read_walk(
+    path: Path, parts: Parts, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Restore all of it in place; returns the position. Refuses a run with other settings."""
+    tensors, header = read_tensors(path, kind="stream")
+    with naming_damage(path):
+        for name in settings.keys() | header["settings"].keys():
+            saved, current = header["settings"].get(name), settings.get(name)
+            if saved != current:
+                raise ValueError(
+                    f"{path} was made with {name}={saved!r}, this run has {name}={current!r}: choose another output "
+                    "folder, or delete that file to start over"
+                )
+
+        def state(part: str) -> dict[str, Any]:
+            found = {k.removeprefix(f"{part}/"): t for k, t in tensors.items() if k.startswith(f"{part}/")}
+            return {**header["plain"].get(part, {}), **found}
+
+        restore(parts.model, state("model"), path)
+        _restore_optimizer(optimizer, state("optimizer"))
+        parts.learner.load_state_dict(state("learner"))
+        parts.learner.tasks = header["learner"]["tasks"]
+        parts.learner.load_task_state(state("task"))
+        for name in STATEFUL:
+            part = getattr(parts, name)
+            if part is not None:
+                part.load_state_dict(state(name))
+        if parts.sparsifier is not None and parts.sparsifier.recycler is not None:
+            parts.sparsifier.recycler.load_state_dict(state("sparsifier_recycler"))
+        if parts.contexts is not None:
+            parts.contexts.current = header["context"]
+            parts.contexts.name_(header["context"])
+        set_random_state(state("rng"))
+        return dict(header["position"])
+
+
+def _flat(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state of an optimizer by number of parameter and name."""
+    found = optimizer.state_dict()
+    flat = {f"{i}.{name}": value for i, entries in found["state"].items() for name, value in entries.items()}
+    return {**flat, "param_groups": found["param_groups"]}
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, flat: dict[str, Any]) -> None:
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in flat.items():
+        if key != "param_groups":
+            number, name = key.split(".", 1)
+            state.setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": flat["param_groups"]})
