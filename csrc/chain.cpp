@@ -1,10 +1,11 @@
 // Runs a chain of layers over a batch. Compiled once for each instruction set; DG_LEVEL names the copy.
+#define DG_JOIN(a, b) a##b
+#define DG_NAME(a, b) DG_JOIN(a, b)
+
+#include "decoder.h"
 #include "gate.h"
 #include "linear.h"
 #include "plain_stages.h"
-
-#define DG_JOIN(a, b) a##b
-#define DG_NAME(a, b) DG_JOIN(a, b)
 
 namespace {
 
@@ -181,5 +182,7 @@ void DG_NAME(chain_, DG_LEVEL)(const Call& call) {
   for (int64_t first = 0; first < call.rows; first += chunks.size)
     run_some_rows(call, first, static_cast<int>(least<int64_t>(chunks.size, call.rows - first)), call.pool);
 }
+
+void DG_NAME(decode_, DG_LEVEL)(const DecoderCall& call) { run_decoder(call); }
 
 }  // namespace dynamicgate

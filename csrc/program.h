@@ -82,9 +82,12 @@ struct Call {
 using ChainFn = void (*)(const Call&);
 
 // One copy of the kernels for each instruction set; cpu_level.cpp chooses among them when the library is loaded.
+struct DecoderCall;  // decoder_program.h
+
 struct Level {
   const char* name;
   ChainFn chain;
+  void (*decode)(const DecoderCall&);
 };
 const Level& best_level();
 // Null where this processor or this build does not have that level.

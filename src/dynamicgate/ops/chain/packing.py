@@ -91,9 +91,9 @@ class Writer:
         self.pieces.append((at * PANEL, count, fill))
         return at
 
-    def floats(self) -> Tensor:
-        """All floats, each piece padded with zeros."""
-        out = torch.empty(self.lines * PANEL, dtype=torch.float32)
+    def floats(self, out: Tensor | None = None) -> Tensor:
+        """All floats, each piece padded with zeros, in `out` where it is given."""
+        out = torch.empty(self.lines * PANEL, dtype=torch.float32) if out is None else out
         for at, count, fill in self.pieces:
             fill(out[at : at + count])
             out[at + count : at + padded(count)] = 0.0
@@ -110,6 +110,12 @@ class Writer:
 
 def pack(layers: Sequence[Layer]) -> Packed:
     """Lay out a chain for the kernels."""
+    writer, program = lay_out(layers)
+    return Packed(writer.floats(), program, int(program[3]))
+
+
+def lay_out(layers: Sequence[Layer]) -> tuple[Writer, Tensor]:
+    """What `pack` writes, with the weights not yet written, and the program."""
     layers = list(layers)
     check_layers(layers)
     writer = Writer(HEADER_WORDS + LAYER_WORDS * len(layers))
@@ -125,8 +131,7 @@ def pack(layers: Sequence[Layer]) -> Packed:
     outputs = layers[-1].weight.shape[0]
     inputs = layers[0].weight.shape[1]
     head = [MAGIC, len(layers), inputs, outputs, writer.lines, writer.words, 0, 0]
-    program = torch.cat((torch.tensor(head + words, dtype=torch.int32), *writer.index))
-    return Packed(writer.floats(), program, outputs)
+    return writer, torch.cat((torch.tensor(head + words, dtype=torch.int32), *writer.index))
 
 
 def _value_and_gate(writer: Writer, layer: Layer, before: Span, after: Span) -> list[int]:
