@@ -18,7 +18,15 @@ LEVELS = {
 }.get(platform.machine(), {"plain": []})
 # Nothing reads the flags of floating-point exceptions; preserving them would keep gcc from vectorising activations
 # (GELU: 15 -> 5 ns).
-SOURCES = ("cpu_level.cpp", "dispatcher_bypass.cpp", "mask.cpp", "pool.cpp", "register.cpp", "validate.cpp")
+SOURCES = (
+    "cpu_level.cpp",
+    "decoder.cpp",
+    "dispatcher_bypass.cpp",
+    "mask.cpp",
+    "pool.cpp",
+    "register.cpp",
+    "validate.cpp",
+)
 FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fno-trapping-math", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 

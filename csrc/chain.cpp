@@ -1,10 +1,11 @@
 // Runs a chain of layers over a batch. Compiled once for each instruction set; DG_LEVEL names the copy.
+#define DG_JOIN(a, b) a##b
+#define DG_NAME(a, b) DG_JOIN(a, b)
+
+#include "decoder.h"
 #include "gate.h"
 #include "linear.h"
 #include "plain_stages.h"
-
-#define DG_JOIN(a, b) a##b
-#define DG_NAME(a, b) DG_JOIN(a, b)
 
 namespace {
 
@@ -15,6 +16,17 @@ void zero_closed_blocks(const Openness& open, float* h, int64_t stride, int64_t 
         const int64_t begin = static_cast<int64_t>(b) * open.block_width;
         memset(h + row * stride + begin, 0, sizeof(float) * least<int64_t>(open.block_width, width - begin));
       }
+}
+
+// h *= value for what is open: the second projection of a SwiGLU.
+void multiply(const Layer& layer, const Openness& open, const float* value, float* h, int64_t stride, int rows) {
+  const int64_t width = layer.main.width;
+  for (int row = 0; row < rows; ++row)
+    for (int b = 0; b < open.blocks; ++b) {
+      if (!open.has(row, b)) continue;
+      const int64_t begin = static_cast<int64_t>(b) * open.block_width, end = least(begin + open.block_width, width);
+      for (int64_t n = begin; n < end; ++n) h[row * stride + n] *= value[row * width + n];
+    }
 }
 
 // Copies the result without the padding between blocks.
@@ -57,6 +69,7 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
     const bool last = l + 1 == program.layers;
     const bool skip = !reads_densely(layer.main) && should_skip_zeros(layer.main, in, in_open, rows);
     // Until a layer leaves something out, all are whole: `in` has one block.
+    if (layer.value.units && layer.blocks) odd.look_at(in, in_stride, in_open.block, rows, kLargestFactor);
     if (!odd.looked && leaves_out(layer) && !shows_odd_inputs(layer)) odd.look_at(in, in_stride, in_open.block, rows);
     bool is_packed = false;  // whether the gate has already packed the rows: the layer can read the same copy
     const bool listed = layer.main.layout == dynamicgate::kPanels || layer.main.skip_zeros ||
@@ -98,6 +111,15 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
     s.skip = skips(layer.main, skip, rows), s.nonzero = buffers.nonzero;
     s.packed = buffers.packed, s.is_packed = is_packed;
     run_step(s, buffers.panels, pool);
+    if (layer.value.units) {
+      Openness same = open;
+      same.factor = nullptr;  // it has multiplied the units already
+      Step v = make_step(call, layer.value, in, in_stride, in_open, buffers.value, layer.value.width, same, rows);
+      v.skip = s.skip, v.nonzero = buffers.nonzero;
+      v.packed = buffers.packed, v.is_packed = layer.main.layout == dynamicgate::kCsr;  // by the step before
+      run_step(v, buffers.panels, pool);
+      multiply(layer, open, buffers.value, out, layer.main.width, rows);
+    }
     if (layer.blocks && (last || reads_densely(program.layer()[l + 1])))
       zero_closed_blocks(open, out, layer.main.width, layer.main.width, rows);
     if (last && !in_place) unpad(layer, out, layer.main.width, y, rows);
@@ -117,7 +139,7 @@ void run_stages_of_rows(const Call& call, int64_t first, int rows, const Pool* p
 int64_t rows_at_once(const Program& program) {
   if (program.stages) return kChunkRows;  // each stage divides its rows itself
   RowsAtOnce found;
-  for (int l = 0; l < program.layers; ++l) found.add(program.layer()[l].main);
+  for (int l = 0; l < program.layers; ++l) found.add(program.layer()[l].main), found.add(program.layer()[l].value);
   return found.rows();
 }
 
@@ -160,5 +182,7 @@ void DG_NAME(chain_, DG_LEVEL)(const Call& call) {
   for (int64_t first = 0; first < call.rows; first += chunks.size)
     run_some_rows(call, first, static_cast<int>(least<int64_t>(chunks.size, call.rows - first)), call.pool);
 }
+
+void DG_NAME(decode_, DG_LEVEL)(const DecoderCall& call) { run_decoder(call); }
 
 }  // namespace dynamicgate

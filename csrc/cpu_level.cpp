@@ -9,10 +9,14 @@ bool poison = false;
 
 #if defined(__x86_64__)
 void chain_sse2(const Call&);
+void decode_sse2(const DecoderCall&);
 void chain_avx2(const Call&);
+void decode_avx2(const DecoderCall&);
 void chain_avx512(const Call&);
+void decode_avx512(const DecoderCall&);
 
-static const Level kLevels[] = {{"avx512", chain_avx512}, {"avx2", chain_avx2}, {"sse2", chain_sse2}};  // best first
+static const Level kLevels[] = {  // best first
+    {"avx512", chain_avx512, decode_avx512}, {"avx2", chain_avx2, decode_avx2}, {"sse2", chain_sse2, decode_sse2}};
 
 static bool supported(const char* name) {
   __builtin_cpu_init();  // also asks the operating system, which must save wide registers between threads
@@ -22,11 +26,13 @@ static bool supported(const char* name) {
 }
 #elif defined(__aarch64__)
 void chain_neon(const Call&);
-static const Level kLevels[] = {{"neon", chain_neon}};
+void decode_neon(const DecoderCall&);
+static const Level kLevels[] = {{"neon", chain_neon, decode_neon}};
 static bool supported(const char*) { return true; }
 #else
 void chain_plain(const Call&);
-static const Level kLevels[] = {{"plain", chain_plain}};
+void decode_plain(const DecoderCall&);
+static const Level kLevels[] = {{"plain", chain_plain, decode_plain}};
 static bool supported(const char*) { return true; }
 #endif
 

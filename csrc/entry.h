@@ -1,6 +1,6 @@
 // Shared by the two entry points of the kernels: the torch op (register.cpp) and the direct call (dispatcher_bypass.cpp).
 #pragma once
-#include "program.h"
+#include "decoder_program.h"
 
 namespace dynamicgate {
 
@@ -8,5 +8,6 @@ namespace dynamicgate {
 int64_t given_blocks(const Program& program);
 // Runs the chain on as many of torch's threads as pay off.
 void run_call(Call call);
+void run_decoder_call(DecoderCall call);
 
 }  // namespace dynamicgate

@@ -10,11 +10,12 @@
 namespace {
 
 constexpr float kLargest = 1e30f;  // beyond it a sum may overflow: such rows are not skipped through either
+constexpr float kLargestFactor = 1e15f;  // of units that are multiplied with each other
 
 // Whether all are numbers of ordinary size. On the bits: NaN and infinity are the largest.
-DG_INLINE bool ordinary(const float* x, int64_t count) {
+DG_INLINE bool ordinary(const float* x, int64_t count, float below = kLargest) {
   uint32_t limit, largest = 0;
-  memcpy(&limit, &kLargest, 4);
+  memcpy(&limit, &below, 4);
   for (int64_t i = 0; i < count; ++i) {
     uint32_t bits;
     memcpy(&bits, x + i, 4);
@@ -29,9 +30,9 @@ struct OddRows {
   bool any = false, looked = false;  // looked: the inputs of the chain are known
   void clear(int rows) { memset(is_odd, 0, rows); }
   void add(int row) { is_odd[row] = 1, any = true; }
-  void look_at(const float* x, int64_t stride, int64_t count, int rows) {
+  void look_at(const float* x, int64_t stride, int64_t count, int rows, float below = kLargest) {
     for (int row = 0; row < rows; ++row)
-      if (!ordinary(x + row * stride, count)) add(row);
+      if (!ordinary(x + row * stride, count, below)) add(row);
     looked = true;
   }
 };
@@ -157,11 +158,12 @@ void run_plain_row(const Call& call, int64_t row) {
     width = most<int64_t>(width, layer.main.width);
     for (int g = 0; g < layer.gate_stages; ++g) width = most<int64_t>(width, layer.gate[g].width);
   }
-  float *h = nullptr, *out = nullptr, *z[2] = {}, *factor = nullptr;
+  float *h = nullptr, *out = nullptr, *value = nullptr, *z[2] = {}, *factor = nullptr;
   Met met = {};
   for (int pass = 0; pass < 2; ++pass) {  // first to count, then to take
     Allotter memory = {pass ? &workspace : nullptr};
     h = memory.take<float>(width), out = memory.take<float>(width), factor = memory.take<float>(width);
+    value = memory.take<float>(width);
     z[0] = memory.take<float>(width), z[1] = memory.take<float>(width), met = {memory.take<int>(width), memory.take<uint8_t>(width)};
     if (!pass) workspace.reserve(memory.total);
   }
@@ -181,6 +183,10 @@ void run_plain_row(const Call& call, int64_t row) {
     else if (layer.blocks) memcpy(factor, call.factor + row * layer.blocks, sizeof(float) * layer.blocks);
     plain_linear(call, layer.main, h, from, out, met);
     activate(layer.main.activation, out, layer.main.width, 1.0f);
+    if (layer.value.units) {
+      plain_linear(call, layer.value, h, from, value, met);
+      for (int n = 0; n < layer.main.width; ++n) out[n] *= value[n];
+    }
     const int units = layer.main.units, block = layer.blocks ? layer.block : units;
     from = {units, block, layer.blocks ? layer.block_width : units};
     for (int n = 0; n < units; ++n) h[n] = layer.blocks ? out[from.of(n)] * factor[n / block] : out[from.of(n)];

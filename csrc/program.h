@@ -5,7 +5,7 @@
 
 namespace dynamicgate {
 
-constexpr int32_t kMagic = 0x44470002;  // "DG", format 2
+constexpr int32_t kMagic = 0x44470003;  // "DG", format 3
 constexpr int32_t kStagedMagic = 0x44475301;  // "DGS", format 1: a program in which rows stop after a stage
 constexpr int kPanel = 16;              // outputs side by side in memory: one cache line of floats
 
@@ -28,6 +28,7 @@ struct Linear {
 struct Layer {
   Linear main;
   Linear gate[2];
+  Linear value;         // multiplies the activated units of `main`, for SwiGLU; 0 units: none
   int32_t gate_stages;  // linear maps of the gate network; 0 with blocks > 0: the caller says which blocks are open
   int32_t blocks;       // 0: not gated
   int32_t block;        // units in a block (the last may have fewer)
@@ -59,7 +60,7 @@ struct Program {
   const float* cut() const { return reinterpret_cast<const float*>(parts(stages)); }  // one for each stage; the last is unused
 };
 
-static_assert(sizeof(Linear) == 36 && sizeof(Layer) == 140 && sizeof(Program) == 32 && sizeof(Part) == 44,
+static_assert(sizeof(Linear) == 36 && sizeof(Layer) == 176 && sizeof(Program) == 32 && sizeof(Part) == 44,
               "must match packing.py");
 
 // Runs `task` for 0..tasks-1, in any order and possibly on several threads.
@@ -81,9 +82,12 @@ struct Call {
 using ChainFn = void (*)(const Call&);
 
 // One copy of the kernels for each instruction set; cpu_level.cpp chooses among them when the library is loaded.
+struct DecoderCall;  // decoder_program.h
+
 struct Level {
   const char* name;
   ChainFn chain;
+  void (*decode)(const DecoderCall&);
 };
 const Level& best_level();
 // Null where this processor or this build does not have that level.

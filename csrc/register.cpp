@@ -38,6 +38,7 @@ struct Torch {
 } torch;
 
 ChainFn chain = nullptr;
+DecodeFn decode = nullptr;
 
 struct Tensor {  // owns its handle
   Handle handle;
@@ -126,12 +127,22 @@ int64_t given_blocks(const Program& program) {
   return 0;
 }
 
-void run_call(Call call) {
+static Pool usable_pool() {
   uint32_t threads = 1;
   torch.threads(&threads);
-  const Pool pool = {run_tasks, usable_threads(static_cast<int>(threads))};
+  return {run_tasks, usable_threads(static_cast<int>(threads))};
+}
+
+void run_call(Call call) {
+  const Pool pool = usable_pool();
   call.pool = &pool;
   if (call.rows) chain(call);
+}
+
+void run_decoder_call(DecoderCall call) {
+  const Pool pool = usable_pool();
+  call.pool = &pool;
+  decode(call);
 }
 
 }  // namespace dynamicgate
@@ -172,6 +183,7 @@ DG_EXPORT const char* dynamicgate_register() {
   }
   dynamicgate::use_pool(torch.parallel_for);
   dynamicgate::chain = dynamicgate::best_level().chain;
+  dynamicgate::decode = dynamicgate::best_level().decode;
   dynamicgate::Handle registered = nullptr;  // kept for the life of the process: deleting it would unregister the op
   if (torch.init_library("dynamicgate", "CPU", __FILE__, __LINE__, &registered) ||
       torch.implement(registered, "run_chain", dynamicgate::run_chain, dynamicgate::kAbiVersion))

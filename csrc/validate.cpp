@@ -130,6 +130,14 @@ struct Checker {
       if (layer.block_width != stride || layer.blocks != after.blocks()) return "its blocks do not fit its outputs";
     }
     if (const char* problem = linear(layer.main, before, after)) return problem;
+    if (layer.value.units) {
+      const Linear& value = layer.value;
+      if (before.gated || value.layout != layer.main.layout || value.activation != kIdentity || value.skip_zeros)
+        return "its value projection does not fit the other";
+      if (const char* problem = linear(value, before, after)) return problem;
+    } else if (layer.value.width) {
+      return "its value projection has no units";
+    }
     return layer.gate_stages ? gate(layer, before) : nullptr;
   }
 

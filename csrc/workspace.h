@@ -42,7 +42,7 @@ struct Allotter {
 };
 
 struct Buffers {
-  float *hidden[2], *logits[2], *x, *packed;
+  float *hidden[2], *logits[2], *value, *x, *packed;
   Openness open[2];
   Nonzero nonzero;
   int* panels;
@@ -50,10 +50,11 @@ struct Buffers {
 
 Buffers allot(const Call& call, int rows, Allotter& memory) {
   const Program& program = *call.program;
-  int64_t width = 0, logits = 0, blocks = 1, panels = 0, packed = 0, nonzero = 0;
+  int64_t width = 0, logits = 0, value = 0, blocks = 1, panels = 0, packed = 0, nonzero = 0;
   for (int l = 0; l < program.layers; ++l) {
     const Layer& layer = program.layer()[l];
     width = most<int64_t>(width, layer.main.width);
+    value = most<int64_t>(value, layer.value.width);
     blocks = most<int64_t>(blocks, layer.blocks);
     for (int g = 0; g < layer.gate_stages; ++g) {
       logits = most<int64_t>(logits, layer.gate[g].width);
@@ -72,6 +73,7 @@ Buffers allot(const Call& call, int rows, Allotter& memory) {
     b.open[i].rows_of = memory.take<uint16_t>(blocks * kChunkRows);
     b.open[i].count = memory.take<int>(blocks);
   }
+  if (value) b.value = memory.take<float>(rows * value);
   if (call.x_column_stride != 1) b.x = memory.take<float>(static_cast<int64_t>(rows) * program.inputs);
   if (packed) b.packed = memory.take<float>((rows + kPanel - 1) / kPanel * kPanel * packed);
   b.nonzero.value = memory.take<float>(nonzero + 1);  // one more: a zero at the end is written before it is discarded

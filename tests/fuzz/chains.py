@@ -80,6 +80,7 @@ def _sketch(rng: random.Random) -> Sketch:
         hidden=rng.choice(("identity", "relu")),
         activation=rng.choice(tuple(ACTIVATIONS)),
         skip_zeros=rng.random() < 0.3,
+        value=rng.random() < 0.3,
         gate_layout=rng.choice(("panels", "csr", "vectors")),
     )
 

@@ -53,6 +53,7 @@ def plan_layers(layout: str) -> list[ops.chain.Layer]:
     first = ops.chain.Layer(
         torch.randn(64, INPUTS) * mask, torch.randn(64), "relu", 16 if gate else 0, gate,
         "panels" if gate else layout.removesuffix(" skip"), layout.endswith("skip"),
+        *((torch.randn(64, INPUTS), torch.randn(64)) if gate else ()),
     )  # fmt: skip
     second = ops.chain.Layer(torch.randn(40, 64), torch.randn(40), "gelu", 5, deep, "rows")
     last = ops.chain.Layer(torch.randn(10, 40), torch.randn(10), layout="csr" if layout == "csr" else "panels")

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import dynamicgate as dg
 from dynamicgate.data import Arrays
-from dynamicgate.inference.compile_model import _refuse_cpu_options
+from dynamicgate.inference.compile_model import refuse_options
 from tests.inference.models import compile_quickly, gated_mlp
 
 
@@ -78,10 +78,10 @@ def test_calibration_data_are_read_to_the_end() -> None:
     ],
 )
 def test_options_of_the_cpu_are_refused_on_a_gpu(option: dict[str, Any], words: str) -> None:
-    defaults: dict[str, Any] = {"drop_never_open": False, "memory": None, "threads": None, "same_bits": False}
-    _refuse_cpu_options(**defaults)
+    defaults: dict[str, Any] = {"drop_never_open": None, "memory": None, "threads": None, "same_bits": None}
+    refuse_options(defaults, "an example on a GPU", "leave them out")
     with pytest.raises(ValueError, match=words):
-        _refuse_cpu_options(**{**defaults, **option})
+        refuse_options({**defaults, **option}, "an example on a GPU", "leave them out")
 
 
 def test_a_model_with_two_outputs_gets_a_sentence() -> None:

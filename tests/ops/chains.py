@@ -30,6 +30,7 @@ class Sketch:
     activation: str = "relu"
     given: bool = False
     skip_zeros: bool = False
+    value: bool = False  # where the input is not gated and zeros are not skipped
     gate_layout: str = "panels"  # the layout for which the first map of the gate network is sparse: "csr", "vectors"
 
 
@@ -77,7 +78,11 @@ def build(inputs: int, sketches: list[Sketch], seed: int) -> list[chain.Layer]:
             )
         skip = s.skip_zeros and s.layout in ("panels", "vectors") and not (layers and layers[-1].block)
         bias = randn(s.outputs) if seed % 3 else None
-        layers.append(chain.Layer(weight, bias, s.activation, s.block, gate, s.layout, skip))
+        value: tuple[Tensor | None, Tensor | None] = (None, None)
+        if s.value and not skip and not (layers and layers[-1].block):
+            weights = sparse_for(s.layout, randn(s.outputs, inputs) / inputs**0.5, 0.35, generator)
+            value = (weights, randn(s.outputs) if seed % 2 else None)
+        layers.append(chain.Layer(weight, bias, s.activation, s.block, gate, s.layout, skip, *value))
         inputs = s.outputs
     return layers
 

@@ -14,7 +14,8 @@ from dynamicgate.ops.chain.packing import HEADER_WORDS, LAYER_WORDS, LINEAR_WORD
 
 LAST = HEADER_WORDS + LAYER_WORDS  # the words of the second layer
 GATE = HEADER_WORDS + LINEAR_WORDS
-TAIL = HEADER_WORDS + 3 * LINEAR_WORDS
+VALUE = HEADER_WORDS + 3 * LINEAR_WORDS
+TAIL = HEADER_WORDS + 4 * LINEAR_WORDS
 Change = Callable[[torch.Tensor, int], None]
 
 
@@ -49,6 +50,12 @@ CHANGES: dict[str, Change] = {
     "thresholds behind the weights": behind_the_weights(TAIL + 4),
     "more open blocks than there are": set_word(TAIL + 5, 99),
     "a scale that is not a number": set_word(TAIL + 6, 0x7FC00000),
+    "a value of other inputs": set_word(VALUE + 1, 41),
+    "a value without units": set_word(VALUE + 2, 0),
+    "a value with more units": set_word(VALUE + 2, 80),
+    "a value in another layout": set_word(VALUE, 1),
+    "a value behind the weights": behind_the_weights(VALUE + 4),
+    "a value with an activation": set_word(VALUE + 7, 1),
     "a gate of other inputs": set_word(GATE + 1, 41),
     "another number of words": set_word(5, 7),
 }
@@ -57,7 +64,8 @@ CHANGES: dict[str, Change] = {
 def gated() -> chain.Packed:
     torch.manual_seed(0)
     gate = GateNet((torch.randn(4, 40),), (torch.randn(4),))
-    first = chain.Layer(torch.randn(64, 40), torch.randn(64), "relu", block=16, gate=gate)
+    value = (torch.randn(64, 40), torch.randn(64))
+    first = chain.Layer(torch.randn(64, 40), torch.randn(64), "relu", 16, gate, "panels", False, *value)
     return chain.pack([first, chain.Layer(torch.randn(10, 64), torch.randn(10))])
 
 

@@ -1,11 +1,13 @@
 """Libraries whose models need more than gates: which of our modules looks after their models.
 
 The core imports none of these libraries. Our module for one is loaded when a model that is made of its classes gets
-gates or masks, or is recorded. It has two functions:
+gates or masks, or is recorded or compiled. It has three functions:
 
 - `structure_changed(model)`: gates or masks came or went, so that whatever the library saves must say so;
 - `watch_tokens(model, gates)`: a context that knows which rows of a forward pass are padding, and how many keys a
-  token looks at; see `Tokens`.
+  token looks at; see `Tokens`;
+- `decoder_parts(model)`: what a decoder is made of, a `dynamicgate.inference.language.parts.DecoderParts`, or a
+  ValueError that says why it cannot run natively as a whole.
 """
 
 from __future__ import annotations
@@ -54,18 +56,19 @@ class Tokens(Protocol):
 
 def structure_changed(model: nn.Module) -> None:
     """Tell the library of a model that gates or masks were put on it or taken off."""
-    found = _module_for(model)
+    found = module_for(model)
     if found is not None:
         found.structure_changed(model)
 
 
 def watch_tokens(model: nn.Module, gates: Mapping[str, nn.Module]) -> AbstractContextManager[Tokens | None]:
     """While it is open, knows which tokens count; gives None for a model without tokens."""
-    found = _module_for(model)
+    found = module_for(model)
     return nullcontext(None) if found is None else found.watch_tokens(model, gates)
 
 
-def _module_for(model: nn.Module) -> Any:
+def module_for(model: nn.Module) -> Any:
+    """Our module for the library of a model; None for a model of no such library."""
     classes: set[type] = {type(module) for module in model.modules()}
     homes = map(_home, classes)
     home = next((home for home in homes if home is not None), None)

@@ -12,6 +12,14 @@ from dynamicgate.hf import token_watch
 from dynamicgate.hf.adapters import keep_in_adapters
 from dynamicgate.hf.own_config import ancestors, give_own_config, whole_models
 from dynamicgate.hf.saving import is_described, keep_in_config
+from dynamicgate.inference.language.parts import DecoderParts
+
+
+def decoder_parts(model: nn.Module) -> DecoderParts:
+    """What a decoder is made of, where the kernels can run it as a whole."""
+    from dynamicgate.hf import decoder  # caches and outputs take a second to import, and only compiling needs them
+
+    return decoder.decoder_parts(model)
 
 
 def structure_changed(model: nn.Module) -> None:

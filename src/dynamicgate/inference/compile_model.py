@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,15 +13,21 @@ from dynamicgate.data.contract import inputs_of
 from dynamicgate.inference.compiled_model import CompiledModel
 from dynamicgate.inference.cpu.pipeline import compile_on_cpu
 from dynamicgate.inference.gpu.pipeline import compile_on_gpu
+from dynamicgate.inference.language.calls import Inputs, cache_kind, inputs_of_call
+from dynamicgate.inference.language.layer_by_layer import runs_by_layer
+from dynamicgate.inference.language.pipeline import Compiled, compile_language
 from dynamicgate.inference.profiling import MAX_ROWS
 from dynamicgate.modules import unwrap
+
+BATCHES = (1, 16, 256)
+MOST_ROWS = 256  # of an example for a model that cannot be traced, which is run as a whole in float64
 
 
 def compile(
     model: nn.Module,
     example: Any,
     *,
-    batches: Sequence[int] = (1, 16, 256),
+    batches: Sequence[int] = BATCHES,
     calibration: Any | None = None,
     drop_never_open: bool = False,
     memory: float | None = None,
@@ -38,9 +44,15 @@ def compile(
     model in evaluation mode, and a plan that differs is refused with a ValueError. What cannot become a chain stays in
     torch, and the plan says why. `model` is not changed. docs/gpu.md says what happens on a GPU.
 
+    A language model, given an example of tokens, runs natively as a whole where it is known how (attention with a
+    cache, norms, gated feed-forward layers, head: Hugging Face models of the Llama kind and models that have
+    `decoder_parts`), else its gated feed-forward layers do, one by one, as in every model that cannot be traced. It is
+    verified in float64 on tokens that it generates, timed as a whole, and called like the model, `generate` included.
+
     example: inputs as in use, a few hundred rows if possible: which units are open decides what is fastest. A tensor, a
         tuple (x, y), of which x is used, `dynamicgate.data.Arrays`, or batches (a DataLoader, say), of which only the
-        first are read.
+        first are read. For a language model, one call: tokens, a dict of keyword arguments, or a pair of a tuple of
+        arguments and a dict.
     batches: rows of a call (tokens on a GPU), ascending: one choice for each.
     calibration: inputs to look for blocks that never open (the example by default), given like `example` and read to
         the end. Such blocks are reported, and removed only with `drop_never_open`, which changes the outputs for inputs
@@ -54,11 +66,23 @@ def compile(
     drop_never_open, memory, threads and same_bits are for the CPU only.
     """
     model = unwrap(model)
+    call = inputs_of_call(example)
+    if call is not None and call.tensors and not any(tensor.is_cuda for tensor in call.tensors):
+        given = {"calibration": calibration, **cpu_options(drop_never_open, memory, same_bits)}
+        if cache_kind(model) is not None and tuple(batches) != BATCHES:
+            given["batches"] = batches
+        refuse_options(given, "an example of tokens", "leave them out")
+        return _compiled(compile_language(model, call, batches=batches, threads=threads, seconds=seconds))
     x = inputs_of(example, rows=MAX_ROWS).detach()
     _check_arguments(x, batches)
+    options = {"calibration": calibration, **cpu_options(drop_never_open, memory, same_bits)}
+    if not x.is_cuda and all(value is None for value in options.values()) and runs_by_layer(model):
+        found = Inputs((x[:MOST_ROWS],))
+        return _compiled(compile_language(model, found, batches=batches, threads=threads, seconds=seconds))
     calibration_x = x if calibration is None else inputs_of(calibration, rows=sys.maxsize).detach()
     if x.is_cuda:
-        _refuse_cpu_options(drop_never_open=drop_never_open, memory=memory, threads=threads, same_bits=same_bits)
+        given = {**cpu_options(drop_never_open, memory, same_bits), "threads": threads}
+        refuse_options(given, "an example on a GPU", "leave them out, or move model and example to the cpu")
         body, plan = compile_on_gpu(model, x, batches=batches, calibration=calibration_x, seconds=seconds)
         return CompiledModel(body, plan)
     body, plan, nodes = compile_on_cpu(
@@ -84,16 +108,19 @@ def _check_arguments(x: Tensor, batches: Sequence[int]) -> None:
         raise ValueError(f"batches must be ascending numbers of rows, at least 1, received {tuple(batches)}")
 
 
-def _refuse_cpu_options(*, drop_never_open: bool, memory: float | None, threads: int | None, same_bits: bool) -> None:
-    given = {
-        "drop_never_open": drop_never_open or None,
-        "memory": memory,
-        "threads": threads,
-        "same_bits": same_bits or None,
-    }
-    wrong = [f"{name}={value!r}" for name, value in given.items() if value is not None]
+def cpu_options(drop_never_open: bool, memory: float | None, same_bits: bool) -> dict[str, Any]:
+    """The options of chains on the CPU; None where they are not given."""
+    return {"drop_never_open": drop_never_open or None, "memory": memory, "same_bits": same_bits or None}
+
+
+def refuse_options(given: Mapping[str, Any], example: str, remedy: str) -> None:
+    """Raise ValueError if any option is given that means nothing with such an example."""
+    wrong = [f"{name}={value!r:.40}" for name, value in given.items() if value is not None]
     if wrong:
         raise ValueError(
-            f"received {', '.join(wrong)} with an example on a GPU, but only plans on the CPU have these options: "
-            "leave them out, or move model and example to the cpu"
+            f"received {', '.join(wrong)} with {example}, but only chains on the CPU have these options: {remedy}"
         )
+
+
+def _compiled(found: Compiled) -> CompiledModel:
+    return CompiledModel(found.body, found.plan, described=found.described)

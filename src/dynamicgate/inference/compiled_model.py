@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor, nn
 from torch.autograd import forward_ad
@@ -12,6 +13,8 @@ from torch.nn.modules import module
 from dynamicgate.inference.cpu.chain import Chain
 from dynamicgate.inference.gates import without_prefix
 from dynamicgate.inference.graph import replace_nodes, trace
+from dynamicgate.inference.language.plan import LanguagePlan
+from dynamicgate.inference.language.saving import body_from, tensors_of
 from dynamicgate.inference.no_gradient import without_gradient
 from dynamicgate.inference.plan import Plan
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, stop_sharing_
@@ -32,14 +35,22 @@ class CompiledModel(nn.Module):
     For inference only. `plan` says how it runs. Batch size and leading dimensions may vary from call to call.
     """
 
-    def __init__(self, body: nn.Module, plan: Plan, nodes: Sequence[Sequence[str]] | None = None) -> None:
+    def __init__(
+        self,
+        body: nn.Module,
+        plan: Plan | LanguagePlan,
+        nodes: Sequence[Sequence[str]] | None = None,
+        described: Mapping[str, Any] | None = None,
+    ) -> None:
         """`body` is a chain, or a traced model in which `nodes` were replaced by chains, or a model as it was.
 
         nodes: for each chain the names of the nodes it replaced; None on a GPU, whose plans cannot be saved.
+        described: of a language model, what a file needs besides tensors.
         """
         super().__init__()
         self.body = body.eval()
         self.plan = plan
+        self.described = described
         self.nodes = None if nodes is None else [list(names) for names in nodes]
         self._run = self.body.forward if isinstance(body, Chain) else self.body
         self._hooks = (
@@ -49,26 +60,40 @@ class CompiledModel(nn.Module):
             self._backward_pre_hooks,
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The outputs for `x`. Without the call of a module where no hook waits for it, which takes a fifth of the time
-        of a small network at batch 1."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the model for these arguments. Without the call of a module where no hook waits for it, which
+        takes a fifth of the time of a small network at batch 1."""
+        if kwargs or len(args) != 1 or not isinstance(args[0], Tensor):
+            return super().__call__(*args, **kwargs)
+        x = args[0]
         if x.requires_grad or forward_ad._current_level >= 0:
             x = without_gradient(x)
         if not any(self._hooks) and not any(GLOBAL_HOOKS):
             return self._run(x)
         return super().__call__(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The outputs for `x`."""
-        return self._run(x)
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the model for these arguments."""
+        return self._run(*args, **kwargs)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Tokens, as the `generate` of a Hugging Face model gives them."""
+        own = getattr(self.body, "generate", None)
+        if own is None:
+            raise ValueError("only a compiled Hugging Face model has generate: call this one with its cache")
+        return own(*args, **kwargs)
 
     def extra_repr(self) -> str:
         """Shown by print."""
-        return f"{len(self.plan.chains)} chains, {self.plan.backend}"
+        way = self.plan.chosen if isinstance(self.plan, LanguagePlan) else f"{len(self.plan.chains)} chains"
+        return f"{way}, {self.plan.backend}"
 
     def save(self, path: str | Path) -> None:
         """Write everything to one safetensors file, atomically. Not on a GPU: a plan there holds compiled kernels and
         CUDA graphs, and has to be made again where it is to run. Save the model instead."""
+        if self.described is not None:
+            header = {"kind": KIND, "plan": self.plan.to_dict(), "language": self.described}
+            return write_tensors(Path(path), tensors_of(self.body, self.described), header)
         if self.nodes is None:
             raise ValueError(
                 "a plan on a GPU cannot be saved: save the model with dynamicgate.save, and compile it where it runs"
@@ -82,7 +107,7 @@ class CompiledModel(nn.Module):
             "single_chain": single,
             "chains": [chain.describe() for chain in chains],  # type: ignore[operator]
         }
-        write_tensors(Path(path), self.body.state_dict(), header)
+        return write_tensors(Path(path), self.body.state_dict(), header)
 
     @staticmethod
     def load(path: str | Path, *, into: nn.Module | None = None) -> CompiledModel:
@@ -94,6 +119,10 @@ class CompiledModel(nn.Module):
         path = Path(path)
         tensors, header = read_tensors(path, kind=KIND)
         with naming_damage(path):
+            if "language" in header:
+                described = header["language"]
+                body = body_from(described, tensors, path, into)
+                return CompiledModel(body, LanguagePlan.from_dict(header["plan"]), described=described)
             plan = Plan.from_dict(header["plan"])
             if header["single_chain"]:
                 chain = Chain.from_description(header["chains"][0], tensors)

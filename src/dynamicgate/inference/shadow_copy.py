@@ -25,7 +25,12 @@ def copy_in_float64(model: nn.Module) -> nn.Module:
 
     memo: dict[int, Any] = {id(p): nn.Parameter(wide(p), requires_grad=False) for p in model.parameters()}
     memo |= {id(b): wide(b) for b in model.buffers()}
-    return copy.deepcopy(model, memo).eval()
+    found = copy.deepcopy(model, memo).eval()
+    for old, new in zip(model.modules(), found.modules(), strict=True):
+        if isinstance(old, nn.RMSNorm) and isinstance(new, nn.RMSNorm) and old.eps is None:
+            # torch then takes that of the dtype it computes in: 1e-7 became 2e-16, and outputs differed by 1e-4
+            new.eps = torch.finfo(torch.float32 if old.weight is None else old.weight.dtype).eps
+    return found
 
 
 @torch.no_grad()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -23,6 +24,17 @@ class RoundRobin:
             if name not in skip:
                 self.times[name].append(measure(name))
         self._order.append(self._order.pop(0))
+
+
+@contextmanager
+def threads_of_torch(count: int | None) -> Iterator[None]:
+    """So many threads of torch; None leaves them as they are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(before if count is None else count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def batches_of(rows_RD: Tensor, batch: int, *, at_most: int = 32, whole: bool = False) -> list[Tensor]:

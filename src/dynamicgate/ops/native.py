@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -14,7 +14,8 @@ from torch import Tensor
 
 _LIBRARY = "_kernels*.so"
 _FUNCTIONS = tuple(
-    f"dynamicgate_{name}" for name in ("register", "level", "poison", "mask", "problem", "dispatcher_bypass")
+    f"dynamicgate_{name}"
+    for name in ("register", "level", "poison", "mask", "problem", "dispatcher_bypass", "decoder_problem", "decode")
 )
 _ROOM = 200  # for a sentence
 
@@ -38,8 +39,12 @@ def library() -> ctypes.CDLL | None:
     found.dynamicgate_mask.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int)
     found.dynamicgate_mask.restype = None
     number = ctypes.c_int64
-    found.dynamicgate_problem.argtypes = (ctypes.c_void_p, number, number, ctypes.c_char_p, number)
-    found.dynamicgate_problem.restype = None
+    pointer, text = ctypes.c_void_p, ctypes.c_char_p
+    for problem in (found.dynamicgate_problem, found.dynamicgate_decoder_problem):
+        problem.argtypes, problem.restype = (pointer, number, number, text, number), None
+    tensors = (pointer,) * 7
+    found.dynamicgate_decode.argtypes = (pointer, number, pointer, number, *tensors, text, number)
+    found.dynamicgate_decode.restype = None
     return found
 
 
@@ -56,12 +61,26 @@ def missing() -> str:
     return f"this torch lacks what they need: {problem.decode()}" if problem else ""
 
 
-def problem_of(program: Tensor, floats: int) -> str:
+def problem_of(program: Tensor, floats: int, *, decoder: bool = False) -> str:
     """What is wrong with a packed program (int32, contiguous) for that many weights; empty if it can be run."""
     found = library()
     assert found is not None
     text = ctypes.create_string_buffer(_ROOM)
-    found.dynamicgate_problem(program.data_ptr(), program.numel(), floats, text, _ROOM)
+    ask = found.dynamicgate_decoder_problem if decoder else found.dynamicgate_problem
+    ask(program.data_ptr(), program.numel(), floats, text, _ROOM)
+    return text.value.decode()
+
+
+def decode(program: Tensor, weights: Tensor, tensors: Sequence[Tensor | None], sizes: Sequence[int]) -> str:
+    """Run a packed decoder. tensors: x, cache, position, padding, y, seconds; sizes: see csrc/decoder.cpp. Returns what
+    is wrong with the call; empty if it ran."""
+    found = library()
+    assert found is not None
+    text = ctypes.create_string_buffer(_ROOM)
+    pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+    numbers = (ctypes.c_int64 * len(sizes))(*sizes)
+    words, floats = (program.data_ptr(), program.numel()), (weights.data_ptr(), weights.numel())
+    found.dynamicgate_decode(*words, *floats, *pointers, numbers, text, _ROOM)
     return text.value.decode()
 
 

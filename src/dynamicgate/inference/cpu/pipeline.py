@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, fx, nn
@@ -22,6 +21,7 @@ from dynamicgate.inference.graph import replace_nodes, trace
 from dynamicgate.inference.plan import Plan
 from dynamicgate.inference.profiling import executed_macs, never_open_blocks, never_open_notes, rows_at_nodes
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, held_bytes, stop_sharing_
+from dynamicgate.inference.timing import threads_of_torch
 
 REMOVED = "units that nothing reads were removed: what rows with infinite inputs give may differ from the model"
 
@@ -41,7 +41,7 @@ def compile_on_cpu(
     """The compiled body, its plan, and for each chain the names of the traced nodes that it replaced."""
     reference = copy_sharing_memory(nn.Sequential(model) if isinstance(model, nn.Linear) else model)
     gates = named_gates(reference)
-    with torch.no_grad(), _threads(threads):
+    with torch.no_grad(), threads_of_torch(threads):
         macs, open_rates = executed_macs(reference, gates, example)
         never_open = never_open_blocks(reference, gates, calibration)
         graph, found, notes = _find(reference, gates, example)
@@ -104,13 +104,3 @@ def _torch_notes(reference: nn.Module, reasons: Mapping[str, str]) -> list[str]:
         if name in linears:
             by_reason.setdefault(reason, []).append(name)
     return [f"{', '.join(map(repr, names))} in torch as before: {reason}" for reason, names in by_reason.items()]
-
-
-@contextmanager
-def _threads(count: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(before if count is None else count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -58,7 +58,7 @@ class TracedModule:
 def find_ffns(model: nn.Module, gates: Mapping[str, Gate]) -> tuple[list[TracedModule], dict[str, str]]:
     """The modules with gated feed-forward layers, and by site why the other gates stay in torch."""
     sites = {name: gate.site_at(name) for name, gate in gates.items()}
-    reasons = {name: reason for name, gate in gates.items() if (reason := _unsupported(gate))}
+    reasons = {name: reason for name, gate in gates.items() if (reason := unsupported(gate))}
     names = {name: _module_around(model, sites[name]) for name in gates if name not in reasons}
     graphs: dict[str, fx.Graph] = {}
     for module in sorted(dict.fromkeys(names.values()), key=len):  # outer modules first: their graphs hold inner ones
@@ -82,7 +82,8 @@ def find_ffns(model: nn.Module, gates: Mapping[str, Gate]) -> tuple[list[TracedM
     return [TracedModule(module, graphs[module], found) for module, found in ffns.items() if found], reasons
 
 
-def _unsupported(gate: Gate) -> str | None:
+def unsupported(gate: Gate) -> str | None:
+    """Why no feed-forward kernel can take over from this gate; None if one can."""
     config = gate.config
     if gate.site.is_input:
         return "it decides about input features"

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate.gating.sites import Site
+from dynamicgate.inference.language.parts import BlockParts, DecoderParts
 from dynamicgate.nn import FFN
 
 SPREAD = 0.02  # of weights at the start
@@ -77,6 +78,15 @@ class GPT(nn.Module):
             cache[:] = after
         return self.head(self.norm(x_BTD))
 
+    def decoder_parts(self) -> DecoderParts:
+        """What it is made of: `dynamicgate.compile` runs it natively as a whole on the CPU."""
+        first: Any = self.blocks[0]
+        size = first.head_features
+        return DecoderParts(
+            self.embed, tuple(block.parts() for block in self.blocks), self.norm, self.head,  # type: ignore[operator]
+            first.heads, first.heads, rotation_speed(size, self.head.weight.device), size**-0.5,
+        )  # fmt: skip
+
 
 class Block(nn.Module):
     """Causal attention and a feed-forward layer, each with a norm before it and a residual path around it."""
@@ -105,6 +115,13 @@ class Block(nn.Module):
         x_BTD = x_BTD + self.mix(y_BHTE.transpose(1, 2).flatten(2))
         return x_BTD + self.ffn(self.norm2(x_BTD)), (k, v)
 
+    def parts(self) -> BlockParts:
+        """What it is made of."""
+        ffn = self.ffn
+        return BlockParts(
+            self.norm1, (self.qkv,), self.mix, self.norm2, ffn.up, ffn.value, ffn.down, ffn.activation
+        )  # fmt: skip
+
 
 def ffn_sites(model: GPT) -> list[Site]:
     """Where gates go: the hidden units of all feed-forward layers, ``gate_(model, config, where=ffn_sites(model))``."""
@@ -122,9 +139,13 @@ def _seen(q_BHTE: Tensor, k_BHSE: Tensor) -> Tensor | None:
 
 def rotation(first: int, last: int, features: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Cosine and sine of the angles of positions `first` to `last`, [T, features / 2]."""
-    speed = 10_000.0 ** (-torch.arange(0, features, 2, device=device) / features)
-    angle = torch.arange(first, last, device=device)[:, None] * speed
+    angle = torch.arange(first, last, device=device)[:, None] * rotation_speed(features, device)
     return angle.cos(), angle.sin()
+
+
+def rotation_speed(features: int, device: torch.device) -> Tensor:
+    """The angle by which each pair of features turns from one position to the next."""
+    return 10_000.0 ** (-torch.arange(0, features, 2, device=device) / features)
 
 
 def rotate(x_BHTE: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

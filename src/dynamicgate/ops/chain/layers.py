@@ -14,13 +14,16 @@ LAYOUTS = ("panels", "rows", "vectors", "csr", "columns")  # in the order of enu
 
 @dataclass(frozen=True)
 class Layer:
-    """h <- factor * activation(weight h + bias), for the blocks of outputs that are open.
+    """h <- factor * activation(weight h + bias) [* (value_weight h + value_bias)], for the blocks of outputs that are
+    open.
 
     block: outputs that open and close together; the last block may be shorter. 0 means not gated.
     gate: decides from the input of this layer. Without one, `block` > 0 means that the caller passes `factor_BG`.
     layout: "panels" for dense weights, "rows" for unit gates, "vectors" for weights in which 16 adjacent outputs share
         their inputs, "columns" for the same behind a gate that is mostly open (closed inputs are read as zeros), "csr"
         for weights that are zero anywhere. All layouts give the same result for the same weights.
+    value_weight, value_bias: a second projection of the same input, in the same layout, as in SwiGLU. It needs an input
+        that is not gated.
     skip_zeros: skip inputs that are exactly zero. It needs "panels" or "vectors" and an input that is not gated.
     """
 
@@ -31,6 +34,8 @@ class Layer:
     gate: GateNet | None = None
     layout: str = "panels"
     skip_zeros: bool = False
+    value_weight: Tensor | None = None
+    value_bias: Tensor | None = None
 
     @property
     def blocks(self) -> int:
@@ -64,11 +69,24 @@ def check_layers(layers: list[Layer]) -> None:
             raise ValueError(
                 f"{where}: skip_zeros needs panels or vectors and an input that is not gated, received {layer.layout}"
             )
+        _check_value(where, layer, gated=bool(i and layers[i - 1].block))
         if layer.gate is not None:
             check_gate_net(where, layer.gate, inputs, layer.blocks)
         given += bool(layer.block) and layer.gate is None
     if given > 1:
         raise ValueError(f"at most one layer may have a block without a gate, received {given}: give the others a gate")
+
+
+def _check_value(where: str, layer: Layer, *, gated: bool) -> None:
+    weight, bias = layer.value_weight, layer.value_bias
+    if weight is None:
+        if bias is not None:
+            raise ValueError(f"{where}: received a value_bias without a value_weight")
+        return
+    if weight.shape != layer.weight.shape or (bias is not None and bias.shape != layer.weight.shape[:1]):
+        raise ValueError(f"{where}: expected a value of {tuple(layer.weight.shape)}, received {tuple(weight.shape)}")
+    if gated or layer.skip_zeros:
+        raise ValueError(f"{where}: a value needs an input that is not gated, and cannot skip zeros")
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -18,8 +18,8 @@ from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.ops.chain.layers import LAYOUTS, Layer, check_layers
 
 PANEL = 16  # outputs side by side
-MAGIC = 0x44470002
-HEADER_WORDS, LINEAR_WORDS, LAYER_WORDS = 8, 9, 35
+MAGIC = 0x44470003
+HEADER_WORDS, LINEAR_WORDS, LAYER_WORDS = 8, 9, 44
 INDEX_LIMIT = 1 << 16  # indices take two bytes
 # The cost of one weight relative to one in a panel (measured: 0.175 of dense at density 0.05, for 1 and 256 rows).
 CSR_COST, VECTOR_COST = 3.5, 1.2
@@ -91,9 +91,9 @@ class Writer:
         self.pieces.append((at * PANEL, count, fill))
         return at
 
-    def floats(self) -> Tensor:
-        """All floats, each piece padded with zeros."""
-        out = torch.empty(self.lines * PANEL, dtype=torch.float32)
+    def floats(self, out: Tensor | None = None) -> Tensor:
+        """All floats, each piece padded with zeros, in `out` where it is given."""
+        out = torch.empty(self.lines * PANEL, dtype=torch.float32) if out is None else out
         for at, count, fill in self.pieces:
             fill(out[at : at + count])
             out[at + count : at + padded(count)] = 0.0
@@ -110,6 +110,12 @@ class Writer:
 
 def pack(layers: Sequence[Layer]) -> Packed:
     """Lay out a chain for the kernels."""
+    writer, program = lay_out(layers)
+    return Packed(writer.floats(), program, int(program[3]))
+
+
+def lay_out(layers: Sequence[Layer]) -> tuple[Writer, Tensor]:
+    """What `pack` writes, with the weights not yet written, and the program."""
     layers = list(layers)
     check_layers(layers)
     writer = Writer(HEADER_WORDS + LAYER_WORDS * len(layers))
@@ -120,19 +126,22 @@ def pack(layers: Sequence[Layer]) -> Packed:
         words += write_linear(
             writer, layer.weight, layer.bias, layer.activation, layer.layout, before, after, layer.skip_zeros
         )
-        words += _gate(writer, layer, before, after)
+        words += _value_and_gate(writer, layer, before, after)
         before = after
     outputs = layers[-1].weight.shape[0]
     inputs = layers[0].weight.shape[1]
     head = [MAGIC, len(layers), inputs, outputs, writer.lines, writer.words, 0, 0]
-    program = torch.cat((torch.tensor(head + words, dtype=torch.int32), *writer.index))
-    return Packed(writer.floats(), program, outputs)
+    return writer, torch.cat((torch.tensor(head + words, dtype=torch.int32), *writer.index))
 
 
-def _gate(writer: Writer, layer: Layer, before: Span, after: Span) -> list[int]:
+def _value_and_gate(writer: Writer, layer: Layer, before: Span, after: Span) -> list[int]:
     gate = layer.gate
+    value = [0] * LINEAR_WORDS
+    if layer.value_weight is not None:
+        held = (layer.value_weight, layer.value_bias, "identity", layer.layout)
+        value = write_linear(writer, *held, before, after, False)
     if gate is None:
-        return [0] * (2 * LINEAR_WORDS) + [0, layer.blocks, after.block, after.stride, 0, 0, 0, 0]
+        return [0] * (2 * LINEAR_WORDS) + value + [0, layer.blocks, after.block, after.stride, 0, 0, 0, 0]
     words: list[int] = []
     source = before
     for i, (weight, bias) in enumerate(zip(gate.weights, gate.biases, strict=True)):
@@ -141,7 +150,7 @@ def _gate(writer: Writer, layer: Layer, before: Span, after: Span) -> list[int]:
         activation = gate.hidden if i + 1 < len(gate.weights) else "identity"
         words += write_linear(writer, weight, bias, activation, layout, source, whole(outputs), False)
         source = whole(outputs)
-    words += [0] * (LINEAR_WORDS * (2 - len(gate.weights)))
+    words += [0] * (LINEAR_WORDS * (2 - len(gate.weights))) + value
     cut = torch.as_tensor(gate.cut, dtype=torch.float32).expand(gate.blocks)
     words += [len(gate.weights), gate.blocks, after.block, after.stride]
     words += [writer.add(gate.blocks, _copy_of(cut)), gate.top_k, _inverse(gate.tau), _inverse(gate.soft_width)]

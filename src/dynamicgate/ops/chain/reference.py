@@ -24,7 +24,11 @@ def reference_chain(x: Tensor, layers: Sequence[Layer], factor_BG: Tensor | None
                 raise ValueError("a layer with a block and no gate needs factor_BG, received None")
             factor = factor_BG.to(h.dtype)
         bias = None if layer.bias is None else layer.bias.to(h.dtype)
-        h = ACTIVATIONS[layer.activation].function(F.linear(h, layer.weight.to(h.dtype), bias))
+        units = ACTIVATIONS[layer.activation].function(F.linear(h, layer.weight.to(h.dtype), bias))
+        bias = None if layer.value_bias is None else layer.value_bias.to(x.dtype)
+        if layer.value_weight is not None:
+            units = units * F.linear(h, layer.value_weight.to(x.dtype), bias)
+        h = units
         if factor is not None:
             h = h * factor.repeat_interleave(layer.block, dim=-1)[..., : h.shape[-1]]
     return h

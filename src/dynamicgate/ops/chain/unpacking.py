@@ -47,12 +47,13 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
     layers = []
     for i in range(words[1]):
         at = HEADER_WORDS + i * LAYER_WORDS
-        parts = [PackedLinear(*words[at + j * LINEAR_WORDS : at + (j + 1) * LINEAR_WORDS]) for j in range(3)]
-        stages, blocks, block, _, cut, top_k, *scale = words[at + 3 * LINEAR_WORDS : at + LAYER_WORDS]
-        main, *gates = parts
+        parts = [PackedLinear(*words[at + j * LINEAR_WORDS : at + (j + 1) * LINEAR_WORDS]) for j in range(4)]
+        stages, blocks, block, _, cut, top_k, *scale = words[at + 4 * LINEAR_WORDS : at + LAYER_WORDS]
+        main, *gates, value = parts
         layout = LAYOUTS[main.layout]
         after = output_span(main.units, block if blocks else 0, layout)
         weight, bias = read_linear(weights, program, main, before, after)
+        by_value = read_linear(weights, program, value, before, after) if value.units else (None, None)
         gate = None
         if stages:
             read, source = [], before
@@ -78,6 +79,7 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
                 gate,
                 layout,
                 bool(main.skip_zeros),
+                *by_value,
             )
         )
         before = after

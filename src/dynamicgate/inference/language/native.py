@@ -1,0 +1,145 @@
+"""A native decoder as a module of buffers, and its cache.
+
+The cache of all layers is one tensor with room for more positions. What callers see are views of it, keys and values of
+each layer, as they know them from torch: [sequences, heads of keys, positions, features of a head]. The next call finds
+the room behind the views again, and writes there if nobody has. Views that were copied, cut or reordered are copied
+into a new cache. So a list of such views behaves like one of tensors that are never written.
+
+Shapes in names: L layers, B sequences, T new positions, S positions, K heads of keys, E features of a head, D features.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dynamicgate import ops
+from dynamicgate.ops.chain.packing import PANEL
+
+Pairs = list[tuple[Tensor, Tensor]]
+MORE_ROOM = 256  # positions behind the new ones; a full cache is copied into one with room for half as many more
+
+
+class NativeDecoder(nn.Module):
+    """All blocks of a decoder in one call."""
+
+    weights: Tensor
+    program: Tensor
+    embedding: Tensor | None
+
+    def __init__(self, packed: ops.decoder.PackedDecoder, embedding_VD: Tensor | None) -> None:
+        """embedding_VD: None if it is tied to the head, whose weights are then read."""
+        super().__init__()
+        ops.decoder.check_decoder(packed)
+        self.register_buffer("weights", packed.weights)
+        self.register_buffer("program", packed.program)
+        self.register_buffer("embedding", embedding_VD)
+        self.seconds: Tensor | None = None
+        """While it is set, the time of each of `ops.decoder.PARTS` is added to it."""
+        self._remember()
+
+    def _remember(self) -> None:
+        self.packed = ops.decoder.PackedDecoder(self.weights, self.program)
+        self.sizes, self.tokens = self.packed.sizes, self.packed.outputs
+        words = self.program[13:15].tolist()
+        chain = self.program[words[0] : words[0] + int(self.program[words[0] + 5])]
+        floats = self.weights[words[1] * PANEL : (words[1] + int(chain[4])) * PANEL]
+        self.ffn_floats = self._floats_of_ffns()
+        self.head = ops.chain.Packed(floats, chain, self.tokens)
+
+    def _floats_of_ffns(self) -> int:
+        """The weights of all feed-forward layers, which gates read in part."""
+        blocks = self.program[16 : 16 + 10 * self.sizes[0]].view(-1, 10)
+        return sum(int(self.program[words + 4]) * PANEL for words in blocks[:, 8].tolist())
+
+    def _apply(self, fn: Any, recurse: bool = True) -> NativeDecoder:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        ops.decoder.check_decoder(ops.decoder.PackedDecoder(self.weights, self.program))
+        self._remember()
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        ops.decoder.check_decoder(ops.decoder.PackedDecoder(self.weights, self.program))
+        self._remember()
+
+    def embed(self, ids_BT: Tensor) -> Tensor:
+        """The features of tokens."""
+        if self.embedding is not None:
+            return F.embedding(ids_BT, self.embedding)
+        if ids_BT.numel() and not 0 <= int(ids_BT.min()) <= int(ids_BT.max()) < self.tokens:
+            raise IndexError(f"tokens are 0 to {self.tokens - 1}, received {int(ids_BT.min())} to {int(ids_BT.max())}")
+        start, width, inputs = self.packed.head_panels
+        panels_PDS = self.weights[start : start + width * inputs].view(-1, inputs, PANEL)
+        return panels_PDS[ids_BT // PANEL, :, ids_BT % PANEL]
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        pairs: Sequence[tuple[Tensor, Tensor]] | None,
+        *,
+        position_BT: Tensor | None = None,
+        padding_B: Tensor | None = None,
+        scored: int | None = None,
+    ) -> tuple[Tensor, Tensor | None, Pairs]:
+        """Features after the last norm, scores at the last `scored` positions, and keys and values of all positions."""
+        if x_BTD.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError("a compiled decoder is for inference and has no derivatives: differentiate the model")
+        B, T, _ = x_BTD.shape
+        past = 0 if not pairs else pairs[0][0].shape[2]
+        cache = self._found(pairs, B, past + T) if pairs else None
+        if cache is None:
+            room = past + T + max(MORE_ROOM, (past + T) // 2)
+            cache = ops.decoder.new_cache(self.packed, B, room)
+            for layer, pair in enumerate(pairs or ()):
+                cache[layer, 0, :, :, :past], cache[layer, 1, :, :, :past] = pair
+        options = {"position_BT": position_BT, "padding_B": padding_B, "scored": scored, "seconds": self.seconds}
+        features, scores = ops.decoder.run_decoder(self.packed, x_BTD, cache, past, **options)  # type: ignore[arg-type]
+        views = cache[..., : past + T, :].flatten(0, 1).unbind(0)
+        return features, scores, list(zip(views[0::2], views[1::2], strict=True))
+
+    def score(self, features: Tensor) -> Tensor:
+        """The scores of tokens from features after the last norm."""
+        return ops.chain.run(features, self.head)
+
+    def _found(self, pairs: Sequence[tuple[Tensor, Tensor]], B: int, needed: int) -> Tensor | None:
+        """The cache that `pairs` are views of, if it has room for `needed` positions and nobody wrote behind them."""
+        L, _, K, E = self.sizes
+        if len(pairs) != L or any(t.shape[:2] != (B, K) or t.shape[3] != E for pair in pairs for t in pair):
+            raise ValueError(f"expected {L} pairs of keys and values [{B}, {K}, positions, {E}] in the cache")
+        first = pairs[0][0]
+        storage, past = first.untyped_storage(), first.shape[2]
+        room, rest = divmod(storage.nbytes(), 4 * 2 * L * B * K * E)
+        if rest or room < needed or first.dtype is not torch.float32:
+            return None
+        plane = 4 * B * K * room * E
+        expected = (K * room * E, room * E, E, 1)
+        for number, tensor in enumerate(t for pair in pairs for t in pair):
+            at = storage.data_ptr() + number * plane
+            if tensor.data_ptr() != at or tensor.stride() != expected or tensor.shape[2] != past:
+                return None
+        with torch.no_grad():
+            cache = torch.empty(0).set_(storage, 0, (L, 2, B, K, room, E))  # type: ignore[call-overload]
+        return cache if bool(cache[-1, 1, :, :, past, 0].isnan().all()) else None
+
+
+class NativeLanguageModel(nn.Module):
+    """Tokens to scores, with the positions before in a cache: what `DecoderParts.into` makes by default."""
+
+    def __init__(self, decoder: NativeDecoder) -> None:
+        """Runs `decoder`."""
+        super().__init__()
+        self.decoder = decoder
+
+    def forward(self, ids_BT: Tensor, cache: Pairs | None = None) -> Tensor:
+        """Scores [B, T, V] of the next token at each position. `cache` holds the positions before and is extended."""
+        _, scores, pairs = self.decoder(self.decoder.embed(ids_BT), cache)
+        if cache is not None:
+            cache[:] = pairs
+        if scores is None:  # no position
+            return torch.empty(*ids_BT.shape, self.decoder.tokens)
+        return scores

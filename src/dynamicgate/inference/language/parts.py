@@ -1,0 +1,143 @@
+"""The parts of a decoder, as its model names them, and the packed decoder that they become.
+
+A model of your own becomes native as a whole if it has a method `decoder_parts` that returns a `DecoderParts`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate import ops
+from dynamicgate.gating import integrations
+from dynamicgate.gating.gate import Gate
+from dynamicgate.inference.cpu.ffn import ffn_layers
+from dynamicgate.inference.gpu.find import unsupported
+from dynamicgate.nn.ffn import unwatched
+
+
+@dataclass(frozen=True)
+class BlockParts:
+    """One block: x + mix(attention(norm1(x))), then x + down(activation(up(norm2(x))) [* value(norm2(x))]).
+
+    qkv: one projection to queries, keys and values, or three, one after the other.
+    """
+
+    norm1: nn.Module
+    qkv: tuple[nn.Linear, ...]
+    mix: nn.Linear
+    norm2: nn.Module
+    up: nn.Linear
+    value: nn.Linear | None
+    down: nn.Linear
+    activation: str
+
+
+@dataclass(frozen=True)
+class DecoderParts:
+    """A decoder with RMS norms before its layers and rotary positions; see `ops.decoder.Decoder` for the numbers.
+
+    into: makes a model out of the native decoder, that is called as this one is; None makes one with
+    ``forward(ids, cache=None)``.
+    """
+
+    embed: nn.Embedding
+    blocks: tuple[BlockParts, ...]
+    norm: nn.Module
+    head: nn.Linear
+    heads: int
+    key_heads: int
+    speed: Tensor
+    score_scale: float
+    rotation_scale: float = 1.0
+    into: Callable[[Any], nn.Module] | None = None
+
+
+def parts_of(model: nn.Module) -> DecoderParts:
+    """The parts of a decoder; ValueError with the reason for any other model."""
+    own = getattr(model, "decoder_parts", None)
+    if own is not None and inspect.ismethod(own):
+        found = own()
+        _refuse_hooks(model)
+        assert isinstance(found, DecoderParts)
+        return found
+    library = integrations.module_for(model)
+    if library is None:
+        raise ValueError("only decoders that say what they are made of run natively as a whole")
+    found = library.decoder_parts(model)
+    _refuse_hooks(model)
+    assert isinstance(found, DecoderParts)
+    return found
+
+
+@torch.no_grad()
+def decoder_of(parts: DecoderParts) -> ops.decoder.Decoder:
+    """The decoder for the kernels; ValueError if a part computes something else than it seems to."""
+    if type(parts.embed) is not nn.Embedding or parts.embed.max_norm is not None:
+        raise ValueError("its embedding is not a plain one")
+    blocks = tuple(map(_block, parts.blocks))
+    head = _plain(parts.head, None)
+    return ops.decoder.Decoder(
+        blocks, _norm(parts.norm), head, parts.heads, parts.key_heads, parts.speed.detach().float(),
+        parts.score_scale, parts.rotation_scale,
+    )  # fmt: skip
+
+
+def _block(block: BlockParts) -> ops.decoder.Block:
+    gate = getattr(block.down, "gate", None)
+    if gate is not None and not isinstance(gate, Gate):
+        raise ValueError("something that is no gate sits on its hidden units")
+    if gate is not None:
+        reason = unsupported(gate)
+        if reason is not None or gate.config.competes:
+            raise ValueError(f"a gate of its feed-forward layers: {reason or 'its blocks compete, in torch'}")
+        if gate.site.producers[:1] != (gate.site.source,) and gate.site.source not in gate.site.producers:
+            raise ValueError("a gate of its feed-forward layers reads another layer")
+    for linear in (block.up, block.value, block.down):
+        if linear is not None:
+            _plain(linear, gate)
+    layers, _ = ffn_layers(block.up, block.value, block.down, block.activation, gate)
+    projections = [_plain(linear, None) for linear in block.qkv]
+    biases = [layer.bias for layer in projections]
+    if any(bias is None for bias in biases) != all(bias is None for bias in biases):
+        biases = [p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in projections]
+    bias = None if biases[0] is None else torch.cat([b for b in biases if b is not None])
+    weight = torch.cat([p.weight for p in projections]) if len(projections) > 1 else projections[0].weight
+    qkv = ops.chain.Layer(weight, bias)
+    return ops.decoder.Block(_norm(block.norm1), qkv, _plain(block.mix, None), _norm(block.norm2), layers)
+
+
+def _plain(linear: nn.Linear, gate: Gate | None) -> ops.chain.Layer:
+    if type(linear) is not nn.Linear or "forward" in vars(linear) or not unwatched(linear, gate):  # type: ignore[arg-type]
+        raise ValueError("one of its layers is not a plain Linear, or has a hook or a gate of its own")
+    if (linear.weight.dtype, linear.weight.device.type) != (torch.float32, "cpu"):
+        raise ValueError(f"the kernels are float32 on the cpu, it is {linear.weight.dtype} on {linear.weight.device}")
+    return ops.chain.Layer(linear.weight.detach(), None if linear.bias is None else linear.bias.detach())
+
+
+def _norm(norm: nn.Module) -> ops.decoder.Norm:
+    if norm._forward_hooks or norm._forward_pre_hooks or "forward" in vars(norm):
+        raise ValueError("one of its norms has a hook or a forward of its own")
+    weight = getattr(norm, "weight", None)
+    if type(norm) is nn.RMSNorm:
+        epsilon = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+    elif type(norm).__name__.endswith("RMSNorm") and hasattr(norm, "variance_epsilon"):
+        epsilon = norm.variance_epsilon
+    else:
+        raise ValueError(f"its norms are {type(norm).__name__}, and the kernels know RMS norms only")
+    if weight is None or weight.ndim != 1 or weight.dtype is not torch.float32:
+        raise ValueError("its norms need one float32 weight for each feature")
+    return ops.decoder.Norm(weight.detach(), float(epsilon))
+
+
+def _refuse_hooks(model: nn.Module) -> None:
+    """A hook must see its module run; those of gates are replaced together with their layers, which are looked at."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) or not (module._forward_hooks or module._forward_pre_hooks):
+            continue
+        raise ValueError(f"{name or 'the model'} has a hook, which would not run")

@@ -1,0 +1,103 @@
+"""`compile` for models that are called with tokens, dicts or keyword arguments, and for those that cannot be traced:
+make the candidates, verify them, time them on the whole model, and keep the fastest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dynamicgate import ops
+from dynamicgate.accounting.counter import deployed
+from dynamicgate.gating.recording import named_gates, usage
+from dynamicgate.inference.language.calls import Inputs, cache_kind
+from dynamicgate.inference.language.layer_by_layer import replace_layers
+from dynamicgate.inference.language.native import NativeDecoder, NativeLanguageModel
+from dynamicgate.inference.language.parts import DecoderParts, decoder_of, parts_of
+from dynamicgate.inference.language.plan import BY_LAYER, TORCH, WHOLE, LanguagePlan
+from dynamicgate.inference.language.timing import choose, time_models
+from dynamicgate.inference.language.verify import LanguageReference
+from dynamicgate.inference.shadow_copy import copy_sharing_memory, held_bytes, stop_sharing_
+from dynamicgate.inference.timing import threads_of_torch
+from dynamicgate.ops import native
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What `compile_language` made. described: what a file needs besides tensors, see `saving`."""
+
+    body: nn.Module
+    plan: LanguagePlan
+    described: dict[str, Any]
+
+
+@torch.no_grad()
+def compile_language(
+    model: nn.Module, inputs: Inputs, *, batches: Sequence[int], threads: int | None, seconds: float
+) -> Compiled:
+    """The fastest verified way to run `model` as `inputs` call it. batches: rows of a call, where there is no cache."""
+    inputs = inputs.mapped(lambda tensor: tensor.detach())
+    kind = cache_kind(model)
+    with threads_of_torch(threads):
+        bodies, described, notes = _candidates(model)
+        open_rates = _open_rates(bodies[TORCH], inputs)
+        reference = LanguageReference(model, inputs, kind) if len(bodies) > 1 else None
+        verified = {}
+        for name in [name for name in bodies if name != TORCH]:
+            assert reference is not None
+            verified[name] = reference.verify(bodies[name])
+            if verified[name] is None:
+                notes.append(f"{name!r} is not used: most positions of the example have a logit near its threshold")
+                del bodies[name]
+        del reference
+        regimes = time_models(bodies, inputs, kind, batches, seconds, open_rates)
+        chosen = choose(regimes)
+        body = bodies[chosen]
+        if chosen != WHOLE:
+            stop_sharing_(body, model)
+        plan = LanguagePlan(
+            chosen, regimes, open_rates, notes, verified.get(chosen), ops.backend() if chosen != TORCH else "torch",
+            torch.get_num_threads(), held_bytes(body) / max(1, held_bytes(model)),
+        )  # fmt: skip
+    return Compiled(body, plan, {"way": chosen, **described.get(chosen, {})})
+
+
+def native_body(model: nn.Module, parts: DecoderParts) -> nn.Module:
+    """`model` around its native decoder."""
+    packed = ops.decoder.pack_decoder(decoder_of(parts))
+    tied = parts.embed.weight is parts.head.weight
+    decoder = NativeDecoder(packed, None if tied else parts.embed.weight.detach().clone())
+    return NativeLanguageModel(decoder) if parts.into is None else parts.into(decoder)
+
+
+def _candidates(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]], list[str]]:
+    """By name, the ways to run the model, what describes them, and sentences about what cannot be native."""
+    bodies: dict[str, nn.Module] = {TORCH: copy_sharing_memory(model)}
+    described: dict[str, dict[str, Any]] = {}
+    notes: list[str] = []
+    if native.missing():
+        return bodies, described, [f"the model runs in torch as it is: {native.missing()}"]
+    try:
+        bodies[WHOLE] = native_body(bodies[TORCH], parts_of(bodies[TORCH])).eval()
+        described[WHOLE] = {"own": isinstance(bodies[WHOLE], NativeLanguageModel)}
+    except ValueError as error:
+        notes.append(f"not native as a whole: {error}")
+        by_layer, layers, reasons = replace_layers(model)
+        notes += [f"the gate of {site!r} stays in torch: {reason}" for site, reason in reasons.items()]
+        if layers:
+            bodies[BY_LAYER], described[BY_LAYER] = by_layer, {"layers": layers}
+    return bodies, described, notes
+
+
+def _open_rates(reference: nn.Module, inputs: Inputs) -> Mapping[str, float] | Any:
+    gates = named_gates(reference)
+    if not gates:
+        inputs.call(reference)  # an example that the model cannot read should fail here, in the model's own words
+        return {}
+    with usage(reference) as used:
+        inputs.call(reference)
+        decisions = deployed(gates, used)
+        return {name: float(open_BG.double().mean()) for name, open_BG in decisions.items()}

@@ -1,0 +1,95 @@
+"""The plan of a whole model: which way it runs, where the time goes, what is gated, and what bounds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dynamicgate.inference.plan import Regime, Verification
+
+TORCH, BY_LAYER, WHOLE = "torch", "layer by layer", "whole model"
+WORDS = {
+    TORCH: "the model as it is, in torch",
+    BY_LAYER: "gated feed-forward layers native, the rest in torch",
+    WHOLE: "the whole decoder in one native call",
+}
+
+
+@dataclass(frozen=True)
+class ModelRegime:
+    """One way to call the model."""
+
+    name: str
+    """In words: a prompt of so many tokens, one more token after so many, so many rows."""
+    tokens: int
+    """New rows or tokens of the call."""
+    times: dict[str, float]
+    """Median microseconds of every candidate."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Of the native decoder, the microseconds of each of its parts."""
+    megabytes: float = 0.0
+    """Weights and cached positions that one call of the native decoder reads; for few tokens that is what bounds it."""
+
+
+@dataclass(frozen=True)
+class LanguagePlan:
+    """How a compiled model runs as a whole. `print` it."""
+
+    chosen: str
+    regimes: list[ModelRegime]
+    open_rates: dict[str, float]
+    """By gate, the fraction of its blocks that the example opens."""
+    notes: list[str] = field(default_factory=list)
+    verification: Verification | None = None
+    """Positions that were compared with the float64 reference; None where nothing was replaced."""
+    backend: str = "torch"
+    threads: int = 1
+    memory: float = 0.0
+    """Bytes held, relative to the model."""
+
+    @property
+    def chains(self) -> list[list[Regime]]:
+        """None: chains have regimes of their own, see `Plan`."""
+        return []
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, lists and strings."""
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(found: Mapping[str, Any]) -> LanguagePlan:
+        """The inverse of `to_dict`."""
+        verified = found["verification"]
+        regimes = [ModelRegime(**regime) for regime in found["regimes"]]
+        verification = Verification(**verified) if verified else None
+        return LanguagePlan(**{**found, "regimes": regimes, "verification": verification})
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.backend}, threads: {self.threads}, memory: {self.memory:.2f} x the model",
+            f"runs as: {self.chosen} ({WORDS[self.chosen]})",
+        ]
+        for regime in self.regimes:
+            lines += ["", regime.name]
+            lines += [
+                f"  {name:<16}{us:>12,.1f} us" + ("  <- chosen" if name == self.chosen else "")
+                for name, us in regime.times.items()
+            ]
+            total = sum(regime.parts.values())
+            if total and self.chosen == WHOLE:
+                shares = ", ".join(f"{part} {us / total:.0%}" for part, us in regime.parts.items())
+                lines.append(f"  of the native call: {shares}")
+            if regime.megabytes and self.chosen == WHOLE:
+                speed = regime.megabytes / max(regime.times[WHOLE], 1e-9) * 1e3
+                lines.append(f"  reads {regime.megabytes:,.1f} MB of weights and cache, {speed:,.1f} GB/s")
+        if self.open_rates:
+            rates = self.open_rates.values()
+            mean = sum(rates) / len(rates)
+            lines += ["", f"gated: {len(rates)} layers, {mean:.1%} of their blocks open on the example, "
+                      f"{min(rates):.1%} to {max(rates):.1%}"]  # fmt: skip
+        if self.verification:
+            found = self.verification
+            lines += ["", f"verified: {found.rows} positions agree with float64 within {found.error:.1e}, "
+                      f"{found.near_threshold} near a threshold left out"]  # fmt: skip
+        return "\n".join([*lines, *self.notes])

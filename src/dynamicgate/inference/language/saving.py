@@ -1,0 +1,62 @@
+"""Compiled language models in a file. A native decoder is mapped from the file, not copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from dynamicgate import ops
+from dynamicgate.inference.language.layer_by_layer import restore_layers
+from dynamicgate.inference.language.native import NativeDecoder, NativeLanguageModel
+from dynamicgate.inference.language.parts import parts_of
+from dynamicgate.inference.language.plan import BY_LAYER, TORCH, WHOLE
+from dynamicgate.inference.shadow_copy import copy_sharing_memory, stop_sharing_
+from dynamicgate.io.tensor_file import restore
+
+
+def tensors_of(body: nn.Module, described: Mapping[str, Any]) -> dict[str, Tensor]:
+    """What a file has to hold."""
+    return (native_decoder(body) if described["way"] == WHOLE else body).state_dict()
+
+
+def native_decoder(body: nn.Module) -> NativeDecoder:
+    """The native decoder inside a model."""
+    return next(module for module in body.modules() if isinstance(module, NativeDecoder))
+
+
+def body_from(
+    described: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path, into: nn.Module | None
+) -> nn.Module:
+    """The compiled model that was saved. into: needed unless the file holds all of it."""
+    way = described["way"]
+    if way not in (WHOLE, BY_LAYER, TORCH):
+        raise ValueError(f"the plan runs in an unknown way, {way!r:.40}")
+    if way == WHOLE and described["own"]:
+        return NativeLanguageModel(_decoder(tensors)).eval()
+    if into is None:
+        raise ValueError(
+            f"part of the model in {path} runs in torch: pass an instance with CompiledModel.load(path, into=model)"
+        )
+    if way == WHOLE:
+        make = parts_of(copy_sharing_memory(into)).into
+        if make is None:
+            raise ValueError("the plan was made for a model of another library")
+        return make(_decoder(tensors)).eval()
+    body = restore_layers(into, described["layers"], tensors) if way == BY_LAYER else copy_sharing_memory(into)
+    stop_sharing_(body, into)
+    restore(body, tensors, path)
+    return body
+
+
+def _decoder(tensors: Mapping[str, Tensor]) -> NativeDecoder:
+    packed = ops.decoder.PackedDecoder(tensors["weights"], tensors["program"])
+    decoder = NativeDecoder(packed, tensors.get("embedding"))
+    embedding = decoder.embedding
+    if embedding is not None and embedding.shape != (decoder.tokens, decoder.sizes[1]):
+        raise ValueError(f"expected an embedding [{decoder.tokens}, {decoder.sizes[1]}]: {tuple(embedding.shape)}")
+    if embedding is None and int(packed.program[int(packed.program[13]) + 8]) != 0:
+        raise ValueError("an embedding that is tied to the head needs a head in panels")
+    return decoder

@@ -1,0 +1,116 @@
+"""Time whole models: prompts, and one more token after them, or batches of rows where there is no cache."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from math import log
+
+import torch
+from torch import Tensor, nn
+
+from dynamicgate import ops
+from dynamicgate.inference.language.calls import CacheKind, Generation, Inputs
+from dynamicgate.inference.language.native import NativeDecoder
+from dynamicgate.inference.language.plan import TORCH, ModelRegime
+from dynamicgate.inference.timing import RoundRobin
+
+MARGIN = 0.97  # a margin of less than 3 % over torch is noise
+MIN_ROUNDS, MAX_ROUNDS = 3, 50
+
+
+def time_models(
+    bodies: Mapping[str, nn.Module], inputs: Inputs, kind: CacheKind | None, batches: Sequence[int], seconds: float,
+    open_rates: Mapping[str, float],
+) -> list[ModelRegime]:  # fmt: skip
+    """One regime for each way to call the model."""
+    ids = inputs.ids
+    with torch.inference_mode():
+        if ids is None or kind is None:
+            return _time_rows(bodies, inputs, batches, seconds)
+        sequences, tokens = ids.shape
+        calls = {name: (lambda body=body: Generation(body, kind).step(ids)) for name, body in bodies.items()}
+        first = _time(calls, seconds / 2)
+        prompt = ModelRegime(
+            f"a prompt of {tokens} tokens" + _of(sequences), sequences * tokens, first, _parts(bodies, calls)
+        )
+        started = {name: Generation(body, kind) for name, body in bodies.items()}
+        for generation in started.values():
+            generation.step(ids)
+        new = ids[:, -1:]
+        calls = {name: (lambda g=generation: g.step(new)) for name, generation in started.items()}
+        times = _time(calls, seconds / 2)
+        name = f"one more token after {tokens}" + _of(sequences)
+        megabytes = max((_megabytes(body, open_rates, sequences, tokens) for body in bodies.values()), default=0.0)
+        return [prompt, ModelRegime(name, sequences, times, _parts(bodies, calls), megabytes)]
+
+
+def choose(regimes: Sequence[ModelRegime]) -> str:
+    """The candidate that is fastest over all regimes, torch unless another is clearly faster."""
+
+    def cost(name: str) -> float:
+        return sum(log(regime.times[name]) for regime in regimes)
+
+    best = min(regimes[0].times, key=cost)
+    return TORCH if cost(best) > cost(TORCH) + len(regimes) * log(MARGIN) else best
+
+
+def _time_rows(
+    bodies: Mapping[str, nn.Module], inputs: Inputs, batches: Sequence[int], seconds: float
+) -> list[ModelRegime]:
+    rows = max((len(tensor) for tensor in inputs.tensors if tensor.ndim), default=1)
+    found = []
+    for batch in batches:
+        some = inputs.rows(torch.arange(batch) % rows)
+        calls = {name: (lambda body=body, some=some: some.call(body)) for name, body in bodies.items()}
+        found.append(ModelRegime(f"batch {batch}", batch, _time(calls, seconds / len(batches))))
+    return found
+
+
+def _time(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Median microseconds of each call; they take turns."""
+    for call in calls.values():
+        call()
+
+    def measure(name: str) -> float:
+        start = time.perf_counter()
+        calls[name]()
+        return 1e6 * (time.perf_counter() - start)
+
+    robin, started = RoundRobin(calls), time.perf_counter()
+    for number in range(MAX_ROUNDS):
+        if number >= MIN_ROUNDS and time.perf_counter() - started > seconds:
+            break
+        robin.run(measure)
+    return {name: statistics.median(times) for name, times in robin.times.items()}
+
+
+def _parts(bodies: Mapping[str, nn.Module], calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Where the time of one native call goes."""
+    for name, body in bodies.items():
+        for decoder in body.modules():
+            if isinstance(decoder, NativeDecoder):
+                seconds: Tensor = torch.zeros(len(ops.decoder.PARTS), dtype=torch.float64)
+                decoder.seconds = seconds
+                calls[name]()
+                decoder.seconds = None
+                return dict(zip(ops.decoder.PARTS, (1e6 * seconds).tolist(), strict=True))
+    return {}
+
+
+def _megabytes(body: nn.Module, open_rates: Mapping[str, float], sequences: int, past: int) -> float:
+    """What one step of a native decoder reads, if its sequences open different blocks of a feed-forward layer as if
+    by chance."""
+    for decoder in body.modules():
+        if isinstance(decoder, NativeDecoder):
+            layers, _, key_heads, size = decoder.sizes
+            closed = sum((1.0 - rate) ** sequences for rate in open_rates.values()) / max(1, len(open_rates))
+            ffn = decoder.ffn_floats
+            weights = decoder.weights.numel() - ffn * closed
+            return 4e-6 * (weights + 2 * layers * sequences * key_heads * size * past)
+    return 0.0
+
+
+def _of(sequences: int) -> str:
+    return f", {sequences} sequences" if sequences > 1 else ""

@@ -1,0 +1,62 @@
+"""What a decoder is made of: nothing here knows how it will be laid out or run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from dynamicgate.ops.chain import Layer
+
+
+@dataclass(frozen=True)
+class Norm:
+    """weight * x / root mean square of x."""
+
+    weight: Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class Block:
+    """Attention and a feed-forward layer, each with a norm before it and a residual path around it.
+
+    qkv: from features to all heads of queries, then all heads of keys, then all heads of values.
+    mix: from the heads back to features. ffn: a chain; two layers, the first of which may be gated and have a value.
+    """
+
+    before_attention: Norm
+    qkv: Layer
+    mix: Layer
+    before_ffn: Norm
+    ffn: tuple[Layer, ...]
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Embedded tokens to the scores of the next ones.
+
+    heads, key_heads: of queries, and of keys and values; queries share the keys of their group.
+    speed: of the rotation of each pair of features of a head, in radians for one position; the two of a pair are half
+        a head apart. rotation_scale multiplies cosine and sine.
+    score_scale: multiplies products of queries and keys.
+    """
+
+    blocks: tuple[Block, ...]
+    norm: Norm
+    head: Layer
+    heads: int
+    key_heads: int
+    speed: Tensor
+    score_scale: float
+    rotation_scale: float = 1.0
+
+    @property
+    def head_features(self) -> int:
+        """The features of one head."""
+        return 2 * len(self.speed)
+
+    @property
+    def features(self) -> int:
+        """The features between blocks."""
+        return len(self.norm.weight)

@@ -1,0 +1,113 @@
+"""Packs a decoder into two flat tensors. Its words are those of csrc/decoder_program.h: change both together."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dynamicgate.ops import native
+from dynamicgate.ops.chain.layers import Layer
+from dynamicgate.ops.chain.packing import PANEL, Writer, lay_out, padded
+from dynamicgate.ops.decoder.layers import Decoder, Norm
+
+MAGIC = 0x44474C01
+HEADER_WORDS, BLOCK_WORDS = 16, 10
+
+
+class PackedDecoder(NamedTuple):
+    """A decoder that is ready for `run_decoder`: float32 weights and an int32 program."""
+
+    weights: Tensor
+    program: Tensor
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Layers, features, heads of keys and features of a head."""
+        layers, features, _, key_heads, head_features = self.program[3:8].tolist()
+        return layers, features, key_heads, head_features
+
+    @property
+    def outputs(self) -> int:
+        """Tokens that are scored."""
+        return int(self.program[15])
+
+    @property
+    def head_panels(self) -> tuple[int, int, int]:
+        """Where the weights of the head start, its padded outputs and its inputs: a head in panels can also be read
+        row by row, as an embedding that is tied to it."""
+        words, lines = self.program[13:15].tolist()
+        _, inputs, _, width, weight = self.program[words + 8 : words + 13].tolist()
+        return (lines + weight) * PANEL, width, inputs
+
+
+class _Parts:
+    """Chains and single tensors, each with its part of the weights and the program."""
+
+    def __init__(self, words: int) -> None:
+        self.words, self.lines = words, 0
+        self.chains: list[tuple[int, Writer, Tensor]] = []
+        self.tensors: list[tuple[int, Tensor]] = []
+
+    def chain(self, layers: Sequence[Layer]) -> list[int]:
+        writer, program = lay_out(layers)
+        at = [self.words, self.lines]
+        self.chains.append((self.lines, writer, program))
+        self.words, self.lines = self.words + len(program), self.lines + writer.lines
+        return at
+
+    def tensor(self, values: Tensor) -> int:
+        at, self.lines = self.lines, self.lines + padded(len(values)) // PANEL
+        self.tensors.append((at, values.detach()))
+        return at
+
+    def norm(self, norm: Norm) -> list[int]:
+        return [self.tensor(norm.weight), _bits(norm.epsilon)]
+
+    def weights(self) -> Tensor:
+        """Written at the end, into one tensor, piece by piece: there is never a second copy of all weights."""
+        out = torch.empty(self.lines * PANEL, dtype=torch.float32)
+        for line, writer, _ in self.chains:
+            writer.floats(out[line * PANEL : (line + writer.lines) * PANEL])
+        for line, values in self.tensors:
+            out[line * PANEL : line * PANEL + padded(len(values))] = 0.0
+            out[line * PANEL : line * PANEL + len(values)] = values
+        return out
+
+
+def pack_decoder(decoder: Decoder) -> PackedDecoder:
+    """Lay out a decoder for the kernels."""
+    parts = _Parts(HEADER_WORDS + BLOCK_WORDS * len(decoder.blocks))
+    words: list[int] = []
+    for block in decoder.blocks:
+        words += parts.norm(block.before_attention) + parts.norm(block.before_ffn)
+        words += parts.chain([block.qkv]) + parts.chain([block.mix]) + parts.chain(block.ffn)
+    speed, norm = parts.tensor(decoder.speed), parts.norm(decoder.norm)
+    head = parts.chain([decoder.head])
+    sizes = [len(decoder.blocks), decoder.features, decoder.heads, decoder.key_heads, decoder.head_features]
+    scales = [_bits(decoder.rotation_scale), _bits(decoder.score_scale)]
+    header = [MAGIC, parts.words, parts.lines, *sizes, speed, *scales, *norm, *head, len(decoder.head.weight)]
+    program = torch.cat((torch.tensor(header + words, dtype=torch.int32), *(chain for _, _, chain in parts.chains)))
+    packed = PackedDecoder(parts.weights(), program)
+    check_decoder(packed)
+    return packed
+
+
+def check_decoder(packed: PackedDecoder) -> None:
+    """Raise ValueError unless everything that the program names lies within it and its weights. Only the kernels can
+    run a decoder, and they check it, in csrc/decoder.cpp."""
+    if native.missing():
+        raise ValueError(f"a packed decoder needs the compiled kernels: {native.missing()}")
+    kinds = ((packed.weights, torch.float32), (packed.program, torch.int32))
+    if any(t.dtype != kind or t.ndim != 1 or not t.is_contiguous() or not t.is_cpu for t, kind in kinds):
+        raise ValueError("a packed decoder is one list of float32 weights and one of int32 words, on the CPU")
+    problem = native.problem_of(packed.program, packed.weights.numel(), decoder=True)
+    if problem:
+        raise ValueError(f"this is not a packed decoder: {problem}")
+
+
+def _bits(number: float) -> int:
+    return int(struct.unpack("i", struct.pack("f", number))[0])

@@ -1,0 +1,68 @@
+"""Runs a packed decoder on new tokens, with the positions before in a cache of fixed room.
+
+Shapes in names: L layers, B sequences, T new positions, S cached positions, K heads of keys, E features of a head,
+D features, V tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dynamicgate.ops import native
+from dynamicgate.ops.decoder.packing import PackedDecoder
+
+PARTS = ("norms", "projections", "attention", "ffn", "head")
+"""What `seconds` counts, in the order of enum DecoderPart in csrc/decoder_program.h."""
+
+
+def new_cache(packed: PackedDecoder, sequences: int, room: int) -> Tensor:
+    """An empty cache: [layers, keys and values, sequences, heads of keys, room, features of a head], all NaN, which
+    says that nothing was written there."""
+    layers, _, key_heads, head_features = packed.sizes
+    return torch.full((layers, 2, sequences, key_heads, room, head_features), torch.nan)
+
+
+def run_decoder(
+    packed: PackedDecoder,
+    x_BTD: Tensor,
+    cache_L2BKSE: Tensor,
+    past: int,
+    *,
+    position_BT: Tensor | None = None,
+    padding_B: Tensor | None = None,
+    scored: int | None = None,
+    seconds: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The features of the new positions after the last norm, and the scores of the next token at the last `scored` of
+    them; 0 gives no scores, None those of all.
+
+    Keys and values of the new positions are written into the cache, behind the `past` that are there.
+    position_BT: where each token stands, which decides its rotation; counted from `past` by default.
+    padding_B: how many positions at the start of each sequence are padding; what padding gives means nothing.
+    seconds: float64, one for each of `PARTS`; the time of each is added.
+    """
+    B, T, _ = x_BTD.shape
+    if x_BTD.dtype is not torch.float32 or x_BTD.shape[2] != packed.sizes[1]:
+        raise ValueError(
+            f"expected float32 [sequences, positions, {packed.sizes[1]}], received {x_BTD.dtype} {tuple(x_BTD.shape)}"
+        )
+    if cache_L2BKSE.dtype is not torch.float32 or cache_L2BKSE.ndim != 6 or not cache_L2BKSE.is_contiguous():
+        raise ValueError("the cache must be one that new_cache made")
+    scored = T if scored is None else scored
+    if position_BT is None:
+        position_BT = torch.arange(past, past + T).expand(B, T)
+    position_BT = position_BT.to(torch.int64).expand(B, T).contiguous()
+    padding_B = torch.zeros(B, dtype=torch.int64) if padding_B is None else padding_B.to(torch.int64).contiguous()
+    if padding_B.shape != (B,) or (seconds is not None and seconds.shape != (len(PARTS),)):
+        raise ValueError(f"expected padding of {B} sequences and {len(PARTS)} seconds")
+    if B * T == 0:
+        return x_BTD, None
+    x_BTD = x_BTD.detach().clone(memory_format=torch.contiguous_format)
+    y_BTV = torch.empty(B, scored, packed.outputs) if scored else None
+    sizes = (B, T, cache_L2BKSE.numel(), cache_L2BKSE.shape[4], past, scored)
+    tensors = (x_BTD, cache_L2BKSE, position_BT, padding_B, y_BTV, seconds)
+    problem = native.decode(packed.program, packed.weights, tensors, sizes)
+    if problem:
+        raise ValueError(f"the decoder cannot run this: {problem}")
+    return x_BTD, y_BTV

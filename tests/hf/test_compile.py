@@ -1,0 +1,179 @@
+"""Hugging Face models compiled on the CPU: decoders of the Llama kind as a whole, others layer by layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DynamicCache,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    StaticCache,
+)
+
+import dynamicgate as dg
+from dynamicgate.inference import CompiledModel
+from dynamicgate.inference.language.plan import BY_LAYER, TORCH, WHOLE, LanguagePlan
+from dynamicgate.ops import native
+
+pytestmark = pytest.mark.skipif(bool(native.missing()), reason="no compiled kernels")
+SIZES: dict[str, Any] = {
+    "vocab_size": 61, "hidden_size": 36, "intermediate_size": 88, "num_hidden_layers": 2, "num_attention_heads": 6,
+    "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0,
+}  # fmt: skip
+KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": False}),
+    "llama, tied": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
+    "llama 3 rotation": (
+        LlamaForCausalLM, LlamaConfig,
+        {"rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 32,
+        }},
+    ),
+    "qwen 2, with biases": (Qwen2ForCausalLM, Qwen2Config, {}),
+}  # fmt: skip
+
+
+def gated(kind: str) -> Any:
+    torch.manual_seed(0)
+    model_class, config_class, options = KINDS[kind]
+    model = model_class(config_class(**{**SIZES, **options})).eval()
+    return with_gates(model)
+
+
+def with_gates(model: nn.Module) -> Any:
+    for parameter in model.parameters():
+        if parameter.ndim == 2:
+            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    dg.gate_(model, dg.GateConfig(block=16, net="linear"), where="mlp")
+    for gate in dg.named_gates(model).values():
+        nn.init.zeros_(gate.net.bias)
+    return model.eval()
+
+
+def quickly(model: nn.Module, example: Any) -> CompiledModel:
+    return dg.compile(model, example, seconds=0.01)
+
+
+def is_close(got: torch.Tensor, want: torch.Tensor) -> bool:
+    return float((got - want).abs().max()) <= 2e-5 * float(want.abs().max())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_decoder_of_the_llama_kind_runs_as_a_whole_and_generates_the_same(kind: str) -> None:
+    model = gated(kind)
+    ids = torch.randint(2, 61, (3, 14))
+    mask = torch.ones_like(ids)
+    mask[1, :5], mask[2, :13] = 0, 0
+    fast = quickly(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    assert isinstance(fast.plan, LanguagePlan)
+    assert fast.plan.notes == []
+    assert fast.plan.chosen == WHOLE
+    with torch.no_grad():
+        assert is_close(fast(ids).logits, model(ids).logits)
+        assert is_close(fast(input_ids=ids, logits_to_keep=1).logits, model(input_ids=ids, logits_to_keep=1).logits)
+    for options in ({"num_beams": 1}, {"num_beams": 3}):
+        want = model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False, **options)
+        assert torch.equal(fast.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False, **options), want)
+
+
+def test_a_cache_goes_from_torch_to_the_plan_and_back() -> None:
+    model = gated("llama")
+    ids = torch.randint(2, 61, (2, 14))
+    fast = quickly(model, {"input_ids": ids})
+    assert fast.plan.chosen == WHOLE
+    with torch.no_grad():
+        want = model(ids).logits
+        cache = DynamicCache(config=model.config)
+        model(ids[:, :5], past_key_values=cache)
+        middle = fast(ids[:, 5:9], past_key_values=cache, use_cache=True).logits
+        last = model(ids[:, 9:], past_key_values=cache).logits
+    assert is_close(middle, want[:, 5:9])
+    assert is_close(last, want[:, 9:])
+    assert cache.get_seq_length() == 14
+
+
+def test_what_a_native_decoder_cannot_do_is_refused_with_a_remedy() -> None:
+    model = gated("llama")
+    ids = torch.randint(2, 61, (2, 6))
+    fast = quickly(model, {"input_ids": ids})
+    assert fast.plan.chosen == WHOLE
+    right = torch.ones_like(ids)
+    right[0, 4:] = 0
+    with pytest.raises(ValueError, match="padding_side='left'"):
+        fast(input_ids=ids, attention_mask=right)
+    with pytest.raises(ValueError, match="leave out output_hidden_states"):
+        fast(input_ids=ids, output_hidden_states=True)
+    static = StaticCache(config=model.config, max_cache_len=20)
+    with pytest.raises(ValueError, match="DynamicCache"):
+        fast(input_ids=ids, past_key_values=static)
+    with pytest.raises(IndexError):
+        fast(input_ids=torch.tensor([[61]]))
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama, tied"])
+def test_a_plan_is_saved_and_loaded_into_the_model(kind: str, tmp_path: Path) -> None:
+    model = gated(kind)
+    ids = torch.randint(2, 61, (1, 6))
+    fast = quickly(model, {"input_ids": ids})
+    fast.save(tmp_path / "plan.safetensors")
+    again = CompiledModel.load(tmp_path / "plan.safetensors", into=model)
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, fast(ids).logits)
+    with pytest.raises(ValueError, match="into=model"):
+        CompiledModel.load(tmp_path / "plan.safetensors")
+
+
+OTHERS: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
+    "a sliding window": (MistralForCausalLM, MistralConfig, {**SIZES, "sliding_window": 8}, "sliding window"),
+    "norms of queries": (Qwen3ForCausalLM, Qwen3Config, {**SIZES, "head_dim": 6}, "not of the Llama kind"),
+    "gpt-2": (GPT2LMHeadModel, GPT2Config, {"vocab_size": 61, "n_embd": 36, "n_layer": 2, "n_head": 6}, "Llama kind"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_decoders_run_layer_by_layer_and_say_why(name: str) -> None:
+    torch.manual_seed(0)
+    model_class, config_class, options, reason = OTHERS[name]
+    model = with_gates(model_class(config_class(**options)))
+    ids = torch.randint(2, 61, (2, 14))
+    fast = quickly(model, {"input_ids": ids})
+    assert reason in " ".join(fast.plan.notes)
+    assert WHOLE not in fast.plan.regimes[0].times
+    assert BY_LAYER in fast.plan.regimes[0].times
+    with torch.no_grad():
+        assert is_close(fast(input_ids=ids).logits, model(input_ids=ids).logits)
+    want = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
+    assert torch.equal(fast.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0), want)
+
+
+def test_an_encoder_runs_layer_by_layer() -> None:
+    torch.manual_seed(0)
+    sizes = {key: SIZES[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")}
+    model = with_gates(BertForSequenceClassification(BertConfig(num_hidden_layers=2, **sizes)))
+    ids = torch.randint(2, 61, (4, 9))
+    mask = torch.ones_like(ids)
+    mask[0, 6:] = 0
+    example = {"input_ids": ids, "attention_mask": mask}
+    fast = dg.compile(model, example, seconds=0.01, batches=(1, 4))
+    assert fast.plan.chosen in (BY_LAYER, TORCH)
+    assert [regime.name for regime in fast.plan.regimes] == ["batch 1", "batch 4"]  # type: ignore[union-attr]
+    with torch.no_grad():
+        assert is_close(fast(**example).logits, model(**example).logits)
+    with pytest.raises(ValueError, match="only a compiled Hugging Face model has generate"):
+        fast.generate(ids)

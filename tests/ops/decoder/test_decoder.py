@@ -1,0 +1,202 @@
+"""A packed decoder against the reference in float64: prompts, caches, padding, gates, NaN, and programs that lie."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from dynamicgate.ops import GateNet, decoder, native
+from dynamicgate.ops.chain import Layer
+
+pytestmark = pytest.mark.skipif(bool(native.missing()), reason="no compiled kernels")
+
+
+def build(
+    *, features: int = 24, heads: int = 4, key_heads: int = 2, size: int = 6, width: int = 40, block: int = 16,
+    cut: float = 0.1, value: bool = True, layers: int = 2, tokens: int = 37, seed: int = 0,
+) -> decoder.Decoder:  # fmt: skip
+    draw = torch.Generator().manual_seed(seed)
+
+    def linear(outputs: int, inputs: int) -> Tensor:
+        return torch.randn(outputs, inputs, generator=draw) / inputs**0.5
+
+    def norm() -> decoder.Norm:
+        return decoder.Norm(torch.rand(features, generator=draw) + 0.5, 1e-6)
+
+    def one() -> decoder.Block:
+        gate = GateNet((linear(-(-width // block), features),), (None,), cut=cut) if block else None
+        up = Layer(
+            linear(width, features), None, "silu", block, gate, value_weight=linear(width, features) if value else None
+        )
+        qkv = Layer(linear((heads + 2 * key_heads) * size, features), torch.randn((heads + 2 * key_heads) * size))
+        mix = Layer(linear(features, heads * size))
+        return decoder.Block(norm(), qkv, mix, norm(), (up, Layer(linear(features, width))))
+
+    blocks = tuple(one() for _ in range(layers))
+    speed = 10_000.0 ** (-torch.arange(0, size, 2) / size)
+    return decoder.Decoder(blocks, norm(), Layer(linear(tokens, features)), heads, key_heads, speed, size**-0.5)
+
+
+def step_by_step(packed: decoder.PackedDecoder, x: Tensor, prompt: int, step: int = 1) -> Tensor:
+    """The scores of a prompt, then of the rest in steps, each from the cache of the one before."""
+    cache, found, past = decoder.new_cache(packed, len(x), x.shape[1]), [], 0
+    ends = [prompt, *range(prompt + step, x.shape[1], step), x.shape[1]]
+    for end in ends:
+        if end > past:
+            found.append(decoder.run_decoder(packed, x[:, past:end], cache, past)[1])
+            past = end
+    return torch.cat(found, dim=1)  # type: ignore[arg-type]
+
+
+SHAPES = {
+    "odd sizes": {},
+    "no gate": {"block": 0},
+    "no value": {"value": False},
+    "all open": {"cut": -torch.inf},
+    "all closed": {"cut": torch.inf},
+    "one head": {"heads": 1, "key_heads": 1, "size": 10},
+    "as many keys as queries": {"heads": 3, "key_heads": 3, "size": 32, "features": 96, "width": 128, "block": 64},
+    "groups of five": {"heads": 5, "key_heads": 1, "size": 16, "tokens": 100, "block": 7},
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("sequences", [1, 3])
+def test_prompts_and_steps_match_float64(name: str, sequences: int) -> None:
+    model = build(**SHAPES[name])  # type: ignore[arg-type]
+    packed = decoder.pack_decoder(model)
+    x = torch.randn(sequences, 21, model.features)
+    want = decoder.reference_decoder(model, x.double())
+    for prompt, step in ((21, 1), (1, 1), (8, 3), (5, 4)):
+        got = step_by_step(packed, x, prompt, step)
+        assert float((got - want).abs().max()) < 2e-5 * float(want.abs().max()), (prompt, step)
+
+
+@pytest.mark.parametrize("sequences", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("past", [0, 1, 15, 16, 33, 70])
+def test_one_more_token_after_any_number_matches_float64(sequences: int, past: int) -> None:
+    model = build(seed=past)
+    packed = decoder.pack_decoder(model)
+    x = torch.randn(sequences, past + 1, model.features)
+    cache = decoder.new_cache(packed, sequences, past + 9)
+    if past:
+        decoder.run_decoder(packed, x[:, :past], cache, 0, scored=0)
+    _, got = decoder.run_decoder(packed, x[:, past:], cache, past)
+    want = decoder.reference_decoder(model, x.double())[:, past:]
+    assert got is not None
+    assert float((got - want).abs().max()) < 2e-5 * float(want.abs().max())
+    assert bool(cache[..., past + 1 :, :].isnan().all()), "nothing is written behind the new positions"
+
+
+def test_padding_is_not_looked_at() -> None:
+    model = build()
+    packed = decoder.pack_decoder(model)
+    x = torch.randn(3, 12, model.features)
+    padding = torch.tensor([0, 5, 11])
+    position = (torch.arange(12) - padding[:, None]).clamp(min=0)
+    want = decoder.reference_decoder(model, x.double(), padding)
+    cache = decoder.new_cache(packed, 3, 12)
+    _, first = decoder.run_decoder(
+        packed, x[:, :9], cache, 0, position_BT=position[:, :9], padding_B=padding.clamp(max=9)
+    )
+    _, rest = decoder.run_decoder(packed, x[:, 9:], cache, 9, position_BT=position[:, 9:], padding_B=padding)
+    assert first is not None
+    assert rest is not None
+    got = torch.cat((first, rest), dim=1)
+    for row, start in enumerate(padding.tolist()):
+        assert float((got - want)[row, start:].abs().max()) < 2e-5 * float(want.abs().max())
+
+
+def test_nan_reaches_later_positions_of_its_sequence_and_nothing_else() -> None:
+    model = build()
+    packed = decoder.pack_decoder(model)
+    x = torch.randn(2, 11, model.features)
+    clean = step_by_step(packed, x, 11)
+    x[1, 6, 3] = torch.nan
+    for prompt in (11, 1, 7):
+        got = step_by_step(packed, x, prompt)
+        assert bool(got[1, 6:].isnan().all())
+        assert torch.allclose(got[0], clean[0], atol=1e-5)
+        assert torch.allclose(got[1, :6], clean[1, :6], atol=1e-5)
+
+
+def test_only_the_last_positions_are_scored_where_asked() -> None:
+    model = build()
+    packed = decoder.pack_decoder(model)
+    x = torch.randn(3, 7, model.features)
+    features, every = decoder.run_decoder(packed, x, decoder.new_cache(packed, 3, 7), 0)
+    same, last = decoder.run_decoder(packed, x, decoder.new_cache(packed, 3, 7), 0, scored=2)
+    assert every is not None
+    assert last is not None
+    assert last.shape == (3, 2, 37)
+    assert torch.allclose(last, every[:, -2:], atol=1e-5)
+    assert torch.equal(features, same)
+    assert decoder.run_decoder(packed, x, decoder.new_cache(packed, 3, 7), 0, scored=0)[1] is None
+
+
+def test_the_same_bits_on_any_number_of_threads() -> None:
+    model = build(features=256, heads=8, key_heads=4, size=32, width=512, block=64)
+    packed = decoder.pack_decoder(model)
+    x = torch.randn(2, 150, 256)
+    before, found = torch.get_num_threads(), set()
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            found.add(step_by_step(packed, x, 148).numpy().tobytes())
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 1
+
+
+def test_the_time_of_each_part_is_counted() -> None:
+    packed = decoder.pack_decoder(build())
+    seconds = torch.zeros(len(decoder.PARTS), dtype=torch.float64)
+    decoder.run_decoder(packed, torch.randn(1, 4, 24), decoder.new_cache(packed, 1, 4), 0, seconds=seconds)
+    assert bool((seconds > 0).all())
+
+
+def test_a_call_that_does_not_fit_is_refused() -> None:
+    packed = decoder.pack_decoder(build())
+    x, cache = torch.randn(1, 4, 24), decoder.new_cache(packed, 1, 6)
+    for wrong, match in (
+        (lambda: decoder.run_decoder(packed, x, cache, 3), "do not fit the cache"),
+        (lambda: decoder.run_decoder(packed, x, cache, -1), "do not fit the cache"),
+        (lambda: decoder.run_decoder(packed, x, decoder.new_cache(packed, 2, 6), 0), "another size"),
+        (lambda: decoder.run_decoder(packed, x, cache, 0, scored=5), "more positions"),
+        (lambda: decoder.run_decoder(packed, x, cache, 0, padding_B=torch.tensor([9])), "more padding"),
+        (lambda: decoder.run_decoder(packed, x[..., :20], cache, 0), "received"),
+        (lambda: decoder.run_decoder(packed, x.double(), cache, 0), "received"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            wrong()
+
+
+def test_no_changed_word_makes_the_kernels_leave_their_memory() -> None:
+    packed = decoder.pack_decoder(build(layers=1))
+    draw = torch.Generator().manual_seed(0)
+    x, refused = torch.randn(1, 3, 24), 0
+    for at in range(16 + 10):
+        for value in (-1, 0, 1, 7, 1 << 20, (1 << 31) - 1, int(torch.randint(1 << 30, (), generator=draw))):
+            program = packed.program.clone()
+            program[at] = value
+            changed = packed._replace(program=program)
+            try:
+                decoder.check_decoder(changed)
+            except ValueError:
+                refused += 1
+                continue
+            if changed.sizes[1:] == packed.sizes[1:]:
+                decoder.run_decoder(changed, x, decoder.new_cache(changed, 1, 3), 0)
+    assert refused > 80
+
+
+def test_a_head_in_panels_can_be_read_row_by_row() -> None:
+    model = build(tokens=37)
+    packed = decoder.pack_decoder(dataclasses.replace(model))
+    start, width, inputs = packed.head_panels
+    panels = packed.weights[start : start + width * inputs].view(-1, inputs, 16)
+    ids = torch.tensor([0, 15, 16, 36])
+    assert torch.equal(panels[ids // 16, :, ids % 16], model.head.weight[ids])
