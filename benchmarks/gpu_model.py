@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.gpu_common import gpu, time_in_turns
+from gpu_common import gpu, time_in_turns
 from torch import Tensor, nn
 
 import dynamicgate as dg
