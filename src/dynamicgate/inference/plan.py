@@ -64,6 +64,24 @@ class Verification:
 
 
 @dataclass(frozen=True)
+class WholeRegime:
+    """The whole model on a GPU, for inputs of one shape."""
+
+    tokens: int
+    shape: tuple[int, ...]
+    chosen: str
+    """Whether it runs layer by layer or as one graph, and whether that is captured as a CUDA graph."""
+    times: dict[str, float]
+    """Median microseconds of every way, by name."""
+
+    def __str__(self) -> str:
+        others = ", ".join(f"{name} {us:,.0f}" for name, us in self.times.items() if name != self.chosen)
+        shape = " x ".join(map(str, self.shape))
+        text = f"the whole model, {self.tokens:,} tokens ({shape}): {self.chosen}, {self.times[self.chosen]:,.0f} us"
+        return f"{text} ({others})" if others else text
+
+
+@dataclass(frozen=True)
 class Plan:
     """How a compiled model runs. `print` it."""
 
@@ -77,6 +95,8 @@ class Plan:
     threads: int = 1
     memory: float = 0.0
     """Bytes held, relative to the dense weights of the chains."""
+    whole: list[WholeRegime] = field(default_factory=list)
+    """On a GPU, how the model runs around its gated layers; nothing where it was not timed."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, lists and strings."""
@@ -93,7 +113,9 @@ class Plan:
             for chain in found["chains"]
         ]
         verified = found["verification"]
-        return Plan(**{**found, "chains": chains, "verification": Verification(**verified) if verified else None})
+        whole = [WholeRegime(**{**regime, "shape": tuple(regime["shape"])}) for regime in found.get("whole", [])]
+        verification = Verification(**verified) if verified else None
+        return Plan(**{**found, "chains": chains, "whole": whole, "verification": verification})
 
     def __str__(self) -> str:
         rows = [x for chain in self.chains for regime in chain for x in regime.layers]
@@ -118,6 +140,7 @@ class Plan:
                         f"compiled dense takes {regime.compiled_dense_us:,.1f} us: {_gain(regime)} x as fast as eager "
                         "dense by kernels alone"
                     )
+        lines += ["", *map(str, self.whole)] if self.whole else []
         if self.verification:
             found = self.verification
             lines += ["", f"verified: {found.rows} rows agree with the reference model within {found.error:.1e}, "

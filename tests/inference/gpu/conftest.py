@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor, nn
 
 from dynamicgate.inference import CompiledModel
-from dynamicgate.inference.gpu import candidates, choose, ffn
+from dynamicgate.inference.gpu import candidates, choose, ffn, pipeline
 from dynamicgate.inference.gpu.pipeline import compile_on_gpu
 from tests.inference.gpu.models import Compile
 
@@ -27,6 +27,7 @@ def compile_as_on_gpu(monkeypatch: pytest.MonkeyPatch) -> Compile:
         for module in (choose, ffn):
             monkeypatch.setattr(module, "strategy", plain)
         monkeypatch.setattr(choose, "time_calls", invented)
+        monkeypatch.setattr(pipeline, "choose_whole", lambda *_, **__: ([], []))  # compiles for seconds: see its test
         return CompiledModel(*compile_on_gpu(model, x, batches=batches, calibration=x, seconds=1.0))
 
     return run

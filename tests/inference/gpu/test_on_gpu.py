@@ -59,6 +59,20 @@ def test_every_number_of_tokens_runs_as_fast_as_its_fastest_strategy() -> None:
         assert regime.chosen_us <= min(regime.times.values()) / DENSE_MARGIN
 
 
+def test_the_whole_model_runs_by_the_fastest_way_for_each_shape() -> None:
+    model, x = large_model(torch.bfloat16)
+    compiled = dg.compile(model, x, batches=(1, 64), seconds=2.0)
+    print(compiled.plan)
+    assert [(regime.tokens, regime.shape) for regime in compiled.plan.whole] == [(1, (1, 512)), (64, (64, 512))]
+    assert all({"layer by layer", "one graph", "one graph, captured"} <= r.times.keys() for r in compiled.plan.whole)
+    assert not any("as one graph" in note for note in compiled.plan.notes), compiled.plan.notes
+    for rows in (1, 2, 64):
+        with torch.no_grad():
+            one, other = compiled(x[:rows]), compiled(x[-rows:])
+            torch.testing.assert_close(one, model(x[:rows]), rtol=5e-2, atol=5e-2)
+            torch.testing.assert_close(other, model(x[-rows:]), rtol=5e-2, atol=5e-2)
+
+
 def test_a_captured_graph_is_not_replayed_inside_the_users_own_graph() -> None:
     model, x = large_model(torch.bfloat16)
     compiled = dg.compile(model, x, batches=(1,), seconds=0.5)

@@ -70,7 +70,8 @@ def test_the_fastest_way_runs_the_shapes_it_was_chosen_for(
     compile_as_on_gpu: Compile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x = torch.randn(64, 20)
-    whole = WholeModel(compile_as_on_gpu(model_with(GATES["linear"]), x).body)
+    whole = compile_as_on_gpu(model_with(GATES["linear"]), x).body
+    assert isinstance(whole, WholeModel)
 
     def invented(calls: Any, xs: Any, seconds: float) -> dict[str, float]:
         return {name: 1.0 if name == (ONE_GRAPH if len(xs[0]) == 16 else LAYERS) else 3.0 for name in calls}

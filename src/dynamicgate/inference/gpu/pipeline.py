@@ -13,9 +13,10 @@ from dynamicgate.inference.gpu.choose import choose_strategies, use_chosen_
 from dynamicgate.inference.gpu.ffn import FeedForward
 from dynamicgate.inference.gpu.find import TracedModule, find_ffns
 from dynamicgate.inference.gpu.lower import lower_ffn
-from dynamicgate.inference.gpu.verify import LayerReference, verify_layer
+from dynamicgate.inference.gpu.verify import LayerReference, limits, verify_layer
+from dynamicgate.inference.gpu.whole_model import WholeModel, choose_whole
 from dynamicgate.inference.graph import replace_nodes
-from dynamicgate.inference.plan import Plan, Verification
+from dynamicgate.inference.plan import Plan, Verification, WholeRegime
 from dynamicgate.inference.profiling import executed_macs, never_open_blocks, never_open_notes, rows_into_modules
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, held_bytes, stop_sharing_
 
@@ -45,6 +46,12 @@ def compile_on_gpu(
             notes += chosen.notes
             regimes.append(regimes_of(ffn, layer, chosen, batches, macs))
             verified.append(verify_layer(expected, layer, batches))
+        whole = WholeModel(body)
+        whole_regimes: list[WholeRegime] = []
+        if layers:
+            tolerance = 3 * limits(layers[0].up_weight)[0]  # type: ignore[arg-type]
+            whole_regimes, said = choose_whole(whole, example, batches, seconds=seconds, tolerance=tolerance)
+            notes += said
     plan = Plan(
         regimes,
         list(dict.fromkeys(notes)) + never_open_notes(gates, never_open, {}),
@@ -52,8 +59,9 @@ def compile_on_gpu(
         backend=_backend(example.device),
         threads=torch.get_num_threads(),
         memory=sum(map(held_bytes, layers)) / max(1, sum(ffn.dense_bytes for ffn in ffns)),
+        whole=whole_regimes,
     )
-    return body, plan
+    return whole, plan
 
 
 def _replace_ffns(reference: nn.Module, modules: Sequence[TracedModule], layers: Sequence[FeedForward]) -> nn.Module:

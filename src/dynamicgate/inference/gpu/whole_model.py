@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,23 +18,13 @@ from torch import Tensor, nn
 from dynamicgate.inference.gpu.choose import DENSE_MARGIN, MAX_CAPTURED
 from dynamicgate.inference.gpu.cuda_graph import CapturedCall
 from dynamicgate.inference.gpu.timing import time_calls
+from dynamicgate.inference.plan import WholeRegime
 from dynamicgate.inference.verify import refuse_above
 
 LAYERS = "layer by layer"
 ONE_GRAPH = "one graph"
 CAPTURED = ", captured"
 Call = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class WholeRegime:
-    """The whole model for one shape of inputs."""
-
-    tokens: int
-    shape: tuple[int, ...]
-    chosen: str
-    times: dict[str, float]
-    """Median microseconds of every candidate, by name."""
 
 
 class WholeModel(nn.Module):
@@ -51,13 +40,14 @@ class WholeModel(nn.Module):
         """Let these run inputs of exactly these shapes."""
         self.calls = dict(calls)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """The outputs of the model."""
-        call = self.calls.get(tuple(x.shape))
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The outputs of the model. With more than one tensor (a cache, a mask) it runs layer by layer."""
+        alone = not kwargs and len(args) == 1 and isinstance(args[0], Tensor)
+        call = self.calls.get(tuple(args[0].shape)) if alone else None
         if call is None or not _may_replay():
-            return self.body(x)
+            return self.body(*args, **kwargs)
         with torch.no_grad():
-            return call(x)
+            return call(args[0])
 
     def _apply(self, fn: Any, recurse: bool = True) -> WholeModel:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
