@@ -62,7 +62,9 @@ _HOME = {
     "sparsity": ("RigL",),
     "training": ("fit",),
 }
-_MODULES = ("accounting", "budget", "data", "gating", "inference", "io", "nn", "schedule", "sparsity", "training")
+_MODULES = (
+    "accounting", "budget", "data", "gating", "inference", "io", "nn", "omics", "schedule", "sparsity", "training",
+)  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
