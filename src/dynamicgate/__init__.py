@@ -71,6 +71,7 @@ _MODULES = (
     "inference",
     "io",
     "nn",
+    "omics",
     "schedule",
     "sparsity",
     "training",

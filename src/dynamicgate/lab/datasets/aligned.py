@@ -16,13 +16,16 @@ import torch
 from dynamicgate.data.alignment import class_texts, encode_table, number_classes
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.cells import encode_cells
+from dynamicgate.data.checks import check_arrays
 from dynamicgate.data.columns import listed, refuse_missing
 from dynamicgate.data.schema import Schema
 from dynamicgate.lab.datasets.loading import LOADERS, load_dataset
-from dynamicgate.lab.datasets.single_cell.h5ad_file import read_h5ad, use_layer, with_target
+from dynamicgate.lab.datasets.npz_file import read_npz
+from dynamicgate.lab.datasets.single_cell.h5ad_file import read_h5ad, with_target
 from dynamicgate.lab.datasets.single_cell.preprocessing import split_cells
 from dynamicgate.lab.datasets.splits import PARTS, Splits, part_positions
 from dynamicgate.lab.datasets.table_file import SUFFIXES, given_parts, read_frame, refuse_unknown
+from dynamicgate.omics import adata_values, gene_names
 
 CELLS = ".h5ad"
 OF_TABLES = ("target", "drop", "split_column")
@@ -63,6 +66,8 @@ def load_aligned(
             return _table(path, schema, _known(options, OF_TABLES, name), part, labelled, seed, allow)
         if name.lower().endswith(CELLS):
             return _cells(path, schema, _known(options, OF_CELLS, name), part, labelled, seed, allow)
+    if not labelled:
+        return _unlabelled(path, schema)
     splits = load_dataset(name, data_dir=data_dir, seed=seed, options=options).flat()
     return _splits(splits, schema, name, part, allow)
 
@@ -105,8 +110,9 @@ def _cells(
         target = _target(options.get("target") or schema.target, cells.obs.columns, path)
         cells = with_target(cells, target, path)
         y, notes = number_classes(class_texts(cells.obs[target]), schema, f"{path}: {target!r}", allow=allow)
-    use_layer(cells, options.get("layer"), path)
-    found = encode_cells(cells.X, gene_names(cells, options.get("gene_column"), path), schema, str(path), allow=allow)
+    cells = adata_values(cells, options.get("layer"), str(path))
+    genes = gene_names(cells, options.get("gene_column"), str(path))
+    found = encode_cells(cells.X, genes, schema, str(path), allow=allow)
     positions = torch.from_numpy(np.flatnonzero(y >= 0))
     if part != "all" and labelled:
         train, valid, test = split_cells(torch.from_numpy(y)[positions], seed, what=_all(path))
@@ -116,13 +122,13 @@ def _cells(
     return Aligned(rows, (*notes, *found.notes), names)
 
 
-def gene_names(cells: Any, column: str | None, path: Path) -> list[str]:
-    """The names of the genes of AnnData: those of var, or of one of its columns."""
-    if column is None:
-        return [str(name) for name in cells.var_names]
-    if column not in cells.var.columns:
-        raise ValueError(f"{path}: var has no column {column!r} with names of genes, found {list(cells.var.columns)}")
-    return [str(name) for name in cells.var[column]]
+def _unlabelled(path: Path, schema: Schema | None) -> Aligned:
+    """The rows of an .npz file, whose labels are not needed."""
+    x = read_npz(path, needed=("x",))["x"]
+    rows = check_arrays(x, np.zeros(len(x), dtype=np.int64), what=str(path), least_classes=1).flat()
+    if schema is not None and rows.features != schema.features:
+        raise ValueError(f"{path} has {rows.features} features, and the model reads {schema.features}")
+    return Aligned(rows, (f"{path} has no names of columns: compared by count only ({rows.features})",))
 
 
 def _splits(splits: Splits, schema: Schema | None, name: str, part: str, allow: Collection[str]) -> Aligned:

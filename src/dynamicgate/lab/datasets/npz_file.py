@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 import zipfile
 import zlib
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamicgate.data.arrays import Arrays
-from dynamicgate.data.checks import check_arrays
+from dynamicgate.data.checks import RENUMBER, check_arrays
 from dynamicgate.lab.datasets.limits import most_bytes, refuse_larger
 from dynamicgate.lab.datasets.normalisation import mean_and_std
 from dynamicgate.lab.datasets.splits import TEST_FRACTION, TEST_SEED, VALID_FRACTION, Splits, split_arrays
@@ -25,6 +26,7 @@ def load_npz(path: Path, seed: int) -> Splits:
     arrays = read_npz(path)
     train = check_arrays(arrays["x"], arrays["y"], what=f"{path} (x, y)")
     classes = int(train.y.max()) + 1
+    _say_empty_classes(train, classes, path)
     test = _given_part(path, arrays, "test", classes)
     valid = _given_part(path, arrays, "valid", classes)
     if test is None:
@@ -35,8 +37,20 @@ def load_npz(path: Path, seed: int) -> Splits:
     return Splits(path.stem, train, valid, test, classes, mean, std)
 
 
-def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of `KEYS` that the file holds, at least `x` and `y`; nothing is ever unpickled."""
+def _say_empty_classes(train: Arrays, classes: int, path: Path) -> None:
+    """Labels 1 to 4 make five classes, one of them without a row: usually somebody counted from 1."""
+    empty = sorted(set(range(classes)) - set(train.y.tolist()))
+    if empty:
+        shown = ", ".join(map(str, empty[:5])) + (f" and {len(empty) - 5} more" if len(empty) > 5 else "")
+        warnings.warn(
+            f"{path}: of {classes} classes (labels 0 to {classes - 1}), {len(empty)} have no row to learn from: "
+            f"{shown}; if they should not exist, {RENUMBER}",
+            stacklevel=3,
+        )
+
+
+def read_npz(path: Path, needed: tuple[str, ...] = ("x", "y")) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of `KEYS` that the file holds, at least those that are `needed`; nothing is ever unpickled."""
     if not path.is_file():
         raise FileNotFoundError(
             f"there is no file {path.absolute()}; give the path of an .npz file with arrays x and y"
@@ -60,10 +74,10 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
             f"{path} could not be read: {error}. It is damaged, or holds Python objects, which are never unpickled; "
             "write it again with numeric arrays (`numpy.savez(path, x=x, y=y)`)"
         ) from error
-    for needed in ("x", "y"):
-        if needed not in arrays:
+    for name in needed:
+        if name not in arrays:
             raise ValueError(
-                f"{path} has no array {needed!r}, found {sorted(names)}; save it with "
+                f"{path} has no array {name!r}, found {sorted(names)}; save it with "
                 "`numpy.savez(path, x=x, y=y)`, optionally with x_valid, y_valid, x_test and y_test"
             )
     return arrays

@@ -26,6 +26,7 @@ from dynamicgate.lab.datasets.single_cell.preprocessing import (
     split_cells,
 )
 from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.omics import adata_values
 
 
 def load_h5ad(
@@ -39,7 +40,7 @@ def load_h5ad(
     hvg: Hvg = "counts",
     fit: Fit = "train",
 ) -> Splits:
-    """Cells are rows, X (or `layer`) the features, the column `target` of obs the classes; a sparse X stays sparse.
+    """Cells are rows, X (or `layer`, or raw) the features, the column `target` of obs the classes; a sparse X stays so.
 
     Test cells are a fixed 20 %, validation 15 % of the rest by `seed`. Cells without a class are left out, with a
     warning that counts them. preprocess="none" uses the values as they are; "counts" passes raw counts through
@@ -51,8 +52,7 @@ def load_h5ad(
         raise ValueError(f"preprocess must be 'none' or 'counts', got {preprocess!r}")
     if preprocess == "none" and genes is not None:
         raise ValueError(f"genes={genes} selects genes from raw counts: use it with preprocess='counts'")
-    cells = with_target(read_h5ad(path), target, path)
-    use_layer(cells, layer, path)
+    cells = adata_values(with_target(read_h5ad(path), target, path), layer, str(path))
     numbers, names = encode_classes(cells.obs[target], f"{path}: obs column {target!r}")
     y = torch.from_numpy(numbers)
     parts = split_cells(y, seed, what=str(path))
@@ -162,18 +162,6 @@ def with_target(cells: Any, target: str, path: Path) -> Any:
             f"{path}: {missing.sum()} of {len(missing)} cells have no {target!r} and are left out", stacklevel=3
         )
     return cells[~missing].copy() if missing.any() else cells
-
-
-def use_layer(cells: Any, layer: str | None, path: Path) -> None:
-    """Put `layer` in the place of X; None keeps X."""
-    if layer is not None:
-        if layer not in cells.layers:
-            raise ValueError(
-                f"{path} has no layer {layer!r}, found {list(cells.layers)}; without this option X is used"
-            )
-        cells.X = cells.layers[layer]
-    elif cells.X is None:
-        raise ValueError(f"{path} has no X; choose one of its layers with layer=, found {list(cells.layers)}")
 
 
 def _features(
