@@ -10,7 +10,7 @@ from torch import nn
 
 import dynamicgate as dg
 from dynamicgate.accounting.counter import MacCounter
-from dynamicgate.accounting.metrics import evaluate
+from dynamicgate.accounting.validation import evaluate
 from dynamicgate.gating.recording import usage
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import MODELS, run_one

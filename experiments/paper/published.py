@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.accounting.full_width import relative_to
 from dynamicgate.accounting.measurement import measure
-from dynamicgate.accounting.metrics import evaluate
+from dynamicgate.accounting.validation import evaluate
 from dynamicgate.data import Arrays, batches
 from dynamicgate.distributed import choose_device
 from dynamicgate.files import write_text

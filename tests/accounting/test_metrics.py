@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 import dynamicgate as dg
-from dynamicgate.accounting.metrics import confusion_counts, correlation, evaluate, quality_of
+from dynamicgate.accounting.metrics import confusion_counts, correlation, quality_of
+from dynamicgate.accounting.validation import evaluate
 from dynamicgate.data import Arrays
 
 

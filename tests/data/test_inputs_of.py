@@ -57,7 +57,6 @@ def test_augmentation_is_not_applied() -> None:
         (None, "another iterable of such batches, received NoneType"),
         ("mnist", "received str"),
         ({"x": X}, "expected inputs that are one tensor, received dict"),
-        (X.numpy(), "received a numpy array: convert it with torch.from_numpy"),
         ((X, Y, Y), "first dimension of samples|received a tuple of 3|one shape"),
         ([1.0], "received float"),
         ([(X, Y), [np.zeros(3)]], "received a list of 1: ndarray"),

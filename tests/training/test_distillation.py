@@ -9,7 +9,8 @@ import torch
 
 import dynamicgate as dg
 from dynamicgate import fit, measure
-from dynamicgate.training.distillation import Teacher, divergence
+from dynamicgate.data.tasks import divergence
+from dynamicgate.training.distillation import Teacher
 from tests.training.easy import blobs, dense
 
 
@@ -51,7 +52,7 @@ def test_a_teacher_stays_in_evaluation_mode_and_keeps_its_weights() -> None:
 
 
 def test_an_unsuitable_teacher_is_refused() -> None:
-    with pytest.raises(ValueError, match="the teacher scores 5 classes, the model 3"):
+    with pytest.raises(ValueError, match=r"the teacher's outputs have shape \[2, 5\], those of the model \[2, 3\]"):
         fit(dense(), blobs(), teacher=dg.nn.GatedMLP((blobs()[0].shape[1], 5)), epochs=1, show=False)
     with pytest.raises(ValueError, match=r"expected 0 < distill_weight <= 1, received 0\.0"):
         fit(dense(), blobs(), teacher=dense(), distill_weight=0.0, epochs=1, show=False)

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 
 from dynamicgate.accounting.attention import AttentionMacs
 from dynamicgate.accounting.counter import LayerMacs, MacCounter, deployed
-from dynamicgate.accounting.metrics import confusion_counts, quality_of
 from dynamicgate.accounting.proxies import Openness, product_of_means, proxies, where_products_mislead
+from dynamicgate.accounting.quality import Quality, check_answers, check_metrics, infer_task
 from dynamicgate.accounting.shape_counters import ShapeCounters
 from dynamicgate.accounting.stage_costs import finite_cut
 from dynamicgate.accounting.stage_tally import StageTally
+from dynamicgate.accounting.zero_skipping import gate_zero_skipping, zero_skipping
 from dynamicgate.data.contract import Inputs, call, iterate, move
+from dynamicgate.data.tasks import Metric, OwnLoss, Task, as_task
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import Usage, named_gates, usage
-from dynamicgate.linears import out_features
-from dynamicgate.masks import connections, present
 from dynamicgate.modules import evaluating, unwrap
 from dynamicgate.nn.normalize import Normalize
 
@@ -66,9 +66,10 @@ class Measurement:
 
     @property
     def accuracy(self) -> float:
-        """Fraction of correct labels; an error where the data had no class labels."""
+        """Fraction of correct classes; an error where the targets were none, or no classes."""
         if "accuracy" not in self.quality:
-            raise AttributeError("no accuracy was measured: the data had no class labels")
+            found = f", but {', '.join(self.quality)}" if self.quality else ""
+            raise AttributeError(f"no accuracy was measured{found}: the data had no class labels")
         return self.quality["accuracy"]
 
     def __str__(self) -> str:
@@ -92,16 +93,25 @@ class Measurement:
 
 
 def measure(
-    model: nn.Module, data: Any, *, batch: int = 1024, watch: Callable[[Tensor, Tensor], None] | None = None
+    model: nn.Module,
+    data: Any,
+    *,
+    batch: int = 1024,
+    watch: Callable[[Tensor, Tensor], None] | None = None,
+    loss: str | Task | OwnLoss | None = None,
+    metrics: Mapping[str, Metric] | None = None,
 ) -> Measurement:
     """Run `model` in evaluation mode over `data` and account for every multiply-accumulate.
 
     data: see `dynamicgate.data.contract`. Without targets the quality is left out. Batches of different shapes (longer
     and shorter sequences) are counted each with its own shape.
     watch: called with the outputs of each batch and the MACs of each of its samples.
+    loss: what the targets are, as in `fit`. None: whole numbers, one per row, are classes, and matrices of 0 and 1 are
+        labels; float targets, one for each output, are measurements.
+    metrics: functions `(outputs, targets)` to a number, by name, besides those of the task.
     """
     device = next(model.parameters()).device
-    tally = _Tally(model)
+    tally = _Tally(model, None if loss is None else as_task(loss), check_metrics(metrics))
     with evaluating(model), torch.no_grad():
         for inputs, y in iterate(data, batch):
             inputs = move(inputs, device)
@@ -166,8 +176,8 @@ def _observe(model: nn.Module, counter: MacCounter, inputs: Inputs) -> tuple[Ten
 class _Tally:
     """Sums over batches; nothing is averaged before the end."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, task: Task | None, metrics: Mapping[str, Metric]) -> None:
+        self.model, self.task, self.metrics = model, task, metrics
         self.counters = ShapeCounters(model)
         self.samples: dict[MacCounter, int] = {}
         self.per_sample: list[Tensor] = []
@@ -178,7 +188,7 @@ class _Tally:
         self.open_units: dict[str, float] = {}
         self.openness = {name: Openness(name, gate) for name, gate in named_gates(model).items()}
         self.stages = StageTally()
-        self.confusion: Tensor | None = None
+        self.quality: Quality | None = None
 
     def add(
         self,
@@ -189,6 +199,9 @@ class _Tally:
         y: Tensor | None,
     ) -> None:
         samples = len(out)
+        y = None if y is None else self._answered(out, y)
+        classes = self.task is not None and self.task.name == "classification"
+        labels = y if classes and y is not None and y.ndim == 1 else None
         g = deployed(counter.gates, used)
         total = torch.full((samples,), counter.gate + counter.other, dtype=torch.float64, device=out.device)
         skipping = total.sum() - counter.gate * samples
@@ -203,29 +216,34 @@ class _Tally:
             if isinstance(layer, AttentionMacs):
                 skipping = skipping + macs.sum()
                 continue
-            skipping = skipping + _zero_skipping(layer, g, nonzero[layer.name])
+            skipping = skipping + zero_skipping(layer, g, nonzero[layer.name])
             for name, gate in counter.gates.items():
                 if counter.sites[name].source == layer.name:
                     live = nonzero[layer.name]
                     if layer.read.gate is not gate and (open_BI := layer.read.per_unit(g)) is not None:
                         live = live * open_BI  # it reads h^(l-1) as gated
-                    skipping = skipping + _gate_zero_skipping(gate, live)
+                    skipping = skipping + gate_zero_skipping(gate, live)
         if (deciding := counter.deciding(g)) is not None:
             macs = deciding.double().to(out.device).reshape(samples, -1).sum(1)
             total, skipping = total + macs, skipping + macs.sum()
             self.deciding += float(macs.sum())
         if used.stages is not None:
-            self.stages.add(counter, used.stages, g, y)
+            self.stages.add(counter, used.stages, g, labels)
         self.samples[counter] = self.samples.get(counter, 0) + samples
         self.per_sample.append(total.cpu())
         self.relative.append(total.cpu() / counter.dense)
         self.zero_skip += float(skipping)
         for name, decision in used.items():
-            self.openness[name].add(decision.p, g[name], y)
-        if y is not None and not y.is_floating_point() and out.ndim == 2:
-            self.not_numbers += int(out.isnan().any(dim=1).sum())
-            counts = confusion_counts(out, y)
-            self.confusion = counts if self.confusion is None else self.confusion + counts
+            self.openness[name].add(decision.p, g[name], labels)
+
+    def _answered(self, out: Tensor, y: Tensor) -> Tensor:
+        """Take the answers in, and return the targets as their task reads them."""
+        self.task = self.task or infer_task(out, y)
+        self.quality = self.quality or Quality(self.task, self.metrics)
+        y = check_answers(self.task, out, y.to(out.device), "data")
+        self.not_numbers += int(out.reshape(len(out), -1).isnan().any(dim=1).sum())
+        self.quality.add(out, y)
+        return y
 
     def _mean_counter(self) -> MacCounter:
         """The counter of the mean sample: the only one, unless batches had several shapes."""
@@ -247,7 +265,7 @@ class _Tally:
         stages, curve = self.stages.result(dense, torch.empty(0) if counter.stages is None else counter.stages.cut)
         p5, p50, p95 = torch.quantile(relative, torch.tensor([0.05, 0.5, 0.95], dtype=torch.float64)).tolist()
         return Measurement(
-            quality={} if self.confusion is None else quality_of(self.confusion),
+            quality={} if self.quality is None else self.quality.result(),
             macs={
                 "dense": dense,
                 "executed": float(per_sample.mean()),
@@ -306,32 +324,3 @@ def _stage_lines(stages: dict[str, Any] | None) -> list[str]:
             for k, (opened, macs, hits) in enumerate(rows, start=1)
         ),
     ]
-
-
-def _zero_skipping(layer: LayerMacs, g: dict[str, Tensor], nonzero_BI: Tensor) -> Tensor:
-    """MACs of a layer over the batch if exact zeros among its open inputs are skipped as well."""
-    live_BI = nonzero_BI.float()
-    open_BI, open_BO = layer.read.per_unit(g), layer.written.per_unit(g)
-    if open_BI is not None:
-        live_BI = live_BI * open_BI
-    mask = connections(layer.linear)
-    if mask is None:
-        return (live_BI.sum(-1, dtype=torch.float64) * layer.written.open_units(g).double().to(live_BI.device)).sum()
-    if open_BO is None:
-        return (live_BI * _fan_out(layer.linear)).sum(dtype=torch.float64)
-    return ((live_BI @ mask.float().T) * open_BO).sum(dtype=torch.float64)
-
-
-def _gate_zero_skipping(gate: Gate, nonzero_BD: Tensor) -> Tensor:
-    """MACs of a gate network over the batch if its first layer skips what is zero; the later layers run in full."""
-    layers = [m for m in gate.net.modules() if isinstance(m, nn.Linear)]
-    if not layers:
-        return torch.zeros((), dtype=torch.float64)
-    rest = sum(present(layer) for layer in layers[1:]) * nonzero_BD.shape[:-1].numel()
-    return (nonzero_BD * _fan_out(layers[0])).sum(dtype=torch.float64) + rest
-
-
-def _fan_out(linear: nn.Module) -> Tensor | int:
-    """How many connections leave each input."""
-    mask = connections(linear)
-    return out_features(linear) if mask is None else mask.sum(0)

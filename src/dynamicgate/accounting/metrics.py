@@ -1,34 +1,9 @@
-"""How good are the answers: accuracy, macro-F1, loss, and the executed MACs they took."""
+"""How good are the answers: accuracy and macro-F1 from counts, correlation."""
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from dynamicgate.accounting.counter import MacCounter, deployed
-from dynamicgate.data import Arrays
-from dynamicgate.gating.recording import usage
-from dynamicgate.modules import evaluating, unwrap
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, data: Arrays, counter: MacCounter, *, batch: int = 2048) -> dict[str, float]:
-    """Quality and relative MACs on hard gates: what training validates on. `measure` gives the full account."""
-    base = unwrap(model)
-    device = next(base.parameters()).device
-    confusion: Tensor | float = 0.0
-    loss = relative = 0.0
-    with evaluating(base):
-        for x, y in data.batches(batch):
-            x, y = x.to(device), y.to(device)
-            with usage(base) as used:
-                scores = base(x).float()
-            loss += float(F.cross_entropy(scores, y, reduction="sum"))
-            relative += float(counter.relative(deployed(counter.gates, used))) * len(x)
-            confusion = confusion + confusion_counts(scores, y)
-    assert isinstance(confusion, Tensor)
-    return {"loss": loss / len(data), "relative": relative / len(data), **quality_of(confusion)}
+from torch import Tensor
 
 
 def confusion_counts(scores_BC: Tensor, y_B: Tensor) -> Tensor:

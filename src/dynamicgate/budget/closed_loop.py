@@ -232,7 +232,8 @@ class Budget(GateBudget):
             restored = restore_layers_(model, new, trained, self.floor)
         # A common shift would close layers again whose logits lie close together: the others make room.
         keep = restored if len(restored) < len(named_gates(model)) else ()
-        achieved = calibrate_(model, data, macs=self.target, counter=counter, rounds=rounds, keep=keep)
+        pairs = [(x, None) for x in data]  # two positional inputs alone would look like inputs and targets
+        achieved = calibrate_(model, pairs, macs=self.target, counter=counter, rounds=rounds, keep=keep)
         self.collapses += closed_to_new_rows(opened_by(model, new), self.floor)
         return achieved
 

@@ -1,27 +1,34 @@
 """The data that `fit`, `measure`, `compile` and `calibrate_` accept, and how a model is called on it.
 
-Data is one of: a tensor of rows; a pair `(inputs, targets)`; `Arrays`; a mapping of tensors, which are passed to the
-model as keyword arguments; a DataLoader or another iterable of such batches. A tuple of two tensors is always a pair,
-so put batches into a list. The inputs of a batch are a tensor, a tuple of positional arguments or a mapping of keyword
-arguments, each with one entry per sample in its first dimension.
+Data is one of: a tensor of rows, a numpy array, a DataFrame, a scipy sparse matrix or AnnData; a pair
+`(inputs, targets)` of such inputs and their targets, where a text as targets names a column of the DataFrame or of the
+`obs` of AnnData; `Arrays`; a mapping of tensors, which are passed to the model as keyword arguments; a DataLoader or
+another iterable of such batches. A tuple of two tensors is always a pair, so put batches into a list. The inputs of a
+batch are a tensor, a tuple of positional arguments or a mapping of keyword arguments, each with one entry per sample in
+its first dimension. Rows of a sparse matrix become dense batch by batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.data.arrays import Arrays
-from dynamicgate.data.checks import check_arrays
+from dynamicgate.data.arrays import Arrays, Rows
+from dynamicgate.data.checks import check_features
+from dynamicgate.data.many_inputs import Inputs as Inputs
+from dynamicgate.data.many_inputs import ManyInputs, Samples, mapped
+from dynamicgate.data.tables import is_table, table_rows, take_column
+from dynamicgate.data.targets import as_targets, check_targets
+from dynamicgate.data.tasks import TaskName
 
-Inputs: TypeAlias = Tensor | tuple[Any, ...] | Mapping[str, Any]
 EXPECTED = (
-    "a tensor of rows, a pair (inputs, targets), dynamicgate.data.Arrays, a mapping of tensors, or a DataLoader or "
-    "another iterable of such batches"
+    "a tensor of rows, a table (numpy, pandas, scipy.sparse, AnnData), a pair (inputs, targets), "
+    "dynamicgate.data.Arrays, a mapping of tensors, or a DataLoader or another iterable of such batches"
 )
 
 
@@ -40,7 +47,7 @@ def count_samples(inputs: Inputs) -> int:
 def take_samples(inputs: Inputs, index: slice) -> Inputs:
     """Some samples of a batch. Values without one entry per sample stay as they are."""
     count = count_samples(inputs)
-    return _mapped(inputs, lambda t: t[index] if t.ndim and len(t) == count else t)
+    return mapped(inputs, lambda t: t[index] if t.ndim and len(t) == count else t)
 
 
 def take_first(inputs: Inputs, count: int) -> Inputs:
@@ -52,13 +59,19 @@ def take_first(inputs: Inputs, count: int) -> Inputs:
 
 def move(inputs: Inputs, device: torch.device) -> Inputs:
     """The same inputs on `device`."""
-    return _mapped(inputs, lambda t: t.to(device))
+    return mapped(inputs, lambda t: t.to(device))
 
 
 def iterate(data: Any, size: int) -> Iterator[tuple[Inputs, Tensor | None]]:
     """Batches of at most `size` samples with their targets, None where there are none; see the top of this file."""
-    if isinstance(data, Arrays):
+    if isinstance(data, Arrays | ManyInputs):
         yield from data.batches(size)
+        return
+    if is_table(data) or _is_table_pair(data):
+        table, y = data if isinstance(data, tuple | list) else (data, None)
+        rows, targets = _read_table(table, y, "data")
+        for index in torch.arange(len(rows)).split(size):
+            yield rows[index], None if targets is None else targets[index]
         return
     if hasattr(data, "x") and hasattr(data, "y"):
         data = (data.x, data.y)
@@ -69,8 +82,6 @@ def iterate(data: Any, size: int) -> Iterator[tuple[Inputs, Tensor | None]]:
         for start in range(0, count_samples(inputs), size):
             part = slice(start, start + size)
             yield take_samples(inputs, part), None if targets is None else targets[part]
-    elif isinstance(data, np.ndarray):
-        raise TypeError(f"expected data as {EXPECTED}, received a numpy array: convert it with torch.from_numpy")
     elif isinstance(data, Iterable) and not isinstance(data, str | bytes):
         for batch in data:
             yield _as_batch(batch)
@@ -98,23 +109,79 @@ def inputs_of(data: Any, *, rows: int) -> Tensor:
     return torch.cat(found)[:rows]
 
 
-def as_arrays(data: Any, what: str, *, least_classes: int) -> Arrays:
-    """Rows and class labels in memory, checked, for training in any order. A DataLoader is read once, from its first
-    to its last batch."""
-    if isinstance(data, Arrays):
-        return data
-    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(d, Tensor | np.ndarray) for d in data):
-        return check_arrays(data[0], data[1], what=what, least_classes=least_classes)
-    if isinstance(data, Tensor | Mapping | np.ndarray | str | bytes) or not isinstance(data, Iterable):
+def halves(data: Any, what: str) -> tuple[Any, Any]:
+    """Inputs and targets, both in memory and unchecked: `Arrays` are their own inputs. An iterable of batches is read
+    once, from its first to its last batch."""
+    if isinstance(data, Arrays | ManyInputs):
+        return data, data.y
+    if isinstance(data, tuple | list) and len(data) == 2 and (_is_pair(data) or _is_table_pair(data)):
+        x, y = data
+        if y is not None:
+            return take_column(x, y, what) if isinstance(y, str) else (x, y)
+    elif hasattr(data, "x") and hasattr(data, "y") and not is_table(data):
+        return data.x, data.y
+    if is_table(data) or isinstance(data, Tensor | Mapping | str | bytes | tuple) or not isinstance(data, Iterable):
         raise TypeError(
-            f"{what} must be a pair (x, y) of tensors with one row per sample, dynamicgate.data.Arrays, or an iterable "
-            f"of such pairs, received {type(data).__name__}"
+            f"{what} must be a pair (x, y) of tensors or tables with one row per sample, dynamicgate.data.Arrays, or "
+            f"an iterable of such pairs, received {_described(data)}; a column of a table is named, as in (table, 'y')"
         )
     parts = [_as_batch(batch) for batch in data]
     if not parts or not all(isinstance(x, Tensor) and isinstance(y, Tensor) for x, y in parts):
         raise TypeError(f"{what}: every batch must be a pair (x, y) of tensors, and there must be at least one")
     x, y = (torch.cat(column) for column in zip(*parts, strict=True))
-    return check_arrays(x, y, what=what, least_classes=least_classes)
+    return x, y
+
+
+def check_inputs(x: Any, what: str, *, whole: bool = False) -> Any:
+    """The inputs of `halves` as they are stored; with `whole` as whole numbers, for models that read tokens."""
+    if isinstance(x, Arrays | ManyInputs):
+        return x
+    if isinstance(x, Mapping | tuple):
+        return mapped(x, lambda t: t.float() if t.is_floating_point() else t)
+    return table_rows(x, what) if is_table(x) and not whole else check_features(x, what, whole=whole)
+
+
+def with_targets(x: Any, y: Any, what: str, *, task: TaskName, least_classes: int, tokens: bool = False) -> Samples:
+    """Checked inputs with checked targets, for training in any order. tokens: a row may have a class for each token."""
+    rows = count_samples(x) if isinstance(x, Mapping | tuple) else len(x)
+    found = as_targets(y, what)
+    found = check_targets(found, task, what, rows=rows, least_classes=least_classes, tokens=tokens)
+    if isinstance(x, Arrays | ManyInputs):
+        return replace(x, y=found)
+    return ManyInputs(x, found) if isinstance(x, Mapping | tuple) else Arrays(x, found)
+
+
+def as_arrays(data: Any, what: str, *, least_classes: int) -> Arrays:
+    """Rows and class labels in memory, checked, for training in any order."""
+    if isinstance(data, Arrays):
+        return data
+    x, y = halves(data, what)
+    found = with_targets(check_inputs(x, what), y, what, task="classification", least_classes=least_classes)
+    if not isinstance(found, Arrays):
+        raise TypeError(f"{what} must have one tensor of rows, received several inputs for each sample")
+    return found
+
+
+def _read_table(table: Any, y: Any, what: str) -> tuple[Tensor | Rows, Tensor | None]:
+    table, y = take_column(table, y, what) if isinstance(y, str) else (table, y)
+    rows = table if isinstance(table, Tensor) else table_rows(table, what)
+    if y is None:
+        return rows, None
+    found = torch.as_tensor(as_targets(y, what))
+    if len(found) != len(rows):
+        raise ValueError(f"{what}: x has {len(rows)} rows but y has {len(found)}; give exactly one for each row")
+    return rows, found
+
+
+def _is_table_pair(data: Any) -> bool:
+    """A table and its targets, which are values or the name of a column; or a tensor and a table of targets."""
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        return False
+    x, y = data
+    if isinstance(data, list) and getattr(y, "ndim", 1) != 1:  # a list of batches
+        return False
+    values = isinstance(y, np.ndarray) or hasattr(y, "to_numpy")
+    return (is_table(x) and (values or y is None or isinstance(y, Tensor | str))) or (isinstance(x, Tensor) and values)
 
 
 def _is_medium(name: str, value: Any) -> bool:
@@ -153,15 +220,6 @@ def _first_tensor(inputs: Inputs) -> Tensor:
         if isinstance(value, Tensor) and value.ndim:
             return value
     raise ValueError(f"expected inputs with a first dimension of samples, received {inputs!r:.80}")
-
-
-def _mapped(inputs: Inputs, change: Any) -> Inputs:
-    def one(value: Any) -> Any:
-        return change(value) if isinstance(value, Tensor) else value
-
-    if isinstance(inputs, Mapping):
-        return {name: one(value) for name, value in inputs.items()}
-    return tuple(map(one, inputs)) if isinstance(inputs, tuple) else one(inputs)
 
 
 def _described(value: object) -> str:

@@ -6,17 +6,10 @@ import hashlib
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-TEMPERATURE = 2.0
+from dynamicgate.data.contract import Inputs, call
+
 DEFAULT_WEIGHT = 0.5
-
-
-def divergence(student_BC: Tensor, teacher_BC: Tensor) -> Tensor:
-    """The KL divergence of the student from the teacher on each row, of scores softened by the temperature and scaled
-    so that its gradient is as large as that of the labels (Hinton et al.)."""
-    student_BC, teacher_BC = (F.log_softmax(scores / TEMPERATURE, dim=-1) for scores in (student_BC, teacher_BC))
-    return TEMPERATURE**2 * F.kl_div(student_BC, teacher_BC, log_target=True, reduction="none").sum(-1)
 
 
 class Teacher:
@@ -33,9 +26,10 @@ class Teacher:
         self.model = model.to(device).eval()
 
     @torch.no_grad()
-    def scores(self, x: Tensor) -> Tensor:
-        """The teacher's scores for these rows."""
-        return self.model(x).float()
+    def scores(self, x: Inputs) -> Tensor:
+        """The teacher's outputs for these rows."""
+        scores: Tensor = call(self.model, x)
+        return scores.float()
 
     def fingerprint(self) -> list[object]:
         """What a run that continues this one must share."""

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from itertools import islice
 
 from dynamicgate import distributed
-from dynamicgate.accounting.metrics import evaluate
+from dynamicgate.accounting.validation import evaluate
 from dynamicgate.budget import Budget
+from dynamicgate.data.contract import move
 from dynamicgate.io.model_file import load, save
+from dynamicgate.training.loader_stream import LoaderStream
 from dynamicgate.training.run_state import RunState
 
 CALIBRATION_ROWS = 2000
 BEST = "best.safetensors"
+
+
+def validate(run: RunState) -> dict[str, float] | None:
+    """The numbers of the model on the validation data; None where there are none."""
+    if run.valid is None:
+        return None
+    return evaluate(run.model, run.valid, run.counter, task=run.valid_task, metrics=run.metrics)
 
 
 def track_best(run: RunState, epoch: int, found: dict[str, float]) -> None:
@@ -21,7 +31,9 @@ def track_best(run: RunState, epoch: int, found: dict[str, float]) -> None:
     budget, best = run.budget, run.history.best
     if isinstance(budget, Budget) and found["relative"] > budget.target + 0.01:
         return
-    if best is None or found["accuracy"] > best["accuracy"]:
+    name, more_is_better = run.valid_task.best
+    gain = math.inf if best is None else found[name] - best[name]
+    if gain > 0 if more_is_better or best is None else gain < 0:
         run.history.best = {"epoch": epoch, **run.scaled(found)}
         run.epochs_since_best = 0
         if run.out is not None and distributed.rank() == 0:
@@ -39,8 +51,8 @@ def finish(run: RunState) -> None:
         _restore_best(run)
     if isinstance(run.budget, Budget):
         _calibrate(run, run.budget)
-    if run.valid is not None:
-        run.history.final = run.scaled(evaluate(run.model, run.valid, run.counter))
+    final = validate(run)
+    run.history.final = None if final is None else run.scaled(final)
     run.history.steps = run.step
     run.history.seconds += time.monotonic() - run.started
     run.model.eval()
@@ -52,10 +64,11 @@ def _calibrate(run: RunState, budget: Budget) -> None:
     """Calibrate on validation rows; where there are few, which would be noisy, on training rows as well. Not with
     stages: a network is surer of rows it has learned, so that fewer of them open a stage."""
     parts = [run.valid] if run.valid is not None else []
-    if not parts or (not run.staged and len(parts[0]) < CALIBRATION_ROWS):
+    few = run.valid is not None and not isinstance(run.valid, LoaderStream) and len(run.valid) < CALIBRATION_ROWS
+    if not parts or (not run.staged and few):
         parts.append(run.data)
-    batches = (x.to(run.device) for part in parts for x, _ in part.batches(2048))
-    unseen = None if run.valid is None else islice((x for x, _ in run.valid.batches(2048)), 10)
+    batches = ((move(x, run.device), None) for part in parts for x, _ in part.batches(2048))
+    unseen = None if run.valid is None else islice(((x, None) for x, _ in run.valid.batches(2048)), 10)
     achieved, target = budget.calibrate_(run.model, islice(batches, 10), unseen=unseen), budget.target
     if abs(achieved - target) > 0.01:
         warnings.warn(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from functools import partial
 from types import CodeType
@@ -13,12 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.budget import GateBudget
-from dynamicgate.data import Arrays
+from dynamicgate.data.many_inputs import Samples
+from dynamicgate.data.tasks import Task
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.stages import StageGate, stages_of
 from dynamicgate.sparsity import Sparsifier
+from dynamicgate.training.loader_stream import LoaderStream
 from dynamicgate.training.options import FitOptions
+from dynamicgate.training.reading import Source
 
 NOT_SETTINGS = ("counter", "sparsifier")  # fields of a budget that follow from the model
 CHUNK = 4096  # rows
@@ -77,15 +81,45 @@ def stage_settings(model: nn.Module) -> dict[str, Any]:
     return {} if stages is None else {"bounds": [list(b) for b in stages.bounds], "decide": stages.config.decide}
 
 
-def hash_data(data: Arrays) -> str:
-    """A digest of all rows as stored, in order, and of all labels. Another order of rows or columns is other data."""
+def data_identity(data: Source) -> str:
+    """A digest of data in memory; of a DataLoader, whose rows only it knows, how many batches it has."""
+    return json.dumps(data.settings) if isinstance(data, LoaderStream) else hash_data(data)
+
+
+def hash_data(data: Samples) -> str:
+    """A digest of all rows as stored, in order, and of all targets. Another order of rows or columns is other data."""
     digest = hashlib.blake2b(digest_size=16)
+    store = getattr(data, "x", None)
     for index in torch.arange(len(data)).split(CHUNK):
-        part = data.x[index.to(data.x.device) if isinstance(data.x, Tensor) else index]
-        digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
-        digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        if isinstance(store, Mapping | tuple):
+            named = data.rows(index)
+            parts = sorted(named.items()) if isinstance(named, Mapping) else list(enumerate(named))
+            for name, value in parts:
+                digest.update(f"{name}".encode())
+                if isinstance(value, Tensor):
+                    _digest_tensor(digest, value)
+                else:
+                    digest.update(repr(value).encode())
+        else:
+            assert store is not None
+            _digest_tensor(digest, store[index.to(store.device) if isinstance(store, Tensor) else index])
     digest.update(data.y.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def _digest_tensor(digest: Any, part: Tensor) -> None:
+    digest.update(f"{part.dtype}{tuple(part.shape)}".encode())
+    digest.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())
+
+
+def describe_task(task: Task) -> Any:
+    """The loss as a JSON value that changes whenever it changes; None for the cross entropy of classes."""
+    loss = task.settings
+    if isinstance(loss, nn.Module):
+        constants = {name: value.tolist() for name, value in loss.state_dict().items()}
+        options = {name: value for name, value in vars(loss).items() if isinstance(value, int | float | str)}
+        return [_describe_module(loss), constants, options]
+    return _describe(loss, "loss")
 
 
 def _budget_settings(budget: GateBudget) -> dict[str, Any]:
@@ -101,18 +135,18 @@ def _describe(value: Any, name: str) -> Any:
     if isinstance(value, tuple | list):
         return [_describe(v, name) for v in value]
     if callable(value):
-        return _describe_function(value, name)
+        return describe_function(value, name)
     return value
 
 
-def _describe_function(function: Callable[..., Any], name: str) -> list[str]:
+def describe_function(function: Callable[..., Any], name: str) -> list[str]:
     """The name of a function and a digest of its code: an edited function is another function."""
     qualified = getattr(function, "__qualname__", "<unnamed>")
     code = getattr(function, "__code__", None)
     if "<" in qualified or code is None:
         raise ValueError(
-            f"{name} is {function!r}, which cannot be told from another function when this run is continued: use "
-            "dynamicgate.schedule, or functools.partial of a function defined at the top of a module; or call fit "
+            f"{name} is {function!r}, which cannot be told from another function when this run is continued: use a "
+            "function defined at the top of a module, functools.partial of one, or dynamicgate.schedule; or call fit "
             "without out="
         )
     return [f"{function.__module__}.{qualified}", _digest(code)]

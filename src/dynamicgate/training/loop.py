@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dynamicgate import distributed
-from dynamicgate.accounting.metrics import evaluate
 from dynamicgate.budget import Budget
 from dynamicgate.data import batches
+from dynamicgate.data.contract import Inputs, call, count_samples, move, take_samples
 from dynamicgate.gating.recording import Usage, usage
 from dynamicgate.training.callbacks import RunInfo
-from dynamicgate.training.ending import track_best
+from dynamicgate.training.ending import track_best, validate
+from dynamicgate.training.loader_stream import LoaderStream, as_read
+from dynamicgate.training.optimizer import set_learning_rate
 from dynamicgate.training.progress import Progress
 from dynamicgate.training.resuming import save_run
 from dynamicgate.training.run_state import RunState
 from dynamicgate.training.whole_batch import step_whole_batch
+
+
+class Batch(NamedTuple):
+    """The rows of one optimizer step."""
+
+    parts: list[tuple[Inputs, Tensor]]
+    """Micro-batches of this process."""
+    rows: list[int]
+    """Of all processes in each of them."""
+    weight: float
+    """What the sum of the losses of all rows is divided by."""
 
 
 class Run(RunState):
@@ -31,21 +46,35 @@ class Run(RunState):
         self._start_callbacks()
         while self.step < self.total and not self.history.stopped_early:
             epoch, done = divmod(self.step, self.steps_per_epoch)
-            order = batches(len(self.y), self.options.batch, seed=self.options.seed, epoch=epoch)
             self.model.train()
-            for index in islice(order, done, None):
-                self.optimize(index)
+            for batch in self._batches(epoch, done):
+                self._take_step(batch)
                 progress.update(self.step / self.total, self._status())
-                if self.step % self.steps_per_epoch:
-                    self._between_steps()
-                    if self.history.stopped_early:
-                        return
+                if self.step % self.steps_per_epoch == 0:
+                    break
+                self._between_steps()
+                if self.history.stopped_early:
+                    return
+            else:
+                raise ValueError(
+                    f"the DataLoader gave fewer batches than the {self.steps_per_epoch} that its len() promised"
+                )
             self._end_of_epoch(epoch)
+
+    def _batches(self, epoch: int, done: int) -> Iterator[Batch]:
+        """The batches of an epoch without the first `done`."""
+        options = self.options
+        if isinstance(self.data, LoaderStream):
+            for inputs, targets in self.data.epoch(options.seed, epoch, done):
+                yield self._streamed(inputs, targets)
+            return
+        for index in islice(batches(len(self.data), options.batch, seed=options.seed, epoch=epoch), done, None):
+            yield self._indexed(index)
 
     def _start_callbacks(self) -> None:
         settings = {
             **asdict(self.options),
-            "rows": len(self.y),
+            "rows": None if isinstance(self.data, LoaderStream) else len(self.data),
             "macs": self.budget.target if isinstance(self.budget, Budget) else None,
         }
         for callback in self.callbacks:
@@ -71,28 +100,50 @@ class Run(RunState):
             raise KeyboardInterrupt
 
     def optimize(self, index: Tensor) -> None:
-        """One optimizer step on one global batch."""
+        """One optimizer step on the rows in memory at these positions."""
+        self._take_step(self._indexed(index))
+
+    def _indexed(self, index: Tensor) -> Batch:
+        """A batch of rows in memory, of which every process takes a part."""
+        assert not isinstance(self.data, LoaderStream)
+        by_rank = index.tensor_split(distributed.world_size())
+        count = min(self.options.accumulate, len(by_rank[0]))  # the same on every process: rank 0 has the most rows
+        mine = by_rank[distributed.rank()].tensor_split(count)
+        y = self.data.y
+        parts = [(self.rows(rows, training=True), y[rows.to(y.device)]) for rows in mine]
+        of_all = [sum(len(part.tensor_split(count)[k]) for part in by_rank) for k in range(count)]
+        return Batch(parts, of_all, self.task.weight(y[index.to(y.device)]))
+
+    def _streamed(self, inputs: Inputs, targets: Tensor) -> Batch:
+        """A batch of a DataLoader; every process has its own, of the same number of rows."""
+        if len(targets) != count_samples(inputs):
+            raise ValueError(f"a batch has {count_samples(inputs)} rows and {len(targets)} targets")
+        targets = as_read(self.task, targets).to(self.device)
+        count = min(self.options.accumulate, len(targets))
+        ends = torch.arange(len(targets)).tensor_split(count)
+        slices = [slice(int(rows[0]), int(rows[-1]) + 1) for rows in ends]
+        parts = [(move(take_samples(inputs, part), self.device), targets[part]) for part in slices]
+        size = distributed.world_size()
+        mean_weight = distributed.average(self.task.weight(targets), device=self.device)[0]
+        return Batch(parts, [len(rows) * size for rows in ends], mean_weight * size)
+
+    def _take_step(self, batch: Batch) -> None:
         options, now = self.options, self.step / self.total
         if self.budget is not None:
             self.budget.apply_(self.model, now)
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["lr_scale"] * options.learning_rate(self.step, self.total)
-        by_rank = index.tensor_split(distributed.world_size())
-        count = min(options.accumulate, len(by_rank[0]))  # the same on every process: rank 0 has the most rows
-        micro_batches = by_rank[distributed.rank()].tensor_split(count)
-        normalizer = self._weight_of(index) / distributed.world_size()  # DDP averages gradients, we want their sum
+        set_learning_rate(self.optimizer, options, self.step, self.total)
+        normalizer = max(batch.weight, 1e-9) / distributed.world_size()  # DDP averages gradients, we want their sum
         total_loss = total_penalty = torch.zeros((), device=self.device)
-        inputs = [self.inputs(rows, training=True) for rows in micro_batches]
         whole: Usage | None = None
-        if self.budget is not None and count > 1:
+        if self.budget is not None and len(batch.parts) > 1:
+            inputs = [x for x, _ in batch.parts]
             whole = step_whole_batch(self.budget, self.model, inputs, now, device=self.device, bf16=options.bf16)
         used: Usage | None = None
-        for position, (rows, x) in enumerate(zip(micro_batches, inputs, strict=True)):
-            with distributed.without_sync(self.parallel, skip=position + 1 < len(micro_batches)):
-                loss, penalty, used = self._forward(x, rows, now if whole is None else None)
+        for position, (x, y) in enumerate(batch.parts):
+            with distributed.without_sync(self.parallel, skip=position + 1 < len(batch.parts)):
+                loss, penalty, used = self._forward(x, y, now if whole is None else None)
                 loss = loss / normalizer
-                rows_of_all = sum(len(part.tensor_split(count)[position]) for part in by_rank)
-                penalty = penalty * (rows_of_all / len(index))
+                penalty = penalty * (batch.rows[position] / sum(batch.rows))
                 if self.sparsifier is not None and used is not None:
                     self.sparsifier.watch(used, penalty)
                 (loss + penalty).backward()
@@ -114,30 +165,24 @@ class Run(RunState):
         if self.step % self.log_every == 0 or self.step == self.total:
             self.log({"loss": loss_now, "penalty": penalty_now}, used if whole is None else whole)
 
-    def _forward(self, x: Tensor, rows: Tensor, now: float | None) -> tuple[Tensor, Tensor, Usage | None]:
+    def _forward(self, x: Inputs, y: Tensor, now: float | None) -> tuple[Tensor, Tensor, Usage | None]:
         """Loss and penalty of one micro-batch. With a `now` it is the whole batch, and the budget takes its step."""
-        y = self.y[rows.to(self.device)]
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.bf16):
             if not self.gated:
-                return self.task_loss(self.parallel(x), y, x), torch.zeros((), device=self.device), None
+                return self.task_loss(call(self.parallel, x), y, x), torch.zeros((), device=self.device), None
             with usage(self.model) as used:
-                scores = self.parallel(x)
+                outputs = call(self.parallel, x)
             if self.staged:
                 loss = self.task_loss.of_stages(self.stage_loss, used, y, x)
             else:
-                loss = self.task_loss(scores, y, x)
+                loss = self.task_loss(outputs, y, x)
         if self.budget is None:
             return loss, torch.zeros((), device=self.device), used
         return loss, self.budget.penalty(used) if now is None else self.budget.step(used, now), used
 
-    def _weight_of(self, index: Tensor) -> float:
-        if self.class_weights is None:
-            return float(len(index))
-        return float(self.class_weights[self.y[index.to(self.device)]].sum())
-
     def _end_of_epoch(self, epoch: int) -> None:
-        if self.valid is not None:
-            found = evaluate(self.model, self.valid, self.counter)
+        found = validate(self)
+        if found is not None:
             self.log({"valid": self.scaled(found)}, None)
             track_best(self, epoch, found)
         self._between_steps(finished=self.step >= self.total or self.history.stopped_early)
@@ -147,5 +192,7 @@ class Run(RunState):
         if isinstance(self.budget, Budget) and self.budget.relative is not None:
             text += f"  MACs {self.budget.relative * self.scale:.3f}"
         if self.history.best is not None:
-            text += f"  best {self.history.best['accuracy']:.2%}"
+            name, fraction = self.valid_task.best
+            best = self.history.best[name]
+            text += f"  best {best:.2%}" if fraction else f"  best {name} {best:.4g}"
         return text

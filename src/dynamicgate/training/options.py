@@ -36,7 +36,7 @@ class FitOptions:
         if self.patience is not None and self.patience < 1:
             raise ValueError(f"patience is a number of epochs, 1 or more, received {self.patience}")
 
-    def learning_rate(self, step: int, total: int) -> float:
-        """Linear warm-up, then a cosine to zero."""
+    def learning_rate(self, step: int, total: int, peak: float | None = None) -> float:
+        """Linear warm-up to `peak`, which is `lr` unless said otherwise, then a cosine to zero."""
         rise = min(1.0, (step + 1) / max(1.0, self.warmup * total))
-        return self.lr * rise * 0.5 * (1.0 + math.cos(math.pi * step / total))
+        return (self.lr if peak is None else peak) * rise * 0.5 * (1.0 + math.cos(math.pi * step / total))

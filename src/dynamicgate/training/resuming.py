@@ -9,8 +9,15 @@ import torch
 
 from dynamicgate import distributed
 from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
-from dynamicgate.training.fingerprint import fingerprint, hash_data, stage_settings
+from dynamicgate.training.fingerprint import (
+    data_identity,
+    describe_function,
+    describe_task,
+    fingerprint,
+    stage_settings,
+)
 from dynamicgate.training.log import read_log, rewrite_log
+from dynamicgate.training.optimizer import optimizer_settings
 from dynamicgate.training.run_state import RunState
 
 LAST = "last.safetensors"
@@ -19,7 +26,7 @@ LAST = "last.safetensors"
 def run_settings(run: RunState) -> dict[str, Any]:
     """All that decides the result, as JSON values: a checkpoint is continued only by a run with the same."""
     if run.hashes is None:  # only once, because it reads every row
-        run.hashes = hash_data(run.data), None if run.valid is None else hash_data(run.valid)
+        run.hashes = data_identity(run.data), None if run.valid is None else data_identity(run.valid)
     found = fingerprint(
         model=run.model,
         data_hash=run.hashes[0],
@@ -29,6 +36,13 @@ def run_settings(run: RunState) -> dict[str, Any]:
         options=run.options,
         class_weights=run.class_weights,
     )
+    # Only what is not the default: checkpoints of earlier versions have none of these.
+    if (loss := describe_task(run.valid_task)) is not None:
+        found["loss"] = loss
+    if run.metrics:
+        found["metrics"] = {name: describe_function(metric, "metrics") for name, metric in run.metrics.items()}
+    if run.own_optimizer:
+        found["optimizer"] = optimizer_settings(run.optimizer)
     if run.staged:
         found["stages"] = {**stage_settings(run.model), **run.stage_loss.settings}
     return found if run.teacher is None else {**found, "teacher": run.teacher.fingerprint()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,19 @@ from torch import Tensor, nn
 from dynamicgate import distributed
 from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.budget import Budget, GateBudget
-from dynamicgate.data import Arrays
+from dynamicgate.data.contract import Inputs, move
+from dynamicgate.data.tasks import Classification, Metric, Task
 from dynamicgate.gating.recording import Usage, is_gated
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.sparsity import Sparsifier
 from dynamicgate.training.callbacks import Callback, numbers_of
 from dynamicgate.training.distillation import Teacher
 from dynamicgate.training.interrupt import Interrupts
+from dynamicgate.training.loader_stream import LoaderStream
 from dynamicgate.training.log import History, append_row, site_stats, stage_stats
-from dynamicgate.training.optimizer import adamw
+from dynamicgate.training.optimizer import MakeOptimizer, adamw, own_optimizer
 from dynamicgate.training.options import FitOptions
+from dynamicgate.training.reading import Source
 from dynamicgate.training.stage_loss import StageLoss
 from dynamicgate.training.task_loss import TaskLoss
 
@@ -37,13 +40,16 @@ class RunState:
         self,
         *,
         model: nn.Module,
-        train: Arrays,
+        train: Source,
         options: FitOptions,
         device: torch.device,
-        valid: Arrays | None = None,
+        valid: Source | None = None,
         budget: GateBudget | None = None,
         sparsifier: Sparsifier | None = None,
         class_weights: Tensor | None = None,
+        task: Task | None = None,
+        metrics: Mapping[str, Metric] | None = None,
+        optimizer: MakeOptimizer | None = None,
         out: Path | None = None,
         teacher: Teacher | None = None,
         stage_loss: StageLoss | None = None,
@@ -54,9 +60,14 @@ class RunState:
         """A run at step 0; `resume` continues an earlier one."""
         self.model, self.budget, self.sparsifier, self.options = model, budget, sparsifier, options
         self.device, self.out, self.teacher = device, out, teacher
-        self.data, self.y = train.to(device), train.y.to(device)
-        self.valid = valid
+        self.data = train if isinstance(train, LoaderStream) else train.to(device)
+        self.valid, self.metrics = valid, dict(metrics or {})
         self.class_weights = class_weights.to(device) if class_weights is not None else None
+        self.valid_task = task or Classification()
+        """What targets are. Classes are weighted and smoothed in training only."""
+        self.task = self.valid_task
+        if isinstance(self.task, Classification):
+            self.task = Classification(self.class_weights, options.label_smoothing)
         self.callbacks = tuple(callbacks) if distributed.rank() == 0 else ()
         self.gated = is_gated(model)
         self.staged = stages_of(model) is not None
@@ -64,9 +75,10 @@ class RunState:
             raise ValueError(
                 "stage_loss is for a model with stages: call gate_(model, GateConfig(kind='stages')) first"
             )
-        self.stage_loss = stage_loss or StageLoss()
-        self.task_loss = TaskLoss(self.class_weights, options.label_smoothing, teacher)
-        self.counter = count_macs(model, self.inputs(torch.arange(2)))
+        values = self.task.name not in ("classification", "own")
+        self.stage_loss = stage_loss or StageLoss(outputs="values" if values else "classes")
+        self.task_loss = TaskLoss(self.task, teacher)
+        self.counter = count_macs(model, self.example())
         # Everything inside is relative to this model's dense MACs; everything shown or written, to those asked for.
         self.scale = 1.0 if dense_macs is None else self.counter.dense / dense_macs
         if budget is not None:
@@ -78,8 +90,14 @@ class RunState:
             if isinstance(budget, Budget):
                 budget.bind(self.counter, sparsifier)
         self.parallel = distributed.parallel(model)
-        self.optimizer = adamw(model, options, device)
-        self.steps_per_epoch = math.ceil(len(self.y) / options.batch)
+        self.own_optimizer = optimizer is not None
+        self.optimizer = (
+            adamw(model, options, device) if optimizer is None else own_optimizer(optimizer, model, options)
+        )
+        if isinstance(self.data, LoaderStream):
+            self.steps_per_epoch = self.data.steps
+        else:
+            self.steps_per_epoch = math.ceil(len(self.data) / options.batch)
         self.total = self.steps_per_epoch * options.epochs
         self.log_every = max(1, self.total // LOG_LINES)
         if sparsifier is not None:
@@ -96,10 +114,17 @@ class RunState:
         self.hashes: tuple[str, str | None] | None = None
         self.saved_at = self.started = time.monotonic()
 
-    def inputs(self, index: Tensor, *, training: bool = False) -> Tensor:
-        """The rows at these positions, on the device of the run."""
-        on_device = isinstance(self.data.x, Tensor)
-        return self.data.rows(index.to(self.device) if on_device else index, training=training).to(self.device)
+    def example(self) -> Inputs:
+        """Two rows, or one."""
+        if isinstance(self.data, LoaderStream):
+            return move(self.data.example, self.device)
+        return self.rows(torch.arange(min(2, len(self.data))))
+
+    def rows(self, index: Tensor, *, training: bool = False) -> Inputs:
+        """The rows in memory at these positions, on the device of the run."""
+        assert not isinstance(self.data, LoaderStream)
+        on_device = isinstance(getattr(self.data, "x", None), Tensor)
+        return move(self.data.rows(index.to(self.device) if on_device else index, training=training), self.device)
 
     def _asked(self, relative: float | None) -> float | None:
         """A fraction of this model's dense MACs as one of those asked for."""

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from dynamicgate.data.tasks import divergence
 from dynamicgate.distributed import RowMeans
 from dynamicgate.gating.recording import Usage
 from dynamicgate.gating.stages import StageDecision
-from dynamicgate.training.distillation import divergence
 
 RowLoss = Callable[[Tensor], Tensor]
 

@@ -6,16 +6,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from dynamicgate.budget import GateBudget
+from dynamicgate.data.contract import Inputs, call
 from dynamicgate.gating.recording import Usage, usage
 
 
 @torch.no_grad()
 def step_whole_batch(
-    budget: GateBudget, model: nn.Module, inputs: Sequence[Tensor], progress: float, *, device: torch.device, bf16: bool
+    budget: GateBudget, model: nn.Module, inputs: Sequence[Inputs], progress: float, *, device: torch.device, bf16: bool
 ) -> Usage:
     """Take the step, and return what it saw. The budget must know what gates decide for all micro-batches before the
     penalty of the first, so they run once more, without gradients. The forward passes that follow draw the same random
@@ -23,7 +24,7 @@ def step_whole_batch(
     precision = torch.autocast(device.type, torch.bfloat16, enabled=bf16)
     with precision, _leaving_no_trace(model, device), usage(model) as used:
         for x in inputs:
-            model(x)
+            call(model, x)
     budget.step(used, progress)
     return used
 

@@ -67,7 +67,7 @@ def step_settings(job: Job, splits: Splits, prepare: Prepare | None = None) -> S
         options=options,
         device=device,
         stage_loss=stage_loss,
-        class_weights=weights_per_class("balanced" if s.balanced else None, splits.train, splits.classes),
+        class_weights=weights_per_class("balanced" if s.balanced else None, splits.train.y, splits.classes),
     )
     model.train()
     order = itertools.chain.from_iterable(
