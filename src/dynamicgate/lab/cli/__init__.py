@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "compare": "Train several models over several seeds, print a table and write a report.",
         "measure": "Measure a saved model: quality, executed MACs of each layer, and how gates depend on the input.",
         "bench": "Time a saved model on this machine, uncompiled and compiled, against the dense network.",
+        "export": "Write a saved model for runtimes without DynamicGate: ONNX, or an AOTInductor package.",
         "generate": "Continue a text with a saved language model, and say what its tokens cost.",
         "report": "Write report.html from the results of `dynamicgate compare`.",
         "data": "List, download, verify and describe datasets.",
