@@ -46,10 +46,10 @@ def near_cut(gate: StageGate, decision: StageDecision, margin: float = MARGIN) -
     return near_BK & (decision.open[..., :-1] != 0)
 
 
-def refuse_above(tolerance: float, error: float, where: str) -> None:
+def refuse_above(tolerance: float, error: float, where: str, what: str = "the plan") -> None:
     """Raise ValueError if `error`, relative to the largest output, is above `tolerance` or not a number."""
     if not error <= tolerance:
         raise ValueError(
-            f"the plan does not compute what the model computes: outputs differ by {error:.2g} of the largest at "
-            f"{where}, expected at most {tolerance:g}; the plan is refused"
+            f"{what} does not compute what the model computes: outputs differ by {error:.2g} of the largest at "
+            f"{where}, expected at most {tolerance:g}; {what} is refused"
         )

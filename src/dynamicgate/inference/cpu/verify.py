@@ -25,11 +25,14 @@ def verify_model(
     *,
     batches: Sequence[int] = (1, 16),
     dropped: Mapping[str, Tensor] | None = None,
+    tolerance: float = TOLERANCE,
+    what: str = "the plan",
 ) -> Verification:
     """Compare `compiled` with `model` in evaluation mode, on rows of `x` and on random ones, at each batch size.
 
     Raises ValueError if an output differs by more than the tolerance. dropped: for each site, the blocks that were
     removed although some input could open them. Rows that open one are not compared, nor are rows near a threshold.
+    what: how an error calls what is compared.
     """
     wide = _reference_model(model, x)
     gates = named_gates(wide)
@@ -50,7 +53,7 @@ def verify_model(
             scale = max(float((expected if independent else want).abs().max()), 1e-6)
             wrong = (y.double() - want).abs().flatten(1).amax(1)[~skip] / scale
             worst = float(wrong.max()) if wrong.numel() else 0.0
-            refuse_above(TOLERANCE, worst, f"batch {batch}")
+            refuse_above(tolerance, worst, f"batch {batch}", what)
             error, left_out, compared = max(error, worst), left_out + int(skip.sum()), compared + int((~skip).sum())
     return Verification(compared, left_out, error)
 

@@ -35,6 +35,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "measure": "Measure a saved model: quality, executed MACs of each layer, and how gates depend on the input.",
         "predict": "Predict the class of every row of a file with a saved model, and what each row costs.",
         "bench": "Time a saved model on this machine, compiled, against the compiled dense network asked for.",
+        "export": "Write a saved model for runtimes without DynamicGate: ONNX, or an AOTInductor package.",
         "generate": "Continue a text with a saved language model, and say what its tokens cost.",
         "report": "Write report.html from the results of `dynamicgate compare`.",
         "data": "List, download, verify and describe datasets.",

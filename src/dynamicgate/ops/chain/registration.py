@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Literal
 
 import torch
@@ -40,6 +41,12 @@ def _in_torch(x: Tensor, weights: Tensor, program: Tensor, factor: Tensor | None
 
 
 def _shape(x: Tensor, weights: Tensor, program: Tensor, factor: Tensor | None, outputs: int) -> Tensor:
+    if torch.onnx.is_in_onnx_export():  # torch catches errors here, and ends in forty lines about a missing operator
+        warnings.warn(
+            "a compiled model runs in kernels that ONNX does not have: use dynamicgate.export.to_onnx(plan, example, "
+            "path), which writes its layers as standard operators",
+            stacklevel=2,
+        )
     return x.new_empty(x.shape[0], outputs)
 
 
