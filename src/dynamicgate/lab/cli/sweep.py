@@ -51,6 +51,7 @@ class Sweep:
     def run(self) -> int:
         """Run the trials, print the best."""
         from dynamicgate.lab.runner import sweep as runner  # here, because it needs Optuna
+        from dynamicgate.lab.runner.study import trial_folder
 
         asked = runner.new_sweep(
             self.training.settings([self.model], model=self.model, seed=self.seed),
@@ -74,5 +75,5 @@ class Sweep:
             print(
                 f"test accuracy {best['quality']['accuracy']:.4f} at {best['macs']['relative']:.4f} of the dense MACs"
             )
-            print(f"saved {runner.trial_folder(self.out, number) / 'model.safetensors'}")
+            print(f"saved {trial_folder(self.out, number) / 'model.safetensors'}")
         return 0
