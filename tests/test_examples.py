@@ -13,6 +13,7 @@ from tests.places import ROOT
 NEED_WEIGHTS = ("hf_weights", "hf_smollm2", "hf_minilm")  # tests/hf/test_pretrained.py runs them
 EXAMPLES = [path for path in sorted((ROOT / "examples").glob("*.py")) if path.stem not in NEED_WEIGHTS]
 REACHED = {"hf_train": "MACs per token"}
+NEEDS = {"hf": "transformers", "lightning": "lightning", "skorch": "skorch"}
 
 
 def test_there_are_examples() -> None:
@@ -22,8 +23,8 @@ def test_there_are_examples() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_prints_what_it_reached(path: Path, tmp_path: Path) -> None:
-    if path.stem.startswith("hf_"):
-        pytest.importorskip("transformers")
+    if package := NEEDS.get(path.stem.partition("_")[0]):
+        pytest.importorskip(package)
     done = subprocess.run([sys.executable, str(path)], cwd=tmp_path, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr[-3000:]
     assert REACHED.get(path.stem, "accuracy") in done.stdout

@@ -16,7 +16,19 @@ from tests.places import ROOT
 README, API = ROOT / "README.md", ROOT / "docs" / "api.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 # pages whose Python blocks run one after another
-COMPLETE = ("index", "quickstart", "gates", "budget", "stages", "measurement", "hugging-face", "continual", "cluster")
+COMPLETE = (
+    "index",
+    "quickstart",
+    "gates",
+    "budget",
+    "stages",
+    "measurement",
+    "hugging-face",
+    "continual",
+    "cluster",
+    "integrations",
+)
+OTHERS_WARN = ("integrations",)  # Lightning asks torch in an old way, and would like more workers
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -27,9 +39,10 @@ def python_blocks(page: Path) -> list[str]:
     return [code for language, code in FENCE.findall(page.read_text(encoding="utf-8")) if language == "python"]
 
 
-def run(code: str, folder: Path) -> str:
+def run(code: str, folder: Path, *, strict: bool = True) -> str:
+    warned = ["-W", "error"] if strict else []
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=folder, capture_output=True, text=True, timeout=240
+        [sys.executable, *warned, "-c", code], cwd=folder, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -82,7 +95,7 @@ def test_the_readme_is_short() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COMPLETE)
 def test_the_examples_of_a_page_run_one_after_another(name: str, tmp_path: Path) -> None:
-    run("\n".join(python_blocks(ROOT / "docs" / f"{name}.md")), tmp_path)
+    run("\n".join(python_blocks(ROOT / "docs" / f"{name}.md")), tmp_path, strict=name not in OTHERS_WARN)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -15,7 +15,8 @@ from dynamicgate.lab.runner.engines import open_engine
 from dynamicgate.lab.runner.ray_engine import run_task
 from dynamicgate.lab.runner.results import table_path
 from dynamicgate.lab.runner.scheduling import Engine
-from tests.lab.runner.clouds import content, new_experiment, run
+from tests.lab.runner import sweeping
+from tests.lab.runner.clouds import content, new_experiment, run, write_clouds
 from tests.places import ROOT
 
 ray = pytest.importorskip("ray")
@@ -79,26 +80,18 @@ def test_a_table_of_twelve_runs_is_the_same_on_two_nodes_and_in_one_process(engi
     assert content(two) == content(experiment)
 
 
+@pytest.mark.slow
+def test_a_sweep_of_eight_trials_is_the_same_on_two_nodes_and_in_one_process(engine: Engine, tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    data = write_clouds(tmp_path / "clouds.npz")
+    found = sweeping.run(tmp_path / "two", data, 8, engine=engine)
+    assert len(found["runs"]) == 8
+    assert found == sweeping.run(tmp_path / "one", data, 8)
+
+
 def test_a_machine_that_does_not_see_the_folder_says_so(tmp_path: Path) -> None:
     mark = tmp_path / "runs" / ".seen"
     with pytest.raises(ValueError, match=f"does not see {mark.parent}: machines of a Ray cluster write into one"):
         run_task((where_it_ran, tmp_path, mark), 0)
     with pytest.raises(ValueError, match=f"does not see {tmp_path / 'gone'}"):
         run_task((where_it_ran, tmp_path / "gone", None), 0)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"name": "spark"}, "the engine must be one of pool, ray, received 'spark'"),
-        ({"name": "pool", "address": "auto"}, "address auto is for a Ray cluster: choose the engine ray"),
-        ({"name": "pool", "gpus": 1.0}, "gpus 1 is for a Ray cluster"),
-        ({"name": "pool", "jobs": 0}, "at least one job at a time is needed, received 0"),
-        ({"name": "ray", "jobs": 0}, "at least one job at a time is needed, received 0"),
-        ({"name": "ray", "address": "127.0.0.1:9"}, "no Ray cluster answers at 127.0.0.1:9: start one with"),
-        ({"name": "ray", "gpus": -1.0}, "the number of GPUs of each job, 0 or more, received -1"),
-    ],
-)
-def test_options_of_engines_that_mean_nothing_are_refused(options: dict[str, str], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence), open_engine(**options):  # type: ignore[arg-type]
-        pass

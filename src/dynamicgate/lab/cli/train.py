@@ -10,6 +10,7 @@ from tyro.conf import OmitArgPrefixes, arg
 
 from dynamicgate import distributed
 from dynamicgate.files import write_text
+from dynamicgate.integrations.loggers import loggers_for
 from dynamicgate.lab.cli.options import Training
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.methods import run_one, settings_hash
@@ -30,6 +31,7 @@ class Train:
 
     For example:
       dynamicgate train --data digits --budget 0.3 --out runs/first
+      dynamicgate train --data digits --log csv,tensorboard --out runs/logged
       torchrun --nproc-per-node 2 -m dynamicgate train --data mnist --out runs/mnist
 
     Run the same command again to continue after Ctrl-C, a kill or a crash.
@@ -42,6 +44,9 @@ class Train:
     """Seed of the initial weights, the order of the data and the validation split."""
     device: Annotated[str, arg(metavar="DEVICE")] = "auto"
     """auto, cpu or cuda."""
+    log: Annotated[str, arg(metavar="NAMES")] = ""
+    """Where else to log, separated by commas: csv (log.csv), tensorboard (a folder of that name), mlflow (the server in
+    MLFLOW_TRACKING_URI)."""
     training: OmitArgPrefixes[Training] = field(default_factory=Training)
 
     def run(self) -> int:
@@ -55,9 +60,10 @@ class Train:
                 settings.data, data_dir=self.training.data_dir, seed=self.seed, options=options
             ).flat()
             settings = settings.resolved(splits)
+            loggers = loggers_for([name.strip() for name in self.log.split(",") if name.strip()], self.out)
             with only_process(self.out, LOCK, device):  # from the mark of its settings to the result
                 _claim_folder(self.out, settings_hash(settings, splits))
-                found = run_one(settings, splits, self.out, device=str(device))
+                found = run_one(settings, splits, self.out, device=str(device), callbacks=loggers)
             if distributed.rank() == 0:
                 macs, quality = found["macs"], found["quality"]
                 print(f"test accuracy {quality['accuracy']:.4f}, macro-F1 {quality['macro_f1']:.4f}")

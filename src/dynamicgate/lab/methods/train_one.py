@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, SPARSIFY, Sett
 from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.pilots import choice_note, choose_settings
 from dynamicgate.lab.methods.samples import SampleStats
-from dynamicgate.training import fit
+from dynamicgate.training import Callback, fit
 from dynamicgate.training.folder_lock import only_process
 
 SAMPLES_FILE = "samples.json"
@@ -44,14 +44,20 @@ def run_one(
     device: str = "auto",
     label: str = "",
     show: bool = True,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Train one model, measure it on the test data, and leave model, log, checkpoints and run.json in `folder`.
 
     A finished run is read from its folder, an interrupted one continues from its checkpoint. InUseError if another
     process is at it. `prepare` builds a model that is not in `MODELS`; the caller then has to tell its runs apart.
+    callbacks: follow the training; not of a cascade, which trains several networks.
     """
+    if callbacks and prepare is None and settings.model == "cascade":
+        raise ValueError("a cascade trains several networks, each with its own log: it takes no loggers or callbacks")
     with only_process(folder, LOCK, distributed.choose_device(device)):
-        return _run_one(settings, splits, folder, prepare=prepare, device=device, label=label, show=show)
+        return _run_one(
+            settings, splits, folder, prepare=prepare, device=device, label=label, show=show, callbacks=callbacks
+        )
 
 
 def _run_one(
@@ -63,6 +69,7 @@ def _run_one(
     device: str,
     label: str,
     show: bool,
+    callbacks: Sequence[Callback],
 ) -> dict[str, Any]:
     finished = folder / "run.json"
     if finished.exists():
@@ -104,6 +111,7 @@ def _run_one(
         stage_loss=stage_loss,
         patience=settings.patience,
         seed=settings.seed,
+        callbacks=callbacks,
         device=device,
         out=folder,
         dense_macs=dense.macs,
