@@ -23,6 +23,7 @@ from dynamicgate.accounting.shape_counters import ShapeCounters
 from dynamicgate.accounting.stage_costs import finite_cut
 from dynamicgate.accounting.stage_tally import StageTally
 from dynamicgate.data.contract import Inputs, call, iterate, move
+from dynamicgate.display import ShownAsText
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import Usage, named_gates, usage
 from dynamicgate.linears import out_features
@@ -31,8 +32,8 @@ from dynamicgate.modules import evaluating, unwrap
 from dynamicgate.nn.normalize import Normalize
 
 
-@dataclass(frozen=True)
-class Measurement:
+@dataclass(frozen=True, repr=False)
+class Measurement(ShownAsText):
     """What one model did on one dataset. `to_dict` is the JSON that results files hold."""
 
     quality: dict[str, float]
@@ -70,6 +71,10 @@ class Measurement:
         if "accuracy" not in self.quality:
             raise AttributeError("no accuracy was measured: the data had no class labels")
         return self.quality["accuracy"]
+
+    def _brief(self) -> str:
+        quality = "".join(f"{name} {value:.4f}, " for name, value in self.quality.items())
+        return f"{quality}relative {self.relative:.4f}, {self.count:,} samples"
 
     def __str__(self) -> str:
         m = self.macs

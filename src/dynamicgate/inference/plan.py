@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from dynamicgate.display import ShownAsText
+
 
 @dataclass(frozen=True)
 class LayerPlan:
@@ -63,8 +65,8 @@ class Verification:
     """The largest difference, relative to the largest output."""
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(ShownAsText):
     """How a compiled model runs. `print` it."""
 
     chains: list[list[Regime]]
@@ -94,6 +96,15 @@ class Plan:
         ]
         verified = found["verification"]
         return Plan(**{**found, "chains": chains, "verification": Verification(**verified) if verified else None})
+
+    def _brief(self) -> str:
+        each = [
+            f"{regime.fastest_dense_us / regime.chosen_us:.2f} x dense at batch {regime.batch}"
+            for chain in self.chains[:1]
+            for regime in chain
+        ]
+        more = f" in the first of {len(self.chains)} chains" if len(self.chains) > 1 else ""
+        return ", ".join(each) + more if each else "everything stays in torch"
 
     def __str__(self) -> str:
         rows = [x for chain in self.chains for regime in chain for x in regime.layers]

@@ -22,6 +22,7 @@ from dynamicgate.gating.stages import stages_of
 from dynamicgate.io.model_file import load, save
 from dynamicgate.sparsity import Sparsifier
 from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
+from dynamicgate.training.dense_units import DenseUnits
 from dynamicgate.training.distillation import Teacher
 from dynamicgate.training.fingerprint import fingerprint, hash_data, stage_settings
 from dynamicgate.training.interrupt import Interrupts
@@ -72,8 +73,7 @@ class Run:
         self.stage_loss = stage_loss or StageLoss()
         self.task_loss = TaskLoss(self.class_weights, options.label_smoothing, teacher)
         self.counter = count_macs(model, self._inputs(torch.arange(2)))
-        # Everything inside is relative to this model's dense MACs; everything shown or written, to those asked for.
-        self.scale = 1.0 if dense_macs is None else self.counter.dense / dense_macs
+        self.units = DenseUnits(1.0 if dense_macs is None else self.counter.dense / dense_macs)
         if budget is not None:
             if not self.gated:
                 raise ValueError(
@@ -198,12 +198,12 @@ class Run:
 
     def _track_best(self, epoch: int, found: dict[str, float]) -> None:
         """Remember the best epoch and decide on early stopping. An epoch that exceeds the budget cannot be best."""
-        self._log({"valid": self._scaled(found)}, None)
+        self._log({"valid": self.units.scaled(found)}, None)
         budget, best = self.budget, self.history.best
         if isinstance(budget, Budget) and found["relative"] > budget.target + 0.01:
             return
         if best is None or found["accuracy"] > best["accuracy"]:
-            self.history.best = {"epoch": epoch, **self._scaled(found)}
+            self.history.best = {"epoch": epoch, **self.units.scaled(found)}
             self.epochs_since_best = 0
             if self.out is not None and distributed.rank() == 0:
                 save(self.model, self.out / "best.safetensors")
@@ -220,7 +220,7 @@ class Run:
         if isinstance(self.budget, Budget):
             self._calibrate(self.budget)
         if self.valid is not None:
-            self.history.final = self._scaled(evaluate(self.model, self.valid, self.counter))
+            self.history.final = self.units.scaled(evaluate(self.model, self.valid, self.counter))
         self.history.steps = self.step
         self.history.seconds += time.monotonic() - self._started
         self.model.eval()
@@ -236,9 +236,8 @@ class Run:
         achieved, target = budget.calibrate_(self.model, islice(batches, 10), unseen=unseen), budget.target
         if abs(achieved - target) > 0.01:
             warnings.warn(
-                f"the budget was missed: asked for {target * self.scale:.3f} of the dense MACs, executes "
-                f"{achieved * self.scale:.3f}. The gates "
-                "open and close all at once: train longer, use smaller blocks or another gate network",
+                f"the budget was missed: asked for {target * self.units.scale:.3f} of the dense MACs, executes "
+                f"{achieved * self.units.scale:.3f}. All gates move at once: train longer, or use smaller blocks",
                 stacklevel=4,
             )
 
@@ -250,23 +249,14 @@ class Run:
             self.model.load_state_dict(weights)
 
     def _status(self) -> str:
-        text = f"loss {self.last_loss:.3f}"
+        text = f"epoch {-(-self.step // self.steps_per_epoch)}/{self.options.epochs}  loss {self.last_loss:.3f}"
         if isinstance(self.budget, Budget) and self.budget.relative is not None:
-            text += f"  MACs {self.budget.relative * self.scale:.3f}"
+            text += f"  MACs {self.budget.relative * self.units.scale:.3f}"
         if self.history.best is not None:
             text += f"  best {self.history.best['accuracy']:.2%}"
         return text
 
-    def _asked(self, relative: float | None) -> float | None:
-        """A fraction of this model's dense MACs as one of those asked for."""
-        return None if relative is None else relative * self.scale
-
-    def _scaled(self, found: dict[str, float]) -> dict[str, float]:
-        """What a validation found, with its cost as a fraction of the dense MACs asked for."""
-        return {**found, "relative": found["relative"] * self.scale}
-
     def _log(self, row: dict[str, Any], used: Usage | None) -> None:
-        closed = self.budget if isinstance(self.budget, Budget) else None
         found: dict[str, Any] = {
             "step": self.step,
             "epoch": (self.step - 1) // self.steps_per_epoch,
@@ -274,9 +264,7 @@ class Run:
             "loss": None,
             "penalty": None,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "relative": self._asked(closed.relative) if closed else None,
-            "target": self._asked(closed.target) if closed else None,
-            "reference": self._asked(closed.reference) if closed else None,
+            **self.units.of_budget(self.budget),
             "lambda": self.budget.lambda_ if self.budget else None,
             "valid": None,
             "sites": site_stats(self.model, used) if used is not None else {},

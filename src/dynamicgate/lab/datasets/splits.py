@@ -11,6 +11,7 @@ import torch
 
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.batching import seeded
+from dynamicgate.display import ShownAsText
 
 PARTS = ("train", "valid", "test")
 TEST_FRACTION = 0.20
@@ -19,8 +20,8 @@ VALID_FRACTION = 0.15  # of what is not test
 TEST_SEED = 20_240_229
 
 
-@dataclass(frozen=True, eq=False)
-class Splits:
+@dataclass(frozen=True, eq=False, repr=False)
+class Splits(ShownAsText):
     """A dataset in three disjoint parts, with the constants of `(x - mean) / std` that a model normalises with."""
 
     name: str
@@ -41,6 +42,14 @@ class Splits:
                     f"{self.name}: a row of the {part} data has shape {received}, a row of the training data "
                     f"{expected}; give every part the same features in the same order"
                 )
+
+    def _brief(self) -> str:
+        rows = ", ".join(f"{len(getattr(self, part)):,} {part}" for part in PARTS)
+        return f"{self.name}, {rows}, {self.train.features:,} features, {self.classes} classes"
+
+    def __str__(self) -> str:
+        names = f" ({', '.join(self.class_names)})" if self.class_names else ""
+        return f"{self._brief()}{names}"
 
     def flat(self) -> Splits:
         """The same data with every row as one vector, which is what an MLP reads."""
