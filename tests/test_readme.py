@@ -14,6 +14,7 @@ from tests.places import ROOT
 
 README, API = ROOT / "README.md", ROOT / "docs" / "api.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OURS = re.compile(r"https://github\.com/dynamicgate/dynamicgate/(?:blob|tree)/main/")
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#{1,6} +(.+?)\s*$", re.MULTILINE)
 
@@ -38,16 +39,22 @@ def documented(page: Path) -> list[str]:
 def broken_links(page: Path) -> list[str]:
     broken = []
     for link in LINK.findall(FENCE.sub("", page.read_text(encoding="utf-8"))):
-        if re.match(r"[a-z]+:", link):
+        ours = OURS.match(link)
+        if re.match(r"[a-z]+:", link) and not ours:
             continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
+        path, _, anchor = link.removeprefix(ours[0] if ours else "").partition("#")
+        target = ((ROOT if ours else page.parent) / path).resolve() if path else page
         if anchor.startswith("dynamicgate.") and target.name == "api.md":
             if anchor not in documented(target):  # mkdocstrings makes these
                 broken.append(link)
         elif not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
             broken.append(link)
     return broken
+
+
+def test_links_of_the_readme_also_work_where_it_is_shown_without_the_repository() -> None:
+    links = LINK.findall(FENCE.sub("", README.read_text(encoding="utf-8")))
+    assert [link for link in links if not link.startswith("https://")] == []
 
 
 def test_the_readme_is_short() -> None:
@@ -61,8 +68,13 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 
 def test_a_link_to_a_missing_heading_is_noticed(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("# Here `it` is\n[a](#here-it-is) [b](#gone) [c](none.md) [d](https://example.org)\n", "utf-8")
-    assert broken_links(page) == ["#gone", "none.md"]
+    ours = "https://github.com/dynamicgate/dynamicgate/blob/main/"
+    page.write_text(
+        "# Here `it` is\n[a](#here-it-is) [b](#gone) [c](none.md) [d](https://example.org)\n"
+        f"[e]({ours}README.md) [f]({ours}README.md#nowhere) [g]({ours}gone.md)\n",
+        "utf-8",
+    )
+    assert broken_links(page) == ["#gone", "none.md", f"{ours}README.md#nowhere", f"{ours}gone.md"]
 
 
 def test_every_name_on_the_api_page_exists_and_every_top_level_name_is_there() -> None:

@@ -109,7 +109,8 @@ class Plan(ShownAsText):
     def __str__(self) -> str:
         rows = [x for chain in self.chains for regime in chain for x in regime.layers]
         name = max([len("layer"), *(len(x.name) for x in rows)])
-        choice = max([len("choice"), *(len(x.choice) for x in rows)])
+        speeds = [len(_speed(regime)) for chain in self.chains for regime in chain]
+        choice = max([len("choice"), *(len(x.choice) for x in rows), *speeds])
 
         def line(first: str, second: str, dense: float, chosen: float, macs: float) -> str:
             return f"{first:<{name}}  {second:<{choice}}  {dense:>10,.1f}  {chosen:>10,.1f}  {macs:>12,.0f}"
@@ -120,10 +121,8 @@ class Plan(ShownAsText):
             for regime in chain:
                 lines += ["", f"batch {regime.batch}" + (f", chain {number}" if len(self.chains) > 1 else ""), head]
                 lines += [line(x.name, x.choice, x.dense_us, x.chosen_us, x.macs) for x in regime.layers]
-                rival = "dense" if regime.compiled_dense_us is None else "compiled dense"
-                speed = f"{regime.fastest_dense_us / regime.chosen_us:.2f} x as fast as {rival}"
                 macs = sum(x.macs for x in regime.layers)
-                lines.append(line("all", speed, regime.dense_us, regime.chosen_us, macs))
+                lines.append(line("all", _speed(regime), regime.dense_us, regime.chosen_us, macs))
                 if regime.compiled_dense_us is not None:
                     lines.append(
                         f"compiled dense takes {regime.compiled_dense_us:,.1f} us: {_gain(regime)} x as fast as eager "
@@ -134,6 +133,11 @@ class Plan(ShownAsText):
             lines += ["", f"verified: {found.rows} rows agree with the reference model within {found.error:.1e}, "
                       f"{found.near_threshold} near a threshold left out"]  # fmt: skip
         return "\n".join([*lines, *self.notes])
+
+
+def _speed(regime: Regime) -> str:
+    rival = "dense" if regime.compiled_dense_us is None else "compiled dense"
+    return f"{regime.fastest_dense_us / regime.chosen_us:.2f} x as fast as {rival}"
 
 
 def _gain(regime: Regime) -> str:
