@@ -46,7 +46,7 @@ class Statement(NamedTuple):
 
 def pages() -> list[Path]:
     """The README and all pages of the documentation."""
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def statements(text: str, page: str) -> Iterator[Statement]:

@@ -25,14 +25,15 @@ from dynamicgate.accounting.stage_tally import StageTally
 from dynamicgate.accounting.zero_skipping import gate_zero_skipping, zero_skipping
 from dynamicgate.data.contract import Inputs, call, iterate, move
 from dynamicgate.data.tasks import Metric, OwnLoss, Task, as_task
+from dynamicgate.display import ShownAsText
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import Usage, named_gates, usage
 from dynamicgate.modules import evaluating, unwrap
 from dynamicgate.nn.normalize import Normalize
 
 
-@dataclass(frozen=True)
-class Measurement:
+@dataclass(frozen=True, repr=False)
+class Measurement(ShownAsText):
     """What one model did on one dataset. `to_dict` is the JSON that results files hold."""
 
     quality: dict[str, float]
@@ -71,6 +72,10 @@ class Measurement:
             found = f", but {', '.join(self.quality)}" if self.quality else ""
             raise AttributeError(f"no accuracy was measured{found}: the data had no class labels")
         return self.quality["accuracy"]
+
+    def _brief(self) -> str:
+        quality = "".join(f"{name} {value:.4f}, " for name, value in self.quality.items())
+        return f"{quality}relative {self.relative:.4f}, {self.count:,} samples"
 
     def __str__(self) -> str:
         m = self.macs

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from dynamicgate.display import ShownAsText
+
 
 @dataclass(frozen=True)
 class LayerPlan:
@@ -81,8 +83,8 @@ class WholeRegime:
         return f"{text} ({others})" if others else text
 
 
-@dataclass(frozen=True)
-class Plan:
+@dataclass(frozen=True, repr=False)
+class Plan(ShownAsText):
     """How a compiled model runs. `print` it."""
 
     chains: list[list[Regime]]
@@ -117,10 +119,20 @@ class Plan:
         verification = Verification(**verified) if verified else None
         return Plan(**{**found, "chains": chains, "whole": whole, "verification": verification})
 
+    def _brief(self) -> str:
+        each = [
+            f"{regime.fastest_dense_us / regime.chosen_us:.2f} x dense at batch {regime.batch}"
+            for chain in self.chains[:1]
+            for regime in chain
+        ]
+        more = f" in the first of {len(self.chains)} chains" if len(self.chains) > 1 else ""
+        return ", ".join(each) + more if each else "everything stays in torch"
+
     def __str__(self) -> str:
         rows = [x for chain in self.chains for regime in chain for x in regime.layers]
         name = max([len("layer"), *(len(x.name) for x in rows)])
-        choice = max([len("choice"), *(len(x.choice) for x in rows)])
+        speeds = [len(_speed(regime)) for chain in self.chains for regime in chain]
+        choice = max([len("choice"), *(len(x.choice) for x in rows), *speeds])
 
         def line(first: str, second: str, dense: float, chosen: float, macs: float) -> str:
             return f"{first:<{name}}  {second:<{choice}}  {dense:>10,.1f}  {chosen:>10,.1f}  {macs:>12,.0f}"
@@ -131,10 +143,8 @@ class Plan:
             for regime in chain:
                 lines += ["", f"batch {regime.batch}" + (f", chain {number}" if len(self.chains) > 1 else ""), head]
                 lines += [line(x.name, x.choice, x.dense_us, x.chosen_us, x.macs) for x in regime.layers]
-                rival = "dense" if regime.compiled_dense_us is None else "compiled dense"
-                speed = f"{regime.fastest_dense_us / regime.chosen_us:.2f} x as fast as {rival}"
                 macs = sum(x.macs for x in regime.layers)
-                lines.append(line("all", speed, regime.dense_us, regime.chosen_us, macs))
+                lines.append(line("all", _speed(regime), regime.dense_us, regime.chosen_us, macs))
                 if regime.compiled_dense_us is not None:
                     lines.append(
                         f"compiled dense takes {regime.compiled_dense_us:,.1f} us: {_gain(regime)} x as fast as eager "
@@ -146,6 +156,11 @@ class Plan:
             lines += ["", f"verified: {found.rows} rows agree with the reference model within {found.error:.1e}, "
                       f"{found.near_threshold} near a threshold left out"]  # fmt: skip
         return "\n".join([*lines, *self.notes])
+
+
+def _speed(regime: Regime) -> str:
+    rival = "dense" if regime.compiled_dense_us is None else "compiled dense"
+    return f"{regime.fastest_dense_us / regime.chosen_us:.2f} x as fast as {rival}"
 
 
 def _gain(regime: Regime) -> str:

@@ -34,7 +34,7 @@ def track_best(run: RunState, epoch: int, found: dict[str, float]) -> None:
     name, more_is_better = run.valid_task.best
     gain = math.inf if best is None else found[name] - best[name]
     if gain > 0 if more_is_better or best is None else gain < 0:
-        run.history.best = {"epoch": epoch, **run.scaled(found)}
+        run.history.best = {"epoch": epoch, **run.units.scaled(found)}
         run.epochs_since_best = 0
         if run.out is not None and distributed.rank() == 0:
             save(run.model, run.out / BEST)
@@ -52,7 +52,7 @@ def finish(run: RunState) -> None:
     if isinstance(run.budget, Budget):
         _calibrate(run, run.budget)
     final = validate(run)
-    run.history.final = None if final is None else run.scaled(final)
+    run.history.final = None if final is None else run.units.scaled(final)
     run.history.steps = run.step
     run.history.seconds += time.monotonic() - run.started
     run.model.eval()
@@ -72,8 +72,8 @@ def _calibrate(run: RunState, budget: Budget) -> None:
     achieved, target = budget.calibrate_(run.model, islice(batches, 10), unseen=unseen), budget.target
     if abs(achieved - target) > 0.01:
         warnings.warn(
-            f"the budget was missed: asked for {target * run.scale:.3f} of the dense MACs, executes "
-            f"{achieved * run.scale:.3f}. The gates "
+            f"the budget was missed: asked for {target * run.units.scale:.3f} of the dense MACs, executes "
+            f"{achieved * run.units.scale:.3f}. The gates "
             "open and close all at once: train longer, use smaller blocks or another gate network",
             stacklevel=4,
         )

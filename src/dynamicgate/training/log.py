@@ -10,12 +10,13 @@ from typing import Any
 
 from torch import nn
 
+from dynamicgate.display import ShownAsText
 from dynamicgate.files import read_json_lines, write_text
 from dynamicgate.gating.recording import Usage, named_gates
 
 
-@dataclass
-class History:
+@dataclass(repr=False)
+class History(ShownAsText):
     """The result of `fit`: log rows, validation results of the best epoch and of the final model, time and steps."""
 
     log: list[dict[str, Any]] = field(default_factory=list)
@@ -24,6 +25,26 @@ class History:
     seconds: float = 0.0
     steps: int = 0
     stopped_early: bool = False
+
+    def _brief(self) -> str:
+        found = [f"{self.steps:,} steps in {self.seconds:.1f} s", f"{len(self.log)} log rows"]
+        return ", ".join([*found, *(_in_words("final", self.final) if self.final else [])])
+
+    def __str__(self) -> str:
+        best = f"best (epoch {self.best['epoch']})" if self.best else ""
+        return "\n".join(
+            [
+                f"{self.steps:,} steps in {self.seconds:.1f} s" + (", stopped early" if self.stopped_early else ""),
+                *(_in_words(best, self.best) if self.best else []),
+                *(_in_words("final", self.final) if self.final else []),
+                f"{len(self.log)} rows in .log",
+            ]
+        )
+
+
+def _in_words(name: str, found: dict[str, Any]) -> list[str]:
+    numbers = {key: value for key, value in found.items() if key != "epoch" and isinstance(value, float)}
+    return [f"{name}: " + ", ".join(f"{key} {value:.4f}" for key, value in numbers.items())]
 
 
 def append_row(path: Path, row: dict[str, Any]) -> None:

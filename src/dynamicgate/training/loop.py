@@ -183,14 +183,14 @@ class Run(RunState):
     def _end_of_epoch(self, epoch: int) -> None:
         found = validate(self)
         if found is not None:
-            self.log({"valid": self.scaled(found)}, None)
+            self.log({"valid": self.units.scaled(found)}, None)
             track_best(self, epoch, found)
         self._between_steps(finished=self.step >= self.total or self.history.stopped_early)
 
     def _status(self) -> str:
-        text = f"loss {self.last_loss:.3f}"
+        text = f"epoch {-(-self.step // self.steps_per_epoch)}/{self.options.epochs}  loss {self.last_loss:.3f}"
         if isinstance(self.budget, Budget) and self.budget.relative is not None:
-            text += f"  MACs {self.budget.relative * self.scale:.3f}"
+            text += f"  MACs {self.budget.relative * self.units.scale:.3f}"
         if self.history.best is not None:
             name, fraction = self.valid_task.best
             best = self.history.best[name]

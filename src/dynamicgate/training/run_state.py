@@ -20,6 +20,7 @@ from dynamicgate.gating.recording import Usage, is_gated
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.sparsity import Sparsifier
 from dynamicgate.training.callbacks import Callback, numbers_of
+from dynamicgate.training.dense_units import DenseUnits
 from dynamicgate.training.distillation import Teacher
 from dynamicgate.training.interrupt import Interrupts
 from dynamicgate.training.loader_stream import LoaderStream
@@ -79,8 +80,7 @@ class RunState:
         self.stage_loss = stage_loss or StageLoss(outputs="values" if values else "classes")
         self.task_loss = TaskLoss(self.task, teacher)
         self.counter = count_macs(model, self.example())
-        # Everything inside is relative to this model's dense MACs; everything shown or written, to those asked for.
-        self.scale = 1.0 if dense_macs is None else self.counter.dense / dense_macs
+        self.units = DenseUnits(1.0 if dense_macs is None else self.counter.dense / dense_macs)
         if budget is not None:
             if not self.gated:
                 raise ValueError(
@@ -126,17 +126,8 @@ class RunState:
         on_device = isinstance(getattr(self.data, "x", None), Tensor)
         return move(self.data.rows(index.to(self.device) if on_device else index, training=training), self.device)
 
-    def _asked(self, relative: float | None) -> float | None:
-        """A fraction of this model's dense MACs as one of those asked for."""
-        return None if relative is None else relative * self.scale
-
-    def scaled(self, found: dict[str, float]) -> dict[str, float]:
-        """What a validation found, with its cost as a fraction of the dense MACs asked for."""
-        return {**found, "relative": found["relative"] * self.scale}
-
     def log(self, row: dict[str, Any], used: Usage | None) -> None:
         """Add a row to the history and the file, and show it to the callbacks."""
-        closed = self.budget if isinstance(self.budget, Budget) else None
         found: dict[str, Any] = {
             "step": self.step,
             "epoch": (self.step - 1) // self.steps_per_epoch,
@@ -144,9 +135,7 @@ class RunState:
             "loss": None,
             "penalty": None,
             "lr": self.optimizer.param_groups[0]["lr"],
-            "relative": self._asked(closed.relative) if closed else None,
-            "target": self._asked(closed.target) if closed else None,
-            "reference": self._asked(closed.reference) if closed else None,
+            **self.units.of_budget(self.budget),
             "lambda": self.budget.lambda_ if self.budget else None,
             "valid": None,
             "sites": site_stats(self.model, used) if used is not None else {},

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     show_traceback = "--traceback" in arguments
     arguments = [a for a in arguments if a != "--traceback"]
     try:
-        command = _parse(arguments)
+        command = parse(arguments)
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # a plain kill saves a checkpoint, like Ctrl-C
         return int(command.run())
     except KeyboardInterrupt:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
 
 
-def _parse(arguments: Sequence[str]) -> Any:
+def parse(arguments: Sequence[str]) -> Any:
     """The command with its options; prints help or a parse error and exits where that is the answer."""
     name = arguments[0] if arguments else ""
     if name and not name.startswith("-") and name not in COMMANDS:

@@ -13,6 +13,7 @@ from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.batching import seeded
 from dynamicgate.data.columns import PARTS as PARTS
 from dynamicgate.data.schema import Schema
+from dynamicgate.display import ShownAsText
 
 TEST_FRACTION = 0.20
 VALID_FRACTION = 0.15  # of what is not test
@@ -20,8 +21,8 @@ VALID_FRACTION = 0.15  # of what is not test
 TEST_SEED = 20_240_229
 
 
-@dataclass(frozen=True, eq=False)
-class Splits:
+@dataclass(frozen=True, eq=False, repr=False)
+class Splits(ShownAsText):
     """A dataset in three disjoint parts, with the constants of `(x - mean) / std` that a model normalises with, and the
     schema that a model trained on it keeps; None where columns have no names."""
 
@@ -44,6 +45,14 @@ class Splits:
                     f"{self.name}: a row of the {part} data has shape {received}, a row of the training data "
                     f"{expected}; give every part the same features in the same order"
                 )
+
+    def _brief(self) -> str:
+        rows = ", ".join(f"{len(getattr(self, part)):,} {part}" for part in PARTS)
+        return f"{self.name}, {rows}, {self.train.features:,} features, {self.classes} classes"
+
+    def __str__(self) -> str:
+        names = f" ({', '.join(self.class_names)})" if self.class_names else ""
+        return f"{self._brief()}{names}"
 
     def flat(self) -> Splits:
         """The same data with every row as one vector, which is what an MLP reads."""
