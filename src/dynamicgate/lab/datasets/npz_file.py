@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dynamicgate.data.arrays import Arrays
-from dynamicgate.data.checks import RENUMBER, check_arrays
+from dynamicgate.data.checks import check_arrays
+from dynamicgate.data.targets import RENUMBER
 from dynamicgate.lab.datasets.limits import most_bytes, refuse_larger
 from dynamicgate.lab.datasets.normalisation import mean_and_std
 from dynamicgate.lab.datasets.splits import TEST_FRACTION, TEST_SEED, VALID_FRACTION, Splits, split_arrays
