@@ -7,9 +7,9 @@ mean over the training cells is filled in; and `shared`, those that both dataset
 network stands a logistic regression on the same genes of the same training cells, filled in and normalised in the same
 way; its penalty is chosen on the validation cells.
 
-The 68k cells come from another experiment, and their types from sorting by antibodies; `SAME_TYPE` says which of the
-types mean the same. Cells of other types are left out of the score and counted. FCGR3A+ monocytes have no type of their
-own there, so that an answer of theirs is wrong.
+The 68k cells come from another experiment, and their types from a comparison with sorted populations; `SAME_TYPE` says
+which of the types mean the same. Cells of other types are left out of the score and counted. FCGR3A+ monocytes have no
+type of their own there, so that an answer of theirs is wrong.
 """
 
 from __future__ import annotations

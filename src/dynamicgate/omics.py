@@ -80,15 +80,15 @@ def annotate(
     found = encode_cells(values.X, gene_names(values, gene_column), schema, "adata", allow=allow)
     rows = Arrays(found.rows, torch.zeros(len(found.rows), dtype=torch.int64), found.prepare)
     answers = predict(model, rows, batch=batch)
-    likely = answers.scores_NC.max(1).values
+    likely = answers.scores.max(1).values
     import pandas as pd  # type: ignore[import-untyped, unused-ignore]
 
     adata.obs[key] = pd.Categorical(answers.labels, categories=list(answers.classes))
     adata.obs[f"{key}_probability"] = likely.numpy()
-    adata.obs[f"{key}_cost"] = answers.cost_N.numpy()
-    adata.obsm[f"{key}_probabilities"] = answers.scores_NC.float().numpy()
+    adata.obs[f"{key}_cost"] = answers.cost.numpy()
+    adata.obsm[f"{key}_probabilities"] = answers.scores.float().numpy()
     genes = len(schema.columns)
-    done = Annotation(len(rows), genes, len(found.prepare.places), float(answers.cost_N.mean()), tuple(found.notes))
+    done = Annotation(len(rows), genes, len(found.prepare.places), float(answers.cost.mean()), tuple(found.notes))
     adata.uns[key] = {"classes": list(answers.classes), **asdict(done), "notes": list(done.notes)}
     return done
 

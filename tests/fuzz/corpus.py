@@ -19,6 +19,7 @@ from torch import nn
 
 import dynamicgate as dg
 from dynamicgate import ops
+from dynamicgate.data.schema import Column, Schema
 from dynamicgate.inference.compiled_model import CompiledModel
 from dynamicgate.inference.cpu.chain import Chain
 from dynamicgate.inference.cpu.layers import DenseLayers, PackedLayers, dense_layer
@@ -104,8 +105,11 @@ def write_models(folder: Path) -> list[Path]:
         "switch": SwitchMLP(6, 8, 4, 3, 3),
         "mlp": dg.nn.GatedMLP((6, 9, 3), dg.GateConfig()),
     }
+    columns = (Column("a", fill=0.5, indicator=True), Column("b", ("x", "y"), alias="c"), Column("d"), Column("e"))
+    schema = Schema("table", 6, 3, columns=columns, classes=("k", "l", "m"), target="kind", least=-1.0)
     for name, model in models.items():
-        dg.save(model, folder / f"{name}.safetensors", notes={"settings": {"data": "digits"}})
+        known = schema if name == "mlp" else None
+        dg.save(model, folder / f"{name}.safetensors", notes={"settings": {"data": "digits"}}, schema=known)
     return [folder / f"{name}.safetensors" for name in models]
 
 

@@ -23,8 +23,8 @@ class Predictions:
         its own without gates and masks.
     """
 
-    scores_NC: Tensor
-    cost_N: Tensor
+    scores: Tensor
+    cost: Tensor
     task: str
     classes: tuple[str, ...]
     """Names of the outputs, "0", "1", … where they have none."""
@@ -34,7 +34,7 @@ class Predictions:
         """The most probable class of each row."""
         if self.task != "classification":
             raise ValueError(f"a model of {self.task} has no most probable class: read its scores")
-        return [self.classes[k] for k in self.scores_NC.argmax(1).tolist()]
+        return [self.classes[k] for k in self.scores.argmax(1).tolist()]
 
 
 def predict(model: nn.Module, data: Any, *, batch: int = 1024) -> Predictions:

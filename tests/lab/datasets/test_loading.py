@@ -49,3 +49,8 @@ def test_importing_the_datasets_does_not_import_the_optional_packages() -> None:
     code = "import sys, dynamicgate.lab.datasets; print(*{'sklearn', 'pandas', 'scanpy', 'PIL'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_data_in_memory_is_not_taken_for_a_path() -> None:
+    with pytest.raises(TypeError, match="expected the name of a dataset or the path of a file, received list"):
+        load_dataset([1, 2, 3])  # type: ignore[arg-type]

@@ -159,3 +159,9 @@ def test_an_array_whose_header_promises_more_than_it_holds_is_refused(tmp_path: 
 def test_a_missing_file_is_reported_with_its_full_path(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"there is no file .*absent\.npz; give the path"):
         load_dataset(str(tmp_path / "absent.npz"))
+
+
+def test_labels_that_leave_a_class_without_rows_are_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"of 4 classes \(labels 0 to 3\), 1 have no row to learn from: 0; .*unique"):
+        data = load_dataset(saved(tmp_path / "a.npz", x=X, y=Y + 1))
+    assert data.classes == 4

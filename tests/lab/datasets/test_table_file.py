@@ -277,3 +277,20 @@ def test_classes_beyond_the_range_of_signed_numbers_keep_their_names(tmp_path: P
     path = tmp_path / "big.csv"
     path.write_text("a,y\n" + "".join(f"{row},{18446744073709551615 - row % 3}\n" for row in range(60)))
     assert read_table(path, "y").schema.classes == tuple(str(18446744073709551613 + n) for n in range(3))
+
+
+@pytest.mark.parametrize("statistic", ["mean", "median", "most_frequent"])
+def test_a_statistic_of_the_training_rows_stands_where_a_number_is_missing(statistic: str, tmp_path: Path) -> None:
+    age = pd.Series(np.arange(ROWS) // 3).where(np.arange(ROWS) % 5 != 0)
+    path = written(tmp_path / "a.csv", frame(age=age))
+    splits = load_table(path, 0, "kind", missing=statistic)
+    assert splits.train.features == 6, "no indicator was asked for"
+    assert splits.schema is not None
+    fill = next(column.fill for column in splits.schema.columns if column.name == "age")
+    table = frame(age=age)
+    trained = np.isin(table["height"].to_numpy(np.float32), splits.train.values[:, 0].numpy())
+    known = age[trained].dropna()
+    expected = {"mean": known.mean(), "median": known.median(), "most_frequent": known.mode()[0]}[statistic]
+    assert fill == pytest.approx(expected, rel=1e-6)
+    filled = splits.test.values[:, 1]
+    assert int((filled == np.float32(fill)).sum()) >= 1

@@ -87,7 +87,7 @@ class Predict:
         else:
             separator = "\t" if _ends(self.out, ".tsv") else ","
             write_atomically(self.out, lambda path: frame.to_csv(path, index=False, sep=separator))
-        mean = float(answers.cost_N.mean())
+        mean = float(answers.cost.mean())
         return [*data.notes, f"{len(frame):,} rows predicted; mean cost {mean:.4f} of the dense network"]
 
 
@@ -97,15 +97,13 @@ def _frame(answers: Predictions, row_names: tuple[str, ...] | None) -> Any:
         import pandas as pd  # type: ignore[import-untyped, unused-ignore]
     except ImportError as error:
         raise ImportError("tables need pandas, which is not installed: pip install 'dynamicgate[data]'") from error
-    count = len(answers.cost_N)
+    count = len(answers.cost)
     columns: dict[str, Any] = {"row": range(count)} if row_names is None else {"cell": row_names}
     if answers.task == "classification":
-        columns |= {"prediction": answers.labels, "probability": answers.scores_NC.max(1).values.numpy()}
-    columns["cost"] = answers.cost_N.numpy()
+        columns |= {"prediction": answers.labels, "probability": answers.scores.max(1).values.numpy()}
+    columns["cost"] = answers.cost.numpy()
     word = "value" if answers.task == "regression" else "p"
-    return pd.DataFrame(
-        columns | {f"{word}({name})": answers.scores_NC[:, k] for k, name in enumerate(answers.classes)}
-    )
+    return pd.DataFrame(columns | {f"{word}({name})": answers.scores[:, k] for k, name in enumerate(answers.classes)})
 
 
 def _write_cells(cells: Any, path: Path) -> None:

@@ -81,6 +81,10 @@ def _table(
     if split_column is None and part != "all" and schema.split_column in frame.columns:
         split_column = schema.split_column
     refuse_unknown(frame, [] if split_column is None else [split_column], path)
+    drop = options.get("drop", ())
+    dropped = set(drop.split(",") if isinstance(drop, str) else drop)
+    if read := [column.name for column in schema.columns if column.name in dropped]:
+        raise ValueError(f"{path}: {listed(read)} cannot be dropped: the model reads it")
     given = given_parts(frame, split_column, path)
     notes: list[str] = []
     positions, y = torch.arange(len(frame)), np.zeros(len(frame), dtype=np.int64)

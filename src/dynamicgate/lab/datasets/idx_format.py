@@ -25,7 +25,7 @@ _DOWNLOAD_AGAIN = "download the file again"
 
 def read_idx(path: Path, ndim: int | None = None) -> npt.NDArray[Any]:
     """The array in `path`, in native byte order; `ndim` is the number of dimensions it must have."""
-    content = _content(path)
+    content = read_content(path)
     if len(content) < 4:
         raise ValueError(
             f"{path} is not an idx file: expected at least 4 bytes, found {len(content)}; {_DOWNLOAD_AGAIN}"
@@ -54,7 +54,8 @@ def read_idx(path: Path, ndim: int | None = None) -> npt.NDArray[Any]:
     return np.frombuffer(content, dtype, offset=start).reshape(shape).astype(dtype.newbyteorder("="))
 
 
-def _content(path: Path) -> bytes:
+def read_content(path: Path) -> bytes:
+    """The bytes of a file, unpacked if it is gzipped."""
     content = path.read_bytes()
     # Decide by the first bytes, not by the name: some programs unpack a download but leave ".gz" in its name.
     return gunzip(content, str(path)) if content[:2] == b"\x1f\x8b" else content

@@ -10,6 +10,7 @@ from typing import Any
 
 from dynamicgate.lab.datasets.data_folders import default_data_dir
 from dynamicgate.lab.datasets.digits import load_digits
+from dynamicgate.lab.datasets.idx_folder import is_idx_folder, load_idx_folder
 from dynamicgate.lab.datasets.images.cifar10 import load_cifar10
 from dynamicgate.lab.datasets.images.image_folder import load_image_folder
 from dynamicgate.lab.datasets.images.tiny_imagenet import load_tiny_imagenet
@@ -57,10 +58,16 @@ def load_dataset(
 ) -> Splits:
     """A known dataset by name, or your own from a path; `seed` only chooses the validation rows.
 
-    A path is a `.npz` file with x and y, a `.csv`, `.tsv`, `.parquet` or `.h5ad` file with the option `target`, or a
-    folder that has one subfolder of images or wav files for each class. `data_dir` is the folder of downloaded files,
-    `default_data_dir()` if None. `options` are keyword arguments of the loader; text is converted to their types.
+    A path is a `.npz` file with x and y, a `.csv`, `.tsv`, `.parquet` or `.h5ad` file with the option `target`, a
+    folder of idx files, or one that has a subfolder of images or wav files for each class. `data_dir` is the folder of
+    downloaded files, `default_data_dir()` if None. `options` are keyword arguments of the loader; text is converted to
+    their types.
     """
+    if not isinstance(name_or_path, str | Path):
+        raise TypeError(
+            f"expected the name of a dataset or the path of a file, received {type(name_or_path).__name__}; data "
+            "in memory is given to fit and measure as it is"
+        )
     name = str(name_or_path)
     if name in LOADERS:
         loader, place = LOADERS[name], default_data_dir() if data_dir is None else Path(data_dir).expanduser()
@@ -75,11 +82,14 @@ def _loader_of_path(path: Path, name: str) -> Callable[..., Splits]:
         if name.lower().endswith(suffix):
             return loader
     if name and path.is_dir():
+        if is_idx_folder(path):
+            return load_idx_folder
         suffixes = {p.suffix.lower() for p in path.rglob("*") if p.is_file() and not p.name.startswith(".")}
         return load_wav_folder if ".wav" in suffixes else load_image_folder
     raise ValueError(
         f"unknown dataset {name!r}: expected one of {', '.join(sorted(LOADERS))}, the path of a file ending in "
-        f"{', '.join(FILE_LOADERS)}, or a folder with one subfolder of images or wav files for each class"
+        f"{', '.join(FILE_LOADERS)}, a folder of idx files, or one with a subfolder of images or wav files for each "
+        "class"
     )
 
 

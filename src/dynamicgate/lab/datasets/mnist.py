@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.checks import check_arrays
-from dynamicgate.lab.datasets.idx_format import read_idx
+from dynamicgate.lab.datasets.idx_format import read_content, read_idx
+from dynamicgate.lab.datasets.sources import get_source
 from dynamicgate.lab.datasets.splits import Splits, split_arrays
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -23,6 +25,7 @@ def load_mnist(data_dir: Path, seed: int) -> Splits:
     train_images, train_labels, test_images, test_labels = find_files(data_dir)
     official_train = read_pair(train_images, train_labels, TRAIN_ROWS)
     test = read_pair(test_images, test_labels, TEST_ROWS)
+    refuse_other_labels(train_labels, test_labels)
     train, valid = split_arrays(official_train, VALID_ROWS / TRAIN_ROWS, seed, "mnist")
     return Splits("mnist", train, valid, test, classes=10, mean=0.1307, std=0.3081)
 
@@ -45,6 +48,17 @@ def find_files(data_dir: Path) -> list[Path]:
         f"Looked in: {looked}. Download them with `dynamicgate data get mnist`, or give the folder that has them with "
         "--data-dir (data_dir=) or the environment variable DYNAMICGATE_DATA."
     )
+
+
+def refuse_other_labels(train: Path, test: Path) -> None:
+    """Other datasets come as files of the same names, and would be reported as MNIST with its licence and citation."""
+    official = {file.name.removesuffix(".gz"): file.unpacked_sha256 for file in get_source("mnist").files}
+    for path, name in ((train, FILES[1]), (test, FILES[3])):
+        if hashlib.sha256(read_content(path)).hexdigest() != official[name]:
+            raise ValueError(
+                f"{path} has other labels than MNIST: another dataset is given as data of your own, by its folder "
+                f"(--data {path.parent}); if it should be MNIST, download it again"
+            )
 
 
 def read_pair(images: Path, labels: Path, rows: int) -> Arrays:

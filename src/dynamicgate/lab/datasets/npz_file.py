@@ -27,7 +27,7 @@ def load_npz(path: Path, seed: int) -> Splits:
     arrays = read_npz(path)
     train = check_arrays(arrays["x"], arrays["y"], what=f"{path} (x, y)")
     classes = int(train.y.max()) + 1
-    _say_empty_classes(train, classes, path)
+    say_empty_classes(train, classes, path)
     test = _given_part(path, arrays, "test", classes)
     valid = _given_part(path, arrays, "valid", classes)
     if test is None:
@@ -38,7 +38,7 @@ def load_npz(path: Path, seed: int) -> Splits:
     return Splits(path.stem, train, valid, test, classes, mean, std)
 
 
-def _say_empty_classes(train: Arrays, classes: int, path: Path) -> None:
+def say_empty_classes(train: Arrays, classes: int, path: Path) -> None:
     """Labels 1 to 4 make five classes, one of them without a row: usually somebody counted from 1."""
     empty = sorted(set(range(classes)) - set(train.y.tolist()))
     if empty:
