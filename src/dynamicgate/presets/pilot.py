@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 from dynamicgate import distributed
 from dynamicgate.data import Arrays
-from dynamicgate.data.contract import as_arrays
+from dynamicgate.data.contract import call, move
+from dynamicgate.data.many_inputs import Samples
+from dynamicgate.data.tasks import Classification, Task
 from dynamicgate.modules import evaluating
 from dynamicgate.training import fit
+from dynamicgate.training.reading import read_in_memory
 
 STEPS, BATCH = 600, 128
 HELD_OUT, MOST_HELD_OUT = 0.15, 5000
@@ -34,7 +37,7 @@ class Trial(NamedTuple):
     options: Mapping[str, Any]
 
 
-Build = Callable[[Arrays], Trial]
+Build = Callable[[Any], Trial]
 """Makes a trial on these training rows. ValueError: the candidate does not fit the model or the budget."""
 
 
@@ -60,6 +63,7 @@ def choose_recipe(
     *,
     without: Recipe,
     candidates: Mapping[str, Recipe],
+    task: Task | None = None,
     steps: int = STEPS,
     seed: int = 0,
     show: bool = True,
@@ -72,7 +76,7 @@ def choose_recipe(
     """
 
     def build(recipe: Recipe) -> Build:
-        def trial(train: Arrays) -> Trial:
+        def trial(train: Samples) -> Trial:
             one = copy.deepcopy(model)
             batch = min(BATCH, len(train))
             epochs = max(1, round(steps / math.ceil(len(train) / batch)))
@@ -80,19 +84,20 @@ def choose_recipe(
 
         return trial
 
-    train = as_arrays(data, "training data", least_classes=2)
-    held = None if valid is None else as_arrays(valid, "validation data", least_classes=1)
+    task = task or Classification()
+    train, held = read_in_memory(model, data, valid, task)
     gated = {name: build(recipe) for name, recipe in candidates.items()}
-    choice = choose_trial(train, held, plain={PLAIN: build(without)}, gated=gated, seed=seed, show=show)
+    choice = choose_trial(train, held, plain={PLAIN: build(without)}, gated=gated, task=task, seed=seed, show=show)
     return choice._replace(name=None) if choice.name == PLAIN else choice
 
 
 def choose_trial(
-    train: Arrays,
-    valid: Arrays | None,
+    train: Samples,
+    valid: Samples | None,
     *,
     plain: Mapping[str, Build],
     gated: Mapping[str, Build],
+    task: Task | None = None,
     seed: int = 0,
     show: bool = True,
     device: str = "auto",
@@ -102,33 +107,36 @@ def choose_trial(
 
     Where `valid` has few rows, or is None and `train` would leave few, every row is held out once, by turns.
     """
-    started, steps = time.monotonic(), 0
-    right, refused = dict[str, Tensor](), dict[str, str]()  # for every held-out row 1 where it was right, else 0
+    started, steps, task = time.monotonic(), 0, task or Classification()
+    right, refused = dict[str, Tensor](), dict[str, str]()  # how good every held-out row is: more is better
     parts = _parts(train, valid, seed)
     for name, build in {**plain, **gated}.items():
         found: list[Tensor] = []
         try:
             for rows, held in parts:
                 one, options = build(rows)
+                options = {"loss": task, **options}
                 steps += fit(one, rows, valid=held, seed=seed, device=device, show=False, **options).steps
-                found.append(_right(one, held))
+                found.append(_goodness(one, held, task))
         except ValueError as error:
             refused[name] = str(error)
             continue
         right[name] = torch.cat(found)
         if show and distributed.rank() == 0:
             seen = right[name]
-            print(f"tried {name}: {float(seen.mean()):.2%} of {len(seen)} held-out rows right", file=sys.stderr)
+            print(f"tried {name}: {_shown(seen, task)} of {len(seen)} held-out rows", file=sys.stderr)
     fitting = [name for name in plain if name in right]
     if not fitting:
         raise ValueError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
     base = max(fitting, key=lambda name: float(right[name].mean()))  # the first of equals
-    name, reason = _decide(base, right[base], {name: right[name] for name in gated if name in right}, refused)
+    name, reason = _decide(base, right[base], {name: right[name] for name in gated if name in right}, refused, task)
     accuracy = {tried: float(rows.mean()) for tried, rows in right.items()}
     return Choice(name, reason, accuracy, refused, steps, time.monotonic() - started)
 
 
-def _decide(base: str, plain: Tensor, gated: Mapping[str, Tensor], refused: Mapping[str, str]) -> tuple[str, str]:
+def _decide(
+    base: str, plain: Tensor, gated: Mapping[str, Tensor], refused: Mapping[str, str], task: Task
+) -> tuple[str, str]:
     """The best gates, or `base` where they do not gain by it, and the reason."""
     if not gated:
         last = list(refused.values())[-1:] or ["none were tried"]
@@ -136,19 +144,27 @@ def _decide(base: str, plain: Tensor, gated: Mapping[str, Tensor], refused: Mapp
     best = max(gated, key=lambda name: float(gated[name].mean()))
     gain = gated[best] - plain
     error = float(gain.std()) / math.sqrt(len(gain))
-    shown = (
-        f"after short trainings {float(gated[best].mean()):.2%} of {len(gain)} held-out rows were right with "
-        f"{best} and {float(plain.mean()):.2%} with {base}, at the same cost (standard error {error:.2%})"
-    )
+    if task.name == "classification":
+        shown = (
+            f"after short trainings {float(gated[best].mean()):.2%} of {len(gain)} held-out rows were right with "
+            f"{best} and {float(plain.mean()):.2%} with {base}, at the same cost (standard error {error:.2%})"
+        )
+    else:
+        shown = (
+            f"after short trainings the mean loss of {len(gain)} held-out rows was {-float(gated[best].mean()):.4g} "
+            f"with {best} and {-float(plain.mean()):.4g} with {base}, at the same cost (standard error {error:.2g})"
+        )
     chosen = best if float(gain.mean()) > error else base
     return chosen, f"{chosen}: {shown}"
 
 
-def _parts(train: Arrays, valid: Arrays | None, seed: int) -> list[tuple[Arrays, Arrays]]:
+def _parts(train: Samples, valid: Samples | None, seed: int) -> list[tuple[Samples, Samples]]:
     """Rows to train on and rows to decide on: one pair, or one for each fold where the rows to decide on are few."""
     rows = train
     if valid is not None:
-        if len(valid) >= ENOUGH_HELD_OUT or not (_is_plain(train) and _is_plain(valid)):
+        if len(valid) >= ENOUGH_HELD_OUT or not (isinstance(train, Arrays) and isinstance(valid, Arrays)):
+            return [(train, valid)]
+        if not (_is_plain(train) and _is_plain(valid)):
             return [(train, valid)]
         rows = Arrays(torch.cat([train.values, valid.values]), torch.cat([train.y, valid.y]))
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
@@ -168,7 +184,20 @@ def _is_plain(rows: Arrays) -> bool:
 
 
 @torch.no_grad()
-def _right(model: nn.Module, rows: Arrays) -> Tensor:
-    device = next(model.parameters()).device
+def _goodness(model: nn.Module, rows: Samples, task: Task) -> Tensor:
+    """Of every row: 1 where its class is right and 0 where not; without classes, its loss with a minus."""
+    device, found = next(model.parameters()).device, []
     with evaluating(model):
-        return torch.cat([(model(x.to(device)).argmax(1).cpu() == y.cpu()).double() for x, y in rows.batches(2048)])
+        for x, y in rows.batches(2048):
+            outputs, y = call(model, move(x, device)), y.to(device)
+            if task.name == "classification":
+                right = (task.predict(outputs) == y).double()
+                found.append(right.reshape(len(y), -1).mean(1).cpu())
+            else:
+                found.append(-task.of_rows(outputs, y).double().cpu())
+    return torch.cat(found)
+
+
+def _shown(rows: Tensor, task: Task) -> str:
+    mean = float(rows.mean())
+    return f"right are {mean:.2%}" if task.name == "classification" else f"{-mean:.4g} is the mean loss"

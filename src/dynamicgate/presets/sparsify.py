@@ -14,6 +14,7 @@ from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.budget import Budget
 from dynamicgate.data.contract import Inputs
+from dynamicgate.data.tasks import OwnLoss, Task, as_task
 from dynamicgate.gating.attach import Where, gate_, ungate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import is_gated, named_gates
@@ -142,6 +143,7 @@ def sparsify_(
     data: Any = None,
     valid: Any = None,
     gates: Gates | Literal["auto"] | None = "auto",
+    loss: str | Task | OwnLoss | None = None,
     example: Inputs | None = None,
     where: Where = hidden,
     pattern: str = "unstructured",
@@ -159,6 +161,8 @@ def sparsify_(
         once, in three turns. Without data there are no gates.
     gates: "auto"; "units", gates on blocks of hidden units; "two stages" or "three stages", where easy inputs stop
         early; or None.
+    loss: what `fit` will be given as loss, so that the short trainings learn the same; without classes the mean loss of
+        held-out rows decides.
     example: a few inputs. Needed unless the model is a stack of Linear layers and unit-wise operations.
     where: the units to gate, as in `gate_`, with "units". pattern, seed: as in `RigL`; "16x1" is for speed on CPUs.
     every: optimizer steps between updates of the connections. None: 100, or fewer in a short run.
@@ -178,6 +182,12 @@ def sparsify_(
         raise ValueError(f"gates must be auto, {', '.join(get_args(Gates))} or None, received {gates!r}")
     if data is None and valid is not None:
         raise ValueError("valid= is for deciding on gates, which needs data= to train on")
+    task = as_task(loss)
+    kinds = [kind for kind in get_args(Gates) if kind not in STAGES or task.name == "classification"]
+    if gates in STAGES and gates not in kinds:
+        raise ValueError(
+            f"{gates} stop where class scores are sure, and loss={loss!r:.40} has none: take gates='units'"
+        )
     options: dict[str, Any] = {"example": example, "pattern": pattern, "every": every, "seed": seed}
 
     def recipe(kind: Gates) -> Recipe:
@@ -193,8 +203,10 @@ def sparsify_(
     elif data is None:
         choice = Choice(None, "no gates: pass data= to find out whether they pay")
     else:
-        candidates = {kind: recipe(kind) for kind in get_args(Gates)}
-        choice = choose_recipe(model, data, valid, without=without, candidates=candidates, seed=seed, show=show)
+        candidates = {kind: recipe(kind) for kind in kinds}
+        choice = choose_recipe(
+            model, data, valid, without=without, candidates=candidates, task=task, seed=seed, show=show
+        )
     plan = without(model) if choice.name is None else recipe(choice.name)(model)  # type: ignore[arg-type]
     assert isinstance(plan, SparsityPlan)
     plan.notes.insert(0, choice.reason)

@@ -40,6 +40,19 @@ def read_data(model: nn.Module, train: Any, valid: Any, task: Task, device: torc
     return Data(found, held, example, outputs)
 
 
+def read_in_memory(model: nn.Module, train: Any, valid: Any, task: Task) -> tuple[Samples, Samples | None]:
+    """The same, in memory, for trainings that divide the rows anew."""
+    device = next(model.parameters()).device
+    parts = []
+    for data, what, least in ((train, "training data", 2), (valid, "validation data", 1)):
+        in_memory = iter(data) if isinstance(data, DataLoader) else data
+        found = None if data is None else _read(model, in_memory, task, device, what, least_classes=least)[0]
+        assert not isinstance(found, LoaderStream)
+        parts.append(found)
+    assert parts[0] is not None
+    return parts[0], parts[1]
+
+
 def _read(
     model: nn.Module, data: Any, task: Task, device: torch.device, what: str, *, least_classes: int
 ) -> tuple[Source, Inputs, Tensor]:
