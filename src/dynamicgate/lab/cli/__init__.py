@@ -31,6 +31,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     {
         "train": "Train one model and measure it on the test data.",
         "compare": "Train several models over several seeds, print a table and write a report.",
+        "continual": "Train models on a stream of tasks, print what they retain and write a report.",
         "measure": "Measure a saved model: quality, executed MACs of each layer, and how gates depend on the input.",
         "bench": "Time a saved model on this machine, uncompiled and compiled, against the dense network.",
         "generate": "Continue a text with a saved language model, and say what its tokens cost.",
