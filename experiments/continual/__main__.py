@@ -5,6 +5,7 @@ python -m experiments.continual all --jobs 16 --device cuda
 python -m experiments.continual e1 --quick --only keep naive # seconds, with few rows; kept apart
 python -m experiments.continual page                         # docs/continual.md from the committed results
 
+tuning-keep, tuning-learners: settings, on other permutations.
 e0: nothing kept, does it forget less? e1: 10 permutations, every method. e2: 100. e2-rivals: the usual methods at 100.
 e3: nothing known. e4: 1,000. e5, e6: 500 and 800 permutations, does it grow old? e7: 800 with room for 100. e8: new
 classes. e9: rotated. e10: cell types. e11: time scales.

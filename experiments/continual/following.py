@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.stream_methods import run_stream, stream_of
+from dynamicgate.lab.methods.stream_methods import run_stream, scaled, stream_of
 from dynamicgate.lab.runner import Job
 from experiments.continual.laboratories import Laboratories
 
@@ -16,6 +16,6 @@ def train(job: Job, data: Splits | Laboratories) -> dict[str, Any]:
     """Follow the stream that a run is asked for. Permutations are those of the seed; settings were tuned on others."""
     torch.set_float32_matmul_precision("high")
     asked = job.settings
-    stream = data.stream(job.seed) if isinstance(data, Laboratories) else stream_of(data.flat(), asked, job.seed)
+    stream = data.stream(job.seed) if isinstance(data, Laboratories) else stream_of(scaled(data), asked, job.seed)
     found = run_stream(stream, asked, job.seed, device=job.device, folder=job.folder)
     return {"model": job.model, "seed": job.seed, "settings": asked, **found}

@@ -21,10 +21,9 @@ from dynamicgate.data import batches
 from dynamicgate.distributed import choose_device
 from dynamicgate.gating.context import ContextNet
 from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods.stream_methods import scaled
 from dynamicgate.lab.runner import Job
 from experiments.continual.stack import FROM_DENSE, Stack, cosine
-
-TUNING_SEED = 1_000  # permutations that settings were tuned on; those of results begin at 0
 
 
 class Images(NamedTuple):
@@ -44,7 +43,7 @@ class Images(NamedTuple):
 
 def images_of(splits: Splits, tasks: int, seed: int, device: torch.device) -> Images:
     """The same permutations as `permuted` draws."""
-    flat = splits.flat()
+    flat = scaled(splits)
     features = flat.train.features
     orders = [
         torch.randperm(features, generator=torch.Generator().manual_seed(1_000_003 * seed + number))
@@ -56,7 +55,7 @@ def images_of(splits: Splits, tasks: int, seed: int, device: torch.device) -> Im
 
 def stream_of(splits: Splits, tasks: int, seed: int, known: Any = "boundaries") -> Stream:
     """The stream that `images_of` reads."""
-    return permuted(splits.flat(), tasks, seed=seed, known=known)
+    return permuted(scaled(splits), tasks, seed=seed, known=known)
 
 
 def train(job: Job, splits: Splits) -> dict[str, Any]:

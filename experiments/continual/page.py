@@ -14,6 +14,7 @@ from dynamicgate.lab.runner.statistics import interval
 
 PAGE, MARKER = "docs/continual.md", "streams"
 QUESTIONS = {
+    "tuning": "Settings, on other permutations and validation rows",
     "e0": "Nothing is kept: do gates, sparse connections or rewiring forget less?",
     "e1": "Ten permutations of MNIST, one network, no task told in testing",
     "e2": "A hundred permutations, every context with blocks of its own",

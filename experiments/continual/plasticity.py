@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from dynamicgate.distributed import choose_device
 from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods.stream_methods import scaled
 from dynamicgate.lab.runner import Job
 from experiments.continual.stack import Stack
 
@@ -177,7 +178,7 @@ def train(job: Job, splits: Splits) -> dict[str, Any]:
     asked, device = job.settings, choose_device(job.device)
     torch.manual_seed(job.seed)
     methods = asked.get("methods") or list(METHODS)
-    flat = splits.flat()
+    flat = scaled(splits)
     x, y = flat.train.values.to(device), flat.train.y.to(device)
     sizes = (x.shape[1], *asked["hidden"], int(y.max()) + 1)
     side = Side(methods, sizes, asked["lr"], job.seed, device)

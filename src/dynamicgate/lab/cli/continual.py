@@ -12,7 +12,7 @@ from tyro.conf import arg
 from dynamicgate.files import environment, read_json, write_results, write_text
 from dynamicgate.lab.cli.options import DataDir, LoaderOptions, Target, integers, loader_options, this_command
 from dynamicgate.lab.datasets.loading import load_dataset
-from dynamicgate.lab.methods.stream_methods import METHODS, run_stream, stream_of
+from dynamicgate.lab.methods.stream_methods import METHODS, run_stream, scaled, stream_of
 from dynamicgate.lab.report.continual_page import continual_table, write_continual_report
 
 
@@ -80,7 +80,7 @@ class Continual:
         options = dict(loader_options(self.data_option, self.target, "--data-option"))
         runs = []
         for seed in range(self.seeds):
-            splits = load_dataset(self.data, data_dir=self.data_dir, seed=seed, options=options).flat()
+            splits = scaled(load_dataset(self.data, data_dir=self.data_dir, seed=seed, options=options))
             for name in names:
                 runs.append({"model": name, "seed": seed, "data": self.data, **self._run_one(name, seed, splits)})
         meta = {"kind": "continual", **environment(this_command())}
