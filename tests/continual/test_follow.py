@@ -28,7 +28,7 @@ from dynamicgate.continual.learners import LwF
 from dynamicgate.continual.plasticity import L2, L2Init, ShrinkAndPerturb
 from dynamicgate.continual.replay import AGEM, DarkReplay
 from dynamicgate.data import Arrays
-from dynamicgate.sparsity import SET, Recycler, RigL
+from dynamicgate.sparsity import SET, Consolidation, Recycler, RigL
 
 FEATURES, CLASSES = 12, 4
 
@@ -66,6 +66,11 @@ def units_kept(model: nn.Module) -> dict[str, Any]:
     return {"keeper": keeper}
 
 
+def consolidating(model: nn.Module) -> dict[str, Any]:
+    keeper = Consolidation(model, after=2)
+    return {"keeper": keeper, "sparsifier": RigL(model, 0.5, every=2, keeper=keeper)}
+
+
 SETUPS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {}
 
 
@@ -90,6 +95,7 @@ setup("shrink and perturb", plain, lambda m: {"learner": ShrinkAndPerturb(m)})
 setup("keep", contextual, keeping)
 setup("xdg", contextual, lambda m: {"contexts": Contexts(m, share=2, blocks="random")})
 setup("set and recycling", plain, lambda m: {"sparsifier": SET(m, 0.5, every=2, recycler=Recycler(m, every=3))})
+setup("consolidation", plain, lambda m: consolidating(m))
 setup("continual backprop", plain, lambda m: {"recycler": Recycler(m, kind="useless", rate=0.05, maturity=2)})
 
 

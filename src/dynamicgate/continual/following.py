@@ -18,6 +18,7 @@ from dynamicgate.continual.streams import Stream
 from dynamicgate.continual.walk import Walk
 from dynamicgate.continual.walk_file import Parts
 from dynamicgate.sparsity import Keeper, Recycler, Sparsifier
+from dynamicgate.sparsity.consolidation import AnyKeeper
 from dynamicgate.training.folder_lock import only_process
 from dynamicgate.training.progress import Progress
 
@@ -62,7 +63,7 @@ def follow(
     stream: Stream,
     *,
     learner: Learner | None = None,
-    keeper: Keeper | None = None,
+    keeper: AnyKeeper | None = None,
     contexts: Contexts | None = None,
     sparsifier: Sparsifier | None = None,
     recycler: Recycler | None = None,
@@ -90,7 +91,8 @@ def follow(
     each one. Tasks and what is told of them are those of the stream.
 
     learner: what is done against forgetting, or for plasticity; None is plain training.
-    keeper: keeps the units that a task has used to the bit from its end on. contexts: of a model with context gates;
+    keeper: keeps the units that a task has used to the bit from its end on, or a `Consolidation`, which needs no end.
+    contexts: of a model with context gates;
         has a keeper of its own. Where the stream says that nothing is known, they notice changes themselves.
     sparsifier, recycler, budget: as in `fit`; a recycler that belongs to the sparsifier is not given again.
     gate_lr_scale: learning rate of gate networks, relative to `lr`.
@@ -132,7 +134,7 @@ def _check(
     model: nn.Module,
     stream: Stream,
     learner: Learner,
-    keeper: Keeper | None,
+    keeper: AnyKeeper | None,
     contexts: Contexts | None,
     options: FollowOptions,
 ) -> None:
@@ -146,7 +148,7 @@ def _check(
         raise ValueError("contexts have a keeper of their own: Contexts(model, keeper), and leave it out here")
     if stream.known != "nothing":
         return
-    if learner.needs_boundaries or (keeper is not None and contexts is None):
+    if learner.needs_boundaries or (isinstance(keeper, Keeper) and contexts is None):
         who = type(learner).__name__ if learner.needs_boundaries else "A keeper without contexts"
         raise ValueError(f"{who} must be told when a task ends, and of {stream.name!r} nothing is known")
     if contexts is not None and options.horizon is None:

@@ -21,6 +21,7 @@ from dynamicgate.data import batches
 from dynamicgate.files import write_text
 from dynamicgate.gating.recording import is_gated, usage
 from dynamicgate.modules import evaluating
+from dynamicgate.sparsity import Keeper
 from dynamicgate.training.interrupt import Interrupts
 from dynamicgate.training.log import append_row, read_log, rewrite_log
 from dynamicgate.training.optimizer import adamw
@@ -54,6 +55,7 @@ class Walk:
         self._saved_at = self._started
         self.interrupts = Interrupts()
         self.optimizer = self._new_optimizer()
+        self._about: dict[str, Any] | None = None
         self._tests: dict[int, tuple[Tensor, Tensor]] = {}
         self.gated = is_gated(parts.model)
         self.told = stream.known != "nothing"
@@ -89,7 +91,7 @@ class Walk:
             parts.learner.begin(task)
             if parts.contexts is not None:
                 self.context_of.append(parts.contexts.open_(x[:1000]))
-            elif parts.sparsifier is not None and parts.keeper is not None and self.task:
+            elif parts.sparsifier is not None and isinstance(parts.keeper, Keeper) and self.task:
                 parts.sparsifier.restart_()
             if self.options["new_optimizer"]:
                 self.optimizer = self._new_optimizer()
@@ -168,7 +170,7 @@ class Walk:
         if self.told:
             if parts.contexts is not None:
                 parts.contexts.close_(x)
-            elif parts.keeper is not None:
+            elif isinstance(parts.keeper, Keeper):
                 with torch.no_grad(), evaluating(parts.model), usage(parts.model) as used:
                     parts.model(x[:KEEP_ROWS])
                 parts.keeper.keep_(used)
@@ -293,4 +295,6 @@ class Walk:
         rewrite_log(log, rows)
 
     def _settings(self) -> dict[str, Any]:
-        return {**self.options, **stream_settings(self.stream), "learner": type(self.parts.learner).__name__}
+        if self._about is None:  # once: it reads rows of every task
+            self._about = stream_settings(self.stream)
+        return {**self.options, **self._about, "learner": type(self.parts.learner).__name__}

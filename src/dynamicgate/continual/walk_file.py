@@ -16,7 +16,8 @@ from dynamicgate.continual.contexts import Contexts
 from dynamicgate.continual.learners import Learner
 from dynamicgate.continual.streams import Stream
 from dynamicgate.io.tensor_file import naming_damage, read_tensors, restore, write_tensors
-from dynamicgate.sparsity import Keeper, Recycler, Sparsifier
+from dynamicgate.sparsity import Recycler, Sparsifier
+from dynamicgate.sparsity.consolidation import AnyKeeper
 from dynamicgate.training.checkpoint import random_state, set_random_state
 
 LOOKED_AT = 32  # rows of a task that tell it from others
@@ -29,7 +30,7 @@ class Parts:
 
     model: nn.Module
     learner: Learner
-    keeper: Keeper | None = None
+    keeper: AnyKeeper | None = None
     contexts: Contexts | None = None
     sparsifier: Sparsifier | None = None
     recycler: Recycler | None = None

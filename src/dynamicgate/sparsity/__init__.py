@@ -1,6 +1,7 @@
 """Sparse training: which connections exist, and how they change. RigL, SET, static masks, magnitude pruning."""
 
 from dynamicgate.sparsity.base import LayerOptions, Sparsifier
+from dynamicgate.sparsity.consolidation import Consolidation
 from dynamicgate.sparsity.density import Distribution, densities
 from dynamicgate.sparsity.keeper import Keeper
 from dynamicgate.sparsity.layer import SparseLayer
@@ -13,6 +14,7 @@ from dynamicgate.sparsity.static import Static
 
 __all__ = [
     "SET",
+    "Consolidation",
     "Distribution",
     "Keeper",
     "LayerOptions",

@@ -14,6 +14,7 @@ from dynamicgate.gating.recording import Usage
 from dynamicgate.masks import UNSTRUCTURED, connections, put_mask_
 from dynamicgate.sparsity import mask_agreement, optimizer_state
 from dynamicgate.sparsity.activity import Endpoints, OpenRates
+from dynamicgate.sparsity.consolidation import AnyKeeper
 from dynamicgate.sparsity.density import (
     Density,
     Distribution,
@@ -23,7 +24,6 @@ from dynamicgate.sparsity.density import (
     tied_to,
 )
 from dynamicgate.sparsity.free_places import check_keeper, restart_layer_
-from dynamicgate.sparsity.keeper import Keeper
 from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.patterns import Pattern
 from dynamicgate.sparsity.recycling import Recycler
@@ -47,7 +47,7 @@ class LayerOptions(TypedDict, total=False):
     pattern: str
     include: Sequence[str]
     exclude: Sequence[str]
-    keeper: Keeper | None
+    keeper: AnyKeeper | None
     recycler: Recycler | None
 
 
@@ -78,7 +78,7 @@ class Sparsifier:
         pattern: str = UNSTRUCTURED,
         include: Sequence[str] = (),
         exclude: Sequence[str] = (),
-        keeper: Keeper | None = None,
+        keeper: AnyKeeper | None = None,
         recycler: Recycler | None = None,
     ) -> None:
         """The subclasses describe the arguments."""

@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.modules import unwrap
-from dynamicgate.sparsity.keeper import Keeper
+from dynamicgate.sparsity.consolidation import AnyKeeper
 from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.patterns import Pattern
 from dynamicgate.sparsity.regions import SparseRegion
 
 
-def free_places(layer: SparseLayer, keeper: Keeper | None) -> Tensor | None:
+def free_places(layer: SparseLayer, keeper: AnyKeeper | None) -> Tensor | None:
     """Which connections of a layer may be pruned or grown; None: all of them."""
     kept = None if keeper is None else keeper.kept(f"{layer.name}.weight" if layer.name else "weight")
     return None if kept is None else ~kept.to(layer.mask.device)
 
 
-def idle_places(layer: SparseLayer, keeper: Keeper | None) -> Tensor | None:
+def idle_places(layer: SparseLayer, keeper: AnyKeeper | None) -> Tensor | None:
     """Those that are nobody's and may not change now: they wait to be allotted. None: there are none."""
     if keeper is None or (kept := keeper.kept(f"{layer.name}.weight")) is None:
         return None
@@ -87,7 +87,7 @@ def random_free(
     return pattern.expand(mask_PQ, mask_OI.shape)
 
 
-def check_keeper(keeper: Keeper, model: nn.Module, regions: Mapping[str, Sequence[SparseRegion]]) -> None:
+def check_keeper(keeper: AnyKeeper, model: nn.Module, regions: Mapping[str, Sequence[SparseRegion]]) -> None:
     """An error if a sparsifier cannot work with this keeper."""
     if keeper.model is not unwrap(model):
         raise ValueError("the keeper was made for another model: make both for the same one")
@@ -95,7 +95,7 @@ def check_keeper(keeper: Keeper, model: nn.Module, regions: Mapping[str, Sequenc
         raise ValueError("a keeper and stages do not go together: a stage reads the one before, whoever owns it")
 
 
-def restart_layer_(layer: SparseLayer, keeper: Keeper, generator: torch.Generator) -> None:
+def restart_layer_(layer: SparseLayer, keeper: AnyKeeper, generator: torch.Generator) -> None:
     """Draw connections and weights anew where they may change; what waits to be allotted has none."""
     free_OI, idle_OI = free_places(layer, keeper), idle_places(layer, keeper)
     free_OI = torch.ones_like(layer.mask) if free_OI is None else free_OI

@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "train": "Train one model and measure it on the test data.",
         "compare": "Train several models over several seeds, print a table and write a report.",
         "sweep": "Search for good hyperparameters of one model on validation data, in any number of processes.",
+        "continual": "Train models on a stream of tasks, print what they retain and write a report.",
         "measure": "Measure a saved model: quality, executed MACs of each layer, and how gates depend on the input.",
         "predict": "Predict the class of every row of a file with a saved model, and what each row costs.",
         "bench": "Time a saved model on this machine, compiled, against the compiled dense network asked for.",

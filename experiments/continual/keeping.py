@@ -1,0 +1,258 @@
+"""E2, E3, E4 and E7: contexts of permuted images, each with blocks of its own that are kept.
+
+Without reuse the blocks of one context read nothing of others and are never changed again, so all contexts can be
+trained side by side (`Stack`) and end as they would one after the other; a test compares that with `follow`. What
+depends on the order is which prototypes are known when, and that is measured in order.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+
+import dynamicgate as dg
+from dynamicgate.continual import Contexts
+from dynamicgate.continual.retention import Retention
+from dynamicgate.continual.streams import Stream, permuted
+from dynamicgate.data import batches
+from dynamicgate.distributed import choose_device
+from dynamicgate.gating.context import ContextNet
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods.stream_methods import scaled
+from dynamicgate.lab.runner import Job
+from experiments.continual.stack import FROM_DENSE, Stack, cosine
+
+
+class Images(NamedTuple):
+    """Rows on the device, and the order of features in each task."""
+
+    train: Tensor
+    train_y: Tensor
+    test: Tensor
+    test_y: Tensor
+    orders: Tensor
+
+    def rows(self, tasks: Tensor, index_KB: Tensor, *, test: bool = False) -> Tensor:
+        """Rows [K, B, D] of these tasks."""
+        found = (self.test if test else self.train)[index_KB]
+        return found.gather(2, self.orders[tasks][:, None].expand_as(found))
+
+
+def images_of(splits: Splits, tasks: int, seed: int, device: torch.device) -> Images:
+    """The same permutations as `permuted` draws."""
+    flat = scaled(splits)
+    features = flat.train.features
+    orders = [
+        torch.randperm(features, generator=torch.Generator().manual_seed(1_000_003 * seed + number))
+        for number in range(tasks)
+    ]
+    parts = (flat.train.values, flat.train.y, flat.test.values, flat.test.y, torch.stack(orders))
+    return Images(*(part.to(device) for part in parts))
+
+
+def stream_of(splits: Splits, tasks: int, seed: int, known: Any = "boundaries") -> Stream:
+    """The stream that `images_of` reads."""
+    return permuted(scaled(splits), tasks, seed=seed, known=known)
+
+
+def train(job: Job, splits: Splits) -> dict[str, Any]:
+    """Train the contexts of a stream, then test every task after every task."""
+    asked, device = job.settings, choose_device(job.device)
+    torch.set_float32_matmul_precision("high")
+    started = time.monotonic()
+    tasks = asked["tasks"]
+    images = images_of(splits, tasks, job.seed, device)
+    seen = notice(images, asked, job.seed) if asked.get("known") == "nothing" else told(images, asked, job.seed)
+    stacks = learn(images, seen, asked, job.seed)
+    nets = join(stacks)
+    trained = time.monotonic() - started
+    prototypes = mean_rows(images, seen)
+    kept = asked.get("capacity") or len(prototypes)
+    retention = test(images, seen, nets, prototypes, kept)
+    macs = costs(nets, min(kept, len(prototypes)), asked, images)
+    found: dict[str, Any] = {
+        "retention": retention.to_dict() if tasks <= 100 else None,
+        "by_age": [round(value, 5) for value in retention.by_age()],
+        "learned": [round(value, 5) for value in retention.matrix.diagonal().tolist()],
+        "acc": retention.acc, "forgetting": retention.forgetting, "contexts": len(prototypes),
+    }  # fmt: skip
+    if asked.get("assemble"):
+        found["assembled"] = assemble(images, nets, prototypes)
+    return {
+        "model": job.model, "seed": job.seed, "settings": asked, "quality": {"accuracy": retention.acc, **found},
+        "macs": macs, "seconds": round(time.monotonic() - started, 1), "train_seconds": round(trained, 1),
+        "params": int(nets.nonzero[-kept:].sum()), "bytes": int(4 * min(kept, len(prototypes)) * images.train.shape[1]),
+    }  # fmt: skip
+
+
+class Seen(NamedTuple):
+    """Which task's rows each context has seen, in order: tasks [C] and row positions [C][S, B]."""
+
+    tasks: Tensor
+    positions: list[Tensor]
+
+
+def told(images: Images, asked: dict[str, Any], seed: int) -> Seen:
+    """Boundaries are known: one context for each task."""
+    index = [_order(images, asked, seed, task) for task in range(asked["tasks"])]
+    return Seen(torch.arange(asked["tasks"], device=images.train.device), index)
+
+
+def notice(images: Images, asked: dict[str, Any], seed: int) -> Seen:
+    """Nothing is known: a batch that is like no known context opens a new one."""
+    device, features = images.train.device, images.train.shape[1]
+    net = ContextNet(features, 1, 2 * asked["tasks"]).to(device)
+    from_task: list[int] = []
+    found: list[list[Tensor]] = []
+    for task in range(asked["tasks"]):
+        for rows in _order(images, asked, seed, task):
+            x = images.rows(torch.tensor([task], device=device), rows[None])[0]
+            strange = net.strangeness(x)
+            best = int(strange.argmin())
+            if float(strange[best]) >= asked.get("strange", 5.0):
+                best = len(found)
+                found.append([])
+                from_task.append(task)
+            net.learn_(best, x)
+            found[best].append(rows)
+    return Seen(torch.tensor(from_task, device=device), [torch.stack(rows) for rows in found])
+
+
+def _order(images: Images, asked: dict[str, Any], seed: int, task: int) -> Tensor:
+    """The whole batches of all epochs of a task, [S, B]."""
+    size = asked["batch"]
+    parts = [
+        index
+        for epoch in range(asked["epochs"])
+        for index in batches(len(images.train_y), size, seed=seed, epoch=1000 * task + epoch)
+        if len(index) == size
+    ]
+    return torch.stack(parts).to(images.train.device)
+
+
+def learn(images: Images, seen: Seen, asked: dict[str, Any], seed: int) -> list[Stack]:
+    """Train the network of each context, as many at once as asked."""
+    made = []
+    for first in range(0, len(seen.tasks), asked["at_once"]):
+        part = slice(first, first + asked["at_once"])
+        sizes = (images.train.shape[1], asked["width"], int(images.train_y.max()) + 1)
+        stack = Stack.draw(len(seen.positions[part]), sizes, seed=7919 * seed + first, device=images.train.device)
+        stack.biases[-1].zero_()  # the output bias is part of every context's answers: nobody may move it
+        if asked.get("density") and not asked.get("rewire", True):
+            stack.sparsify_(0, asked["density"], seed=seed + first)
+        learn_stack(stack, images, Seen(seen.tasks[part], seen.positions[part]), asked)
+        stack.moments = []
+        made.append(stack)
+    return made
+
+
+def learn_stack(stack: Stack, images: Images, seen: Seen, asked: dict[str, Any]) -> None:
+    """All steps of a few contexts, side by side. A context that has seen fewer batches than others stops earlier."""
+    lengths = torch.tensor([len(index) for index in seen.positions], device=stack.device)
+    longest = int(lengths.max())
+    padded = torch.stack([torch.cat([i, i[-1:].expand(longest - len(i), -1)]) for i in seen.positions])
+    total = asked.get("horizon") or longest
+    density = asked.get("density") if asked.get("rewire", True) else None
+    done = density is None
+    for step in range(longest):
+        now = min(step / total, 0.98)
+        rows = padded[:, step]
+        grads, _ = stack.gradients(images.rows(seen.tasks, rows), images.train_y[rows])
+        grads[-1].zero_()
+        ends = not done and now >= FROM_DENSE.pruning[1]
+        if ends or (not done and step and step % 100 == 0 and now < FROM_DENSE.until):
+            fraction = FROM_DENSE.fraction_at(now, starts_denser=True)
+            reached = FROM_DENSE.density_at(now, initial=1.0, final=float(asked["density"]))
+            stack.exchange_(0, grads[0].abs(), fraction, reached)
+            done = ends
+        rate = cosine(asked["lr"], now) * (step < lengths)
+        stack.adam_(grads, rate.float(), asked.get("decay", 0.0))
+
+
+def join(stacks: list[Stack]) -> Stack:
+    """All networks in one stack."""
+    parts = [list(zip(*(getattr(s, name) for s in stacks), strict=True)) for name in ("weights", "biases", "masks")]
+    weights, biases = ([torch.cat(layer) for layer in part] for part in parts[:2])
+    return Stack(weights, biases, [None if m[0] is None else torch.cat(m) for m in parts[2]])
+
+
+def mean_rows(images: Images, seen: Seen) -> Tensor:
+    """The prototype of each context."""
+    pixels = [images.train[index.flatten()].mean(0) for index in seen.positions]
+    return torch.stack(pixels).gather(1, images.orders[seen.tasks])
+
+
+def test(images: Images, seen: Seen, nets: Stack, prototypes_CD: Tensor, capacity: int) -> Retention:
+    """R[i, j]: after the contexts of tasks 0 to i are known, of which the oldest beyond `capacity` are released."""
+    tasks, last_of = len(images.orders), {int(t): c for c, t in enumerate(seen.tasks.tolist())}
+    device = images.test.device
+    retention = Retention.empty(tasks)
+    known_until = torch.tensor([last_of[t] for t in range(tasks)], device=device)  # contexts known after each task
+    for j in range(tasks):
+        x = images.test[:, images.orders[j]]
+        closeness = x @ prototypes_CD.T - 0.5 * prototypes_CD.square().sum(1)
+        right_BC: dict[int, Tensor] = {}
+        rows = range(j, tasks) if tasks <= 100 else sorted({j, tasks - 1})
+        for i in rows:
+            end = int(known_until[i]) + 1
+            first = max(0, end - capacity)
+            chosen_B = closeness[:, first:end].argmax(1) + first
+            right = torch.zeros((), device=device)
+            for c in chosen_B.unique().tolist():
+                if c not in right_BC:
+                    one = nets.some(torch.tensor([c], device=device))
+                    right_BC[c] = one.forward(x[None])[0].argmax(1) == images.test_y
+                right += (right_BC[c] & (chosen_B == c)).sum()
+            retention.matrix[i, j] = float(right) / len(x)
+    return retention
+
+
+def costs(nets: Stack, known: int, asked: dict[str, Any], images: Images) -> dict[str, float]:
+    """MACs of a row: the blocks of one context and a product with every prototype. Relative to the body that has all
+    contexts, and to the dense network 784-2048-2048-10 that others use."""
+    own = float((nets.nonzero - sum(b[0].numel() for b in nets.biases)).float().mean())
+    features, classes = images.train.shape[1], nets.biases[-1].shape[1]
+    body = asked["width"] * len(nets.biases[0]) * (features + classes)
+    usual = features * 2048 + 2048 * 2048 + 2048 * classes
+    executed = own + known * features
+    return {"executed": executed, "gate": float(known * features), "dense": float(body),
+            "relative": executed / body, "relative_to_usual": executed / usual}  # fmt: skip
+
+
+def assemble(images: Images, nets: Stack, prototypes_CD: Tensor) -> dict[str, float]:
+    """The same contexts as one model of the library, saved and measured as any other: nothing may differ."""
+    count, width = len(prototypes_CD), nets.biases[0].shape[1]
+    features, classes = images.train.shape[1], nets.biases[1].shape[1]
+    config = dg.GateConfig(kind="context", block=width, contexts=count)
+    with torch.device(images.train.device):
+        model = dg.nn.GatedMLP((features, count * width, classes), config)
+    contexts = Contexts(model)
+    for number, prototype in enumerate(prototypes_CD):
+        contexts.open_()
+        contexts.first.learn_(number, prototype[None])
+        contexts.close_()
+    first, last = (cast(nn.Linear, layer) for layer in model.layers)
+    with torch.no_grad():
+        first.weight.copy_(nets.weights[0].transpose(1, 2).reshape(count * width, features))
+        first.bias.copy_(nets.biases[0].flatten())
+        last.weight.copy_(nets.weights[1].permute(2, 0, 1).reshape(classes, count * width))
+        last.bias.zero_()
+    model.eval()
+    right, apart = 0, 0.0
+    device = images.test.device
+    for number in range(min(count, 10)):
+        x = images.test[:, images.orders[number]]
+        with torch.no_grad():
+            body = model(x)
+            one = nets.some(torch.tensor([number], device=device)).forward(x[None])[0]
+        right += int((body.argmax(1) == images.test_y).sum())
+        apart = max(apart, float((body - one).abs().max()))
+    macs = dg.count_macs(model, images.test[:2])
+    with torch.no_grad(), dg.usage(model) as used:
+        model(images.test[:, images.orders[0]][:500])
+    opened = float(used["layers.1"].open.sum(1).mean())
+    rows = min(count, 10) * len(images.test)
+    return {"accuracy": right / rows, "apart": apart, "open_blocks": opened, "gate": macs.gate}

@@ -1,0 +1,243 @@
+"""Methods of continual learning by name, each as a model and what goes into `follow` with it, and runs of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+import dynamicgate as dg
+from dynamicgate.continual import (
+    EWC,
+    SI,
+    Contexts,
+    Keeper,
+    Learner,
+    Replay,
+    Retention,
+    Stream,
+    drifting,
+    follow,
+    joined,
+    labels_shuffled,
+    permuted,
+    rotated,
+    some_rows,
+    split,
+)
+from dynamicgate.continual.learners import LwF
+from dynamicgate.continual.replay import AGEM, DarkReplay
+from dynamicgate.continual.streams import Parts
+from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.modules import evaluating
+from dynamicgate.sparsity import RigL, Static
+
+OVERLAP_ROWS = 1000
+STREAMS = ("permuted", "rotated", "drifting", "still", "split", "labels")
+
+
+class Made(NamedTuple):
+    """A model, and what goes into `follow` with it."""
+
+    model: nn.Module
+    parts: dict[str, Any]
+
+
+def scaled(splits: Splits) -> Splits:
+    """The same rows, flat, with mean 0 and standard deviation 1 over all features together, where the dataset has one
+    mean: that of a feature alone would tell the first task more than a stream knows, and moves with the features."""
+    flat = splits.flat()
+    if not isinstance(flat.mean, float) or not isinstance(flat.std, float):
+        return flat
+    mean, std = flat.mean, flat.std
+    train, valid, test = (
+        replace(part, x=(part.values - mean) / std, prepare=None) for part in (flat.train, flat.valid, flat.test)
+    )
+    return replace(flat, train=train, valid=valid, test=test, mean=0.0, std=1.0)
+
+
+def stream_of(data: Parts, asked: dict[str, Any], seed: int) -> Stream:
+    """The stream that a run is asked for. Permutations are drawn from the seed; settings were tuned on others."""
+    kind, known = asked.get("stream", "permuted"), asked.get("known", "boundaries")
+    if kind not in STREAMS:
+        raise ValueError(f"unknown stream {kind!r}: expected one of {', '.join(STREAMS)}")
+    if kind == "permuted":
+        stream = permuted(data, asked["tasks"], seed=seed, known=known)
+    elif kind == "rotated":
+        stream = rotated(data, asked["tasks"], known=known)
+    elif kind == "labels":
+        stream = labels_shuffled(data, asked["tasks"], seed=seed, known=known)
+    elif kind == "drifting":
+        stream = drifting(data, asked["tasks"], seed=seed)
+    elif kind == "still":
+        stream = permuted(data, 1, seed=seed)
+    else:
+        stream = split(data, asked.get("classes", 2), scenario=asked.get("scenario", "class"))
+    rows = asked.get("rows")
+    return stream if rows is None else some_rows(stream, min(rows, *(len(t.train) for t in stream)), seed=seed)
+
+
+def mlp(stream: Stream, hidden: list[int], gate: dg.GateConfig | None = None) -> nn.Module:
+    """A network for a stream."""
+    return dg.nn.GatedMLP((stream.features, *hidden, stream.classes), gate)
+
+
+def _learner(make: Callable[..., Learner], **options: Any) -> Callable[[Stream, dict[str, Any]], Made]:
+    def build(stream: Stream, asked: dict[str, Any]) -> Made:
+        model = mlp(stream, asked["hidden"])
+        return Made(model, {"learner": make(model, **{**options, **asked.get("learner", {})})})
+
+    return build
+
+
+def _dense(stream: Stream, asked: dict[str, Any]) -> Made:
+    return Made(mlp(stream, asked["hidden"]), {})
+
+
+def _small(stream: Stream, asked: dict[str, Any]) -> Made:
+    """A dense network of about the cost that gates are asked for."""
+    scale = asked.get("budget", 0.35)
+    return Made(mlp(stream, [max(4, round(scale * width)) for width in asked["hidden"]]), {})
+
+
+def _gate(stream: Stream, asked: dict[str, Any]) -> Made:
+    model = mlp(stream, asked["hidden"], dg.GateConfig(block=asked.get("block")))
+    return Made(model, {"budget": dg.Budget(target=asked.get("budget", 0.35))} if "budget" in asked else {})
+
+
+def _top_k(stream: Stream, asked: dict[str, Any]) -> Made:
+    return Made(mlp(stream, asked["hidden"], dg.GateConfig(top_k=0.1)), {})
+
+
+def _rigl(stream: Stream, asked: dict[str, Any]) -> Made:
+    model = mlp(stream, asked["hidden"])
+    return Made(model, {"sparsifier": RigL(model, asked.get("density", 0.2), every=asked.get("every"))})
+
+
+def _static(stream: Stream, asked: dict[str, Any]) -> Made:
+    model = mlp(stream, asked["hidden"])
+    return Made(model, {"sparsifier": Static(model, asked.get("density", 0.2))})
+
+
+def _gate_rigl(stream: Stream, asked: dict[str, Any]) -> Made:
+    model = mlp(stream, asked["hidden"], dg.GateConfig(block=asked.get("block", 16)))
+    every = asked.get("every")
+    if every is not None and every <= 0:
+        return Made(model, {"sparsifier": Static(model, asked.get("density", 0.2))})
+    return Made(model, {"sparsifier": RigL(model, asked.get("density", 0.2), every=every, until=1.0)})
+
+
+def _keep(stream: Stream, asked: dict[str, Any]) -> Made:
+    """Blocks of its own for every context; sparse by RigL from a dense start where a density is asked for."""
+    tasks, width = len(stream), asked["width"]
+    model = mlp(stream, [tasks * width], dg.GateConfig(kind="context", block=width, contexts=tasks))
+    keeper = Keeper(model)
+    sparsifier = None
+    if asked.get("density"):
+        sparsifier = RigL(model, asked["density"], initial_density=1.0, every=asked.get("every"), keeper=keeper)
+    contexts = Contexts(model, keeper, sparsifier, share=1, reuse=asked.get("reuse", 0))
+    return Made(model, {"contexts": contexts, **({} if sparsifier is None else {"sparsifier": sparsifier})})
+
+
+def _xdg(stream: Stream, asked: dict[str, Any]) -> Made:
+    """Context-dependent gating: a fifth of the units, at random, named by our router instead of a task's number."""
+    blocks = 20
+    hidden = asked["hidden"]
+    config = dg.GateConfig(kind="context", block=max(1, hidden[0] // blocks), contexts=len(stream))
+    model = mlp(stream, hidden, config)
+    return Made(model, {"contexts": Contexts(model, share=max(1, blocks // 5), blocks="random")})
+
+
+METHODS: dict[str, Callable[[Stream, dict[str, Any]], Made]] = {
+    "naive": _dense, "joint": _dense, "dense": _dense, "small": _small, "gate": _gate, "top-k": _top_k,
+    "static-sparse": _static, "rigl": _rigl, "gate+rigl": _gate_rigl, "keep": _keep, "xdg": _xdg,
+    "ewc": _learner(EWC), "si": _learner(SI), "lwf": _learner(LwF), "er": _learner(Replay),
+    "der++": _learner(DarkReplay), "a-gem": _learner(AGEM),
+}  # fmt: skip
+
+
+def run_stream(
+    stream: Stream, asked: dict[str, Any], seed: int, *, device: str = "auto", folder: Path | None = None
+) -> dict[str, Any]:
+    """Follow a stream with a method, then measure what is retained, what it costs and what is kept."""
+    started = time.monotonic()
+    torch.manual_seed(seed)
+    if asked["method"] not in METHODS:
+        raise ValueError(f"unknown method {asked['method']!r}: expected one of {', '.join(METHODS)}")
+    joint = asked["method"] == "joint"
+    followed = joined(stream) if joint else stream
+    made = METHODS[asked["method"]](stream, asked)
+    retention = follow(
+        made.model, followed, **made.parts, epochs=asked["epochs"], batch=asked["batch"], lr=asked["lr"],
+        gate_lr_scale=asked.get("gate_lr_scale", 1.0), clock=asked.get("clock", "task"),
+        horizon=asked.get("horizon"), online=asked.get("online", False), test_every=asked.get("test_every"),
+        device=device, seed=seed, out=folder, checkpoint_seconds=60.0, show=asked.get("show", False),
+        label=f"{asked['method']}, seed {seed}",
+    )  # fmt: skip
+    if joint:
+        retention = tested(made.model, stream)
+    steps = sum(-(-len(task.train) // asked["batch"]) for task in followed) * asked["epochs"]
+    seconds = time.monotonic() - started
+    diagonal, last = retention.matrix.diagonal(), retention.matrix[-1]
+    contexts: Contexts | None = made.parts.get("contexts")
+    learner: Learner | None = made.parts.get("learner")
+    kept = 0 if learner is None else learner.bytes
+    if contexts is not None:
+        kept += sum(4 * net.prototypes.numel() for net in contexts.nets.values())
+    measured = dg.measure(made.model, some_test_rows(stream))
+    return {
+        "quality": {
+            "accuracy": retention.acc, "acc": retention.acc, "learned": retention.learned,
+            "forgetting": retention.forgetting, "retention": retention.to_dict(),
+            "drop": [0.0] * len(stream) if joint else (diagonal - last).tolist(),
+            "overlap": overlaps(made.model, stream) if asked.get("overlap") else None,
+            "contexts": None if contexts is None else contexts.opened,
+        },
+        "free": None if contexts is None or contexts.keeper is None else contexts.keeper.free,
+        "macs": measured.macs, "params": sum(int((p != 0).sum()) for p in made.model.parameters()), "bytes": kept,
+        "told": {"scenario": stream.scenario, "known": stream.known},
+        "seconds": round(seconds, 1), "steps_a_second": round(steps / seconds, 1),
+    }  # fmt: skip
+
+
+def tested(model: nn.Module, stream: Stream) -> Retention:
+    """A model that has learned all tasks at once: every row of the matrix is the same."""
+    found = Retention.empty(len(stream))
+    device = next(model.parameters()).device
+    with torch.no_grad(), evaluating(model):
+        for j, task in enumerate(stream):
+            right = sum(int((model(x.to(device)).argmax(1).cpu() == y).sum()) for x, y in task.test.batches(4096))
+            found.matrix[j:, j] = right / len(task.test)
+    return found
+
+
+def some_test_rows(stream: Stream) -> tuple[Tensor, Tensor]:
+    """A few test rows of every task, for measuring cost."""
+    each = max(20, 2000 // len(stream))
+    rows = [torch.arange(min(each, len(task.test))) for task in stream]
+    x = torch.cat([task.test.rows(index) for task, index in zip(stream, rows, strict=True)])
+    return x, torch.cat([task.test.y[index] for task, index in zip(stream, rows, strict=True)])
+
+
+@torch.no_grad()
+def overlaps(model: nn.Module, stream: Stream) -> list[list[float]]:
+    """How much the same hidden units are active for two tasks: sum of the smaller over sum of the larger rates."""
+    rates, device = [], next(model.parameters()).device
+    hidden: list[Tensor] = []
+    readers = [model.get_submodule(site.consumer) for site in dg.find_sites(model) if not site.is_input]
+    hooks = [m.register_forward_hook(lambda _m, args, _o: hidden.append(args[0])) for m in readers]
+    with evaluating(model):
+        for task in stream:
+            hidden.clear()
+            model(task.test.rows(torch.arange(min(OVERLAP_ROWS, len(task.test)))).to(device))
+            rates.append(torch.cat([(h != 0).float().mean(0) for h in hidden]))
+    for hook in hooks:
+        hook.remove()
+    r = torch.stack(rates)
+    smaller, larger = torch.minimum(r[:, None], r).sum(2), torch.maximum(r[:, None], r).sum(2)
+    return [[round(v, 4) for v in row] for row in (smaller / larger.clamp(min=1e-9)).tolist()]
