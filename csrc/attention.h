@@ -19,27 +19,35 @@ struct Attention {
 };
 
 constexpr int kQueries = 4;     // that are run together: each key is then read once for four of them
-constexpr int64_t kAhead = 16;  // keys that are fetched before they are needed
+constexpr int64_t kAhead = 64;  // keys and values that are fetched before they are needed
 
-// out[m][0:features] += sum over s of p[m][s] * values[s], 16 features at a time.
+// out[m][n : n + 16 * kPanels] += sum over s of p[m][s] * values[s][n : ...].
+template <int kRows, int kPanels>
+DG_INLINE void mix_panels(const float* const* p, const float* values, int64_t begin, int64_t end, int features, int n,
+                          float* const* out) {
+  constexpr int kAll = kPanels * kVectors16;
+  Vec acc[kRows][kAll];
+  DG_UNROLL for (int m = 0; m < kRows; ++m)
+    DG_UNROLL for (int v = 0; v < kAll; ++v) acc[m][v] = load(out[m] + n + v * kLanes);
+  for (int64_t s = begin; s < end; ++s) {
+    const float* row = values + s * features + n;
+    DG_UNROLL for (int v = 0; v < kAll; ++v) {
+      const Vec value = load(row + v * kLanes);
+      DG_UNROLL for (int m = 0; m < kRows; ++m) acc[m][v] += value * p[m][s];
+    }
+  }
+  DG_UNROLL for (int m = 0; m < kRows; ++m)
+    DG_UNROLL for (int v = 0; v < kAll; ++v) store(out[m] + n + v * kLanes, acc[m][v]);
+}
+
+// The same for all features. One or two rows take two panels at once: with fewer sums, each would wait for the last.
 template <int kRows>
 void mix_few_values(const float* const* p, const float* values, int64_t begin, int64_t end, int features,
                     float* const* out) {
   int n = 0;
-  for (; n + kPanel <= features; n += kPanel) {
-    Vec acc[kRows][kVectors16];
-    DG_UNROLL for (int m = 0; m < kRows; ++m)
-      DG_UNROLL for (int v = 0; v < kVectors16; ++v) acc[m][v] = load(out[m] + n + v * kLanes);
-    for (int64_t s = begin; s < end; ++s) {
-      const float* row = values + s * features + n;
-      DG_UNROLL for (int v = 0; v < kVectors16; ++v) {
-        const Vec value = load(row + v * kLanes);
-        DG_UNROLL for (int m = 0; m < kRows; ++m) acc[m][v] += value * p[m][s];
-      }
-    }
-    DG_UNROLL for (int m = 0; m < kRows; ++m)
-      DG_UNROLL for (int v = 0; v < kVectors16; ++v) store(out[m] + n + v * kLanes, acc[m][v]);
-  }
+  if constexpr (kRows <= 2)
+    for (; n + 2 * kPanel <= features; n += 2 * kPanel) mix_panels<kRows, 2>(p, values, begin, end, features, n, out);
+  for (; n + kPanel <= features; n += kPanel) mix_panels<kRows, 1>(p, values, begin, end, features, n, out);
   for (; n < features; ++n)
     for (int m = 0; m < kRows; ++m)
       for (int64_t s = begin; s < end; ++s) out[m][n] += values[s * features + n] * p[m][s];
@@ -48,10 +56,10 @@ void mix_few_values(const float* const* p, const float* values, int64_t begin, i
 // A few values at a time: all of their features then come from the L1 cache but once.
 template <int kRows>
 void mix_values(const float* const* p, const float* values, int64_t begin, int64_t end, int features, float* const* out) {
-  constexpr int64_t kFew = 32;
+  constexpr int64_t kFew = 16;
   for (int64_t s = begin; s < end; s += kFew) {
-    const int64_t until = least(s + kFew, end), soon = least(until + kFew, end);
-    for (const float* line = values + until * features; line < values + soon * features; line += kPanel)
+    const int64_t until = least(s + kFew, end), from = least(s + kAhead, end), soon = least(from + kFew, end);
+    for (const float* line = values + from * features; line < values + soon * features; line += kPanel)
       __builtin_prefetch(line);
     mix_few_values<kRows>(p, values, s, until, features, out);
   }
@@ -66,15 +74,25 @@ DG_INLINE void mix_values_of(int rows, const float* const* p, const float* value
   }
 }
 
-// score[begin..end-1] <- their softmax.
+// score[begin..end-1] <- their softmax. In lanes: maxima and sums in a chain would each wait for the one before.
 void softmax(float* score, int64_t begin, int64_t end, float scale) {
-  float largest = score[begin];
-  for (int64_t s = begin; s < end; ++s) largest = score[s] > largest ? score[s] : largest;
-  for (int64_t s = begin; s < end; ++s) score[s] = exponential((score[s] - largest) * scale);
-  double total = 0.0;
-  for (int64_t s = begin; s < end; ++s) total += score[s];
-  const float inverse = static_cast<float>(1.0 / total);
-  for (int64_t s = begin; s < end; ++s) score[s] *= inverse;
+  constexpr int kAtOnce = 8;
+  float largest[kAtOnce];
+  double total[kAtOnce] = {};
+  for (int i = 0; i < kAtOnce; ++i) largest[i] = score[begin];
+  int64_t s = begin;
+  for (; s + kAtOnce <= end; s += kAtOnce)
+    for (int i = 0; i < kAtOnce; ++i) largest[i] = score[s + i] > largest[i] ? score[s + i] : largest[i];
+  for (; s < end; ++s) largest[0] = score[s] > largest[0] ? score[s] : largest[0];
+  for (int i = 1; i < kAtOnce; ++i) largest[0] = largest[i] > largest[0] ? largest[i] : largest[0];
+  const float top = largest[0];
+  for (s = begin; s < end; ++s) score[s] = exponential((score[s] - top) * scale);
+  for (s = begin; s + kAtOnce <= end; s += kAtOnce)
+    for (int i = 0; i < kAtOnce; ++i) total[i] += score[s + i];
+  for (; s < end; ++s) total[0] += score[s];
+  for (int i = 1; i < kAtOnce; ++i) total[0] += total[i];
+  const float inverse = static_cast<float>(1.0 / total[0]);
+  for (s = begin; s < end; ++s) score[s] *= inverse;
 }
 
 void attend(const Attention& a) {

@@ -59,7 +59,8 @@ def with_decoder(model: PreTrainedModel, decoder: NativeDecoder) -> nn.Module:
     found = copy.deepcopy(model, memo)
     found.model = NativeLlama(decoder, model.config)
     found.lm_head = NativeHead(decoder)
-    return found.eval()
+    found.train(False)
+    return found
 
 
 class NativeLlama(nn.Module):
@@ -97,7 +98,7 @@ class NativeLlama(nn.Module):
         features, _, pairs = self.decoder(x_BTD, pairs, position_BT=position_ids, padding_B=padding_B, scored=0)
         if cache is not None:
             _store(cache, pairs)
-        return BaseModelOutputWithPast(last_hidden_state=features, past_key_values=cache)  # type: ignore[arg-type]
+        return BaseModelOutputWithPast(last_hidden_state=features, past_key_values=cache)
 
 
 class NativeHead(nn.Module):
@@ -119,8 +120,9 @@ def _has_only(module: nn.Module, names: set[str]) -> bool:
 
 
 def _block(block: Any) -> BlockParts:
-    attention, mlp = getattr(block, "self_attn", None), getattr(block, "mlp", None)
-    if not _has_only(block, OF_BLOCK) or not _has_only(attention, OF_ATTENTION) or not _has_only(mlp, OF_MLP):  # type: ignore[arg-type]
+    attention: Any = getattr(block, "self_attn", None)
+    mlp: Any = getattr(block, "mlp", None)
+    if not _has_only(block, OF_BLOCK) or not _has_only(attention, OF_ATTENTION) or not _has_only(mlp, OF_MLP):
         raise ValueError(f"{type(block).__name__} is not of the Llama kind: only its feed-forward layer is native")
     activation = of_module(mlp.act_fn)
     if activation is None:
@@ -146,12 +148,13 @@ def _pairs(cache: Any) -> Pairs | None:
         )
     if not cache.get_seq_length():
         return None
-    return [(layer.keys, layer.values) for layer in cache.layers]  # type: ignore[misc]
+    layers: list[Any] = cache.layers
+    return [(layer.keys, layer.values) for layer in layers]
 
 
 def _store(cache: Any, pairs: Pairs) -> None:
     while len(cache.layers) < len(pairs):
-        cache.layers.append(DynamicLayer())
+        cache.layers.append(DynamicLayer())  # type: ignore[no-untyped-call]
     for layer, (keys, values) in zip(cache.layers, pairs, strict=True):
         if not layer.is_initialized:
             layer.lazy_initialization(keys, values)

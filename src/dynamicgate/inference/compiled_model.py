@@ -92,7 +92,7 @@ class CompiledModel(nn.Module):
         """Write everything to one safetensors file, atomically. Not on a GPU: a plan there holds compiled kernels and
         CUDA graphs, and has to be made again where it is to run. Save the model instead."""
         if self.described is not None:
-            header = {"kind": KIND, "plan": self.plan.to_dict(), "language": self.described}
+            header: dict[str, Any] = {"kind": KIND, "plan": self.plan.to_dict(), "language": self.described}
             return write_tensors(Path(path), tensors_of(self.body, self.described), header)
         if self.nodes is None:
             raise ValueError(

@@ -35,7 +35,8 @@ def ffn_layers(
     elif gate is not None:
         block, net = gate.block, gate_net(gate)
         if gate.config.competes:
-            net, router = None, RouterInTorch(GateInTorch(net), router_k(gate), float(gate.tau))
+            router = RouterInTorch(GateInTorch(net), router_k(gate), float(gate.tau))
+            net = None
     assert parts[0] is not None
     first = ops.chain.Layer(parts[0], parts[1], activation, block, net, value_weight=parts[2], value_bias=parts[3])
     return (first, ops.chain.Layer(down_weight, down_bias)), router

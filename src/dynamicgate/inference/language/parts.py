@@ -125,7 +125,7 @@ def _norm(norm: nn.Module) -> ops.decoder.Norm:
         raise ValueError("one of its norms has a hook or a forward of its own")
     weight = getattr(norm, "weight", None)
     if type(norm) is nn.RMSNorm:
-        epsilon = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+        epsilon: Any = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
     elif type(norm).__name__.endswith("RMSNorm") and hasattr(norm, "variance_epsilon"):
         epsilon = norm.variance_epsilon
     else:

@@ -3,7 +3,7 @@ make the candidates, verify them, time them on the whole model, and keep the fas
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,7 @@ def _candidates(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, dict[
     return bodies, described, notes
 
 
-def _open_rates(reference: nn.Module, inputs: Inputs) -> Mapping[str, float] | Any:
+def _open_rates(reference: nn.Module, inputs: Inputs) -> dict[str, float]:
     gates = named_gates(reference)
     if not gates:
         inputs.call(reference)  # an example that the model cannot read should fail here, in the model's own words

@@ -31,7 +31,7 @@ def time_models(
             return _time_rows(bodies, inputs, batches, seconds)
         sequences, tokens = ids.shape
         calls = {name: (lambda body=body: Generation(body, kind).step(ids)) for name, body in bodies.items()}
-        first = _time(calls, seconds / 2)
+        first = median_times(calls, seconds=seconds / 2)
         prompt = ModelRegime(
             f"a prompt of {tokens} tokens" + _of(sequences), sequences * tokens, first, _parts(bodies, calls)
         )
@@ -40,7 +40,7 @@ def time_models(
             generation.step(ids)
         new = ids[:, -1:]
         calls = {name: (lambda g=generation: g.step(new)) for name, generation in started.items()}
-        times = _time(calls, seconds / 2)
+        times = median_times(calls, seconds=seconds / 2)
         name = f"one more token after {tokens}" + _of(sequences)
         megabytes = max((_megabytes(body, open_rates, sequences, tokens) for body in bodies.values()), default=0.0)
         return [prompt, ModelRegime(name, sequences, times, _parts(bodies, calls), megabytes)]
@@ -64,12 +64,14 @@ def _time_rows(
     for batch in batches:
         some = inputs.rows(torch.arange(batch) % rows)
         calls = {name: (lambda body=body, some=some: some.call(body)) for name, body in bodies.items()}
-        found.append(ModelRegime(f"batch {batch}", batch, _time(calls, seconds / len(batches))))
+        found.append(ModelRegime(f"batch {batch}", batch, median_times(calls, seconds=seconds / len(batches))))
     return found
 
 
-def _time(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
-    """Median microseconds of each call; they take turns."""
+def median_times(
+    calls: Mapping[str, Callable[[], object]], *, seconds: float = 0.0, rounds: int = MIN_ROUNDS
+) -> dict[str, float]:
+    """Median microseconds of each call; they take turns, for `seconds` and at least for so many rounds."""
     for call in calls.values():
         call()
 
@@ -79,8 +81,8 @@ def _time(calls: Mapping[str, Callable[[], object]], seconds: float) -> dict[str
         return 1e6 * (time.perf_counter() - start)
 
     robin, started = RoundRobin(calls), time.perf_counter()
-    for number in range(MAX_ROUNDS):
-        if number >= MIN_ROUNDS and time.perf_counter() - started > seconds:
+    for number in range(max(rounds, MAX_ROUNDS)):
+        if number >= rounds and time.perf_counter() - started > seconds:
             break
         robin.run(measure)
     return {name: statistics.median(times) for name, times in robin.times.items()}

@@ -1,0 +1,249 @@
+"""Compiled language models against dense ones on the CPU: one more token after a cache, and prompts.
+
+All candidates of a case are in one process and take turns; medians are compared. The dense rivals have the parameters
+of the gated model: eager torch with the model's own cache, torch.compile and ONNX Runtime of the same step written for
+a cache of fixed length, and our own dense plan. `dynamicgate.compile` verifies every plan in float64; the last check
+generates tokens greedily, and compares scores and tokens with float64. Each layer opens the fraction of its blocks that
+the layers of a small trained GPT open (`trained_rates.py`), scaled to the mean that is asked for.
+
+    python benchmarks/cpu_language.py            # results/cpu_language.json; half an hour on a quiet machine
+    python benchmarks/cpu_language.py --quick    # minutes, a tiny model, prints only
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from language_rivals import decode_rivals, prompt_rivals
+from torch import Tensor, nn
+from trained_rates import trained_rates
+
+import dynamicgate as dg
+from dynamicgate import ops
+from dynamicgate.files import environment, write_text
+from dynamicgate.inference.language.calls import CacheKind, Generation, Inputs, cache_kind
+from dynamicgate.inference.language.plan import LanguagePlan
+from dynamicgate.inference.language.timing import median_times
+from dynamicgate.inference.language.verify import LanguageReference
+from dynamicgate.inference.verify import TOLERANCE
+from dynamicgate.lab.language.gpt import GPT, GPTConfig, ffn_sites
+
+HERE = Path(__file__).resolve().parent
+BLOCK = 64
+ROUNDS = 21
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, what it is called with, and how much of it is open."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    where: Callable[[Any], Any]
+    vocabulary: int
+    open: float
+    past: int
+    prompt: int
+    sequences: int = 1
+
+
+def gpt_case(fraction: float, sequences: int, *, quick: bool) -> Case:
+    """The GPT of the issue: 512 features, 8 layers, 8,192 hidden units."""
+    sizes: dict[str, Any] = {"vocabulary": 4096, "features": 512, "layers": 8, "heads": 8, "width": 8192}
+    if quick:
+        sizes = {"vocabulary": 256, "features": 128, "layers": 2, "heads": 4, "width": 1024}
+    past, prompt = (64, 32) if quick else (512, 256)
+    name = f"GPT {sizes['features']} x {sizes['layers']}, FFN {sizes['width']}"
+    return Case(
+        name, lambda: GPT(GPTConfig(context=1024, **sizes)), ffn_sites, sizes["vocabulary"], fraction, past, prompt,
+        sequences,
+    )  # fmt: skip
+
+
+def smollm_case(fraction: float, sequences: int, *, quick: bool, weights: str | None) -> Case:
+    """SmolLM2-135M: its shape with random weights, or its weights from a folder."""
+    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+    shape: dict[str, Any] = {
+        "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True,
+    }  # fmt: skip
+    if quick:
+        shape |= {"vocab_size": 1024, "num_hidden_layers": 2}
+    past, prompt = (32, 32) if quick else (512, 256)
+
+    def build() -> nn.Module:
+        if weights is not None:
+            return AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32)
+        return LlamaForCausalLM(LlamaConfig(**shape))  # type: ignore[no-untyped-call]
+
+    name = "SmolLM2-135M" + ("" if weights else ", random weights") + (", 2 layers" if quick else "")
+    return Case(name, build, lambda _: "mlp", shape["vocab_size"], fraction, past, prompt, sequences)
+
+
+@torch.no_grad()
+def set_gates_(model: nn.Module, ids: Tensor, rates: Sequence[float]) -> None:
+    """Move the threshold of every block so that it is open for the given fraction of the tokens, layer by layer."""
+    for (name, gate), rate in zip(dg.named_gates(model).items(), rates, strict=True):
+        with dg.usage(model) as used:
+            gate.bias.zero_()
+            model(ids)
+            gate.bias.copy_(-used[name].logits.flatten(0, -2).quantile(1.0 - rate, dim=0))
+
+
+def models_of(case: Case, steps: int) -> tuple[nn.Module, nn.Module]:
+    """The gated model, and the dense one of equal parameters."""
+    torch.manual_seed(0)
+    dense = case.build().eval().requires_grad_(False)
+    torch.manual_seed(0)
+    gated = case.build().eval().requires_grad_(False)
+    dg.gate_(gated, dg.GateConfig(block=BLOCK, net="linear"), where=case.where(gated))
+    ids = torch.randint(case.vocabulary, (4, 128), generator=torch.Generator().manual_seed(1))
+    set_gates_(gated, ids, trained_rates(len(dg.named_gates(gated)), case.open, steps))
+    return gated, dense
+
+
+def measure(case: Case, *, seconds: float, steps: int, generated: int, rivals: Sequence[str]) -> dict[str, Any]:
+    """Times of all candidates for one more token and for a prompt, and what the comparison with float64 found."""
+    gated, dense = models_of(case, steps)
+    draw = torch.Generator().manual_seed(2)
+    ids = torch.randint(case.vocabulary, (case.sequences, max(case.past, case.prompt)), generator=draw)
+    example = ids[:, : min(64, case.prompt)]
+    ours, own_dense = (dg.compile(model, example, seconds=seconds) for model in (gated, dense))
+    kind = cache_kind(gated)
+    assert kind is not None
+    assert isinstance(ours.plan, LanguagePlan)
+    bodies = {"ours": ours.body, "our dense plan": own_dense.body, "eager": dense}
+    calls: dict[str, Callable[[], object]] = {}
+    for name, model in bodies.items():
+        generation = Generation(model, kind)
+        generation.step(ids[:, : case.past])
+        calls[name] = partial(generation.step, ids[:, -1:])
+    prompts: dict[str, Callable[[], object]] = {
+        name: partial(_prompt, model, kind, ids[:, : case.prompt]) for name, model in bodies.items()
+    }
+    calls |= decode_rivals(dense, ids[:, : case.past], ids[:, -1:], rivals)
+    prompts |= prompt_rivals(dense, ids[:, : case.prompt], rivals)
+    found = {"decode": time_in_turns(calls, ROUNDS), "prompt": time_in_turns(prompts, max(3, ROUNDS // 3))}
+    reference = LanguageReference(gated, Inputs((example[:1],)), kind, generated=generated)
+    return {
+        "case": case.name, "open": case.open, "sequences": case.sequences, "past": case.past, "prompt": case.prompt,
+        "threads": torch.get_num_threads(), "chosen": ours.plan.chosen, "rates": list(ours.plan.open_rates.values()),
+        "us": found, "ratios": {what: ratios(times) for what, times in found.items()},
+        "plan": ours.plan.to_dict(), "float64": agreement(ours.body, reference, kind),
+    }  # fmt: skip
+
+
+def _prompt(model: nn.Module, kind: CacheKind, ids: Tensor) -> Tensor:
+    return Generation(model, kind).step(ids)
+
+
+@torch.no_grad()
+def agreement(body: nn.Module, reference: LanguageReference, kind: CacheKind) -> dict[str, float]:
+    """Greedy tokens of the plan against those of float64, each after the same tokens."""
+    assert reference.tokens is not None
+    generation, past = Generation(body, kind), 0
+    worst, other, close = 0.0, 0, 0
+    for step in reference.steps:
+        until = past + step.scores.shape[1]
+        got, past = generation.step(reference.tokens[:, past:until])[:, -1].double(), until
+        want = step.scores[:, -1]
+        scale = float(want.abs().max())
+        worst = max(worst, float((got - want).abs().max()) / scale)
+        best = want.topk(2).values[0]
+        if int(got.argmax()) != int(want.argmax()):
+            is_close = float(best[0] - best[1]) < TOLERANCE * scale
+            close, other = close + is_close, other + (not is_close)
+    verified = reference.verify(body)
+    left_out = -1 if verified is None else verified.near_threshold
+    return {
+        "tokens": len(reference.steps), "largest_error": worst, "bound": TOLERANCE, "near_threshold": left_out,
+        "other_tokens": other, "too_close_to_call": close,
+    }  # fmt: skip
+
+
+def ratios(times: dict[str, float]) -> dict[str, float]:
+    """How many times faster ours is than each rival, and than the fastest dense one."""
+    dense = {name: us for name, us in times.items() if name != "ours"}
+    return {f"over {name}": us / times["ours"] for name, us in dense.items()} | {
+        "over the fastest dense": min(dense.values()) / times["ours"],
+        "our dense over the fastest other": min(us for name, us in dense.items() if name != "our dense plan")
+        / dense["our dense plan"],
+    }
+
+
+def time_in_turns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median microseconds of each call, one of each in every round."""
+    with torch.inference_mode():
+        return median_times(calls, rounds=rounds)
+
+
+def child(args: argparse.Namespace) -> None:
+    """Measure with the number of threads of this process."""
+    import torch._inductor.config as inductor
+
+    inductor.freezing = True
+    rows = []
+    cases = [gpt_case(fraction, sequences, quick=args.quick) for fraction in args.open for sequences in args.sequences]
+    if "smollm" in args.models:
+        made = {"quick": args.quick, "weights": args.smollm}
+        cases += [smollm_case(0.5, sequences, **made) for sequences in args.sequences]
+    for case in cases:
+        options = {
+            "seconds": 1.0 if args.quick else 8.0,
+            "generated": 16 if args.quick else 256,
+            "steps": 20 if args.quick else 300,
+        }
+        row = measure(case, rivals=args.rivals, **options)  # type: ignore[arg-type]
+        rows.append(row)
+        for what in ("decode", "prompt"):
+            times = ", ".join(f"{name} {us / 1e3:,.2f} ms" for name, us in row["us"][what].items())
+            print(f"{case.name}, open {case.open}, {case.sequences} sequences, {what}: {times}")
+            print("   " + ", ".join(f"{name} {ratio:.2f} x" for name, ratio in row["ratios"][what].items()), flush=True)
+        print("   float64:", row["float64"], flush=True)
+        write_text(Path(args.child), json.dumps(rows))
+
+
+def main() -> None:
+    """Measure with each number of threads in its own process: torch.set_num_threads does not limit oneDNN."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="tiny models; nothing is written unless --out is given")
+    parser.add_argument("--models", nargs="+", default=["gpt", "smollm"], choices=["gpt", "smollm"])
+    parser.add_argument("--open", nargs="+", type=float, default=[0.25, 0.125])
+    parser.add_argument("--sequences", nargs="+", type=int, default=[1, 4])
+    parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
+    parser.add_argument("--rivals", nargs="*", default=["torch.compile", "onnxruntime"])
+    parser.add_argument("--smollm", help="a folder with the weights of SmolLM2-135M; random ones by default")
+    parser.add_argument("--out", type=Path, help="benchmarks/results/cpu_language.json by default")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        return child(args)
+    meta = environment("python benchmarks/cpu_language.py") | {"backend": ops.backend()}
+    found: dict[str, Any] = {"meta": meta, "rows": []}
+    for threads in args.threads[:1] if args.quick else args.threads:
+        with tempfile.TemporaryDirectory() as part:
+            path = Path(part) / "rows.json"
+            env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+            subprocess.run([sys.executable, __file__, *sys.argv[1:], "--child", str(path)], env=env, check=True)
+            found["rows"] += json.loads(path.read_text(encoding="utf-8"))
+    out = args.out or (None if args.quick else HERE / "results" / "cpu_language.json")
+    if out is not None:
+        write_text(out, json.dumps(found, indent=1))
+        print(f"wrote {out}")
+    return None
+
+
+if __name__ == "__main__":
+    main()

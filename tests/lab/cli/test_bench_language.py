@@ -1,0 +1,30 @@
+"""Timing a saved language model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dynamicgate.lab.cli.bench_language import bench_language
+from dynamicgate.lab.language.model_file import save_gpt
+from dynamicgate.lab.language.tokenizers import Bytes
+from tests.inference.language.models import gpt
+
+
+def test_a_saved_gpt_is_timed_with_and_without_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "gpt.safetensors"
+    save_gpt(gpt(vocabulary=256), Bytes(), path)
+    assert bench_language(path, prompt_tokens=9, new_tokens=3, seconds=0.01) == 0
+    printed = capsys.readouterr().out
+    for words in ("one more token after 9", "gated: 2 layers", "gates in torch", "ours"):
+        assert words in printed, words
+    found = json.loads((tmp_path / "timing.json").read_text())
+    assert set(found["seconds"]) == {"dense", "gates in torch", "ours"}
+    assert all(taken > 0 for times in found["seconds"].values() for taken in times.values())
+
+
+def test_no_tokens_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        bench_language(tmp_path / "x", prompt_tokens=0, new_tokens=3)
