@@ -10,7 +10,7 @@ from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment, Table
 from dynamicgate.lab.runner.docs_pages import ABSENT, Pages, markdown
 from dynamicgate.lab.runner.results import read_results
-from dynamicgate.lab.runner.statistics import interval
+from dynamicgate.lab.statistics import interval
 
 PAGE, MARKER = "docs/continual.md", "streams"
 QUESTIONS = {
