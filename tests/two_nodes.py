@@ -25,7 +25,8 @@ def run_on_two_nodes(
 ) -> list[Ended]:
     """Let torchrun start a script, or `-m MODULE`, with its arguments on each node; by default the same on both."""
     port = free_port()
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", **loopback}
     with tempfile.TemporaryDirectory() as folder:
         agents = []
         for node, words in enumerate((first, first if second is None else second)):
