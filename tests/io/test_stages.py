@@ -115,7 +115,7 @@ def test_without_stages_files_are_those_that_earlier_versions_read(config: GateC
 def test_the_gates_of_such_a_file_have_no_settings_that_earlier_versions_do_not_know(tmp_path: Path) -> None:
     dg.save(dg.nn.GatedMLP(SIZES, GateConfig(block=4, theta=0.4)), tmp_path / "model.safetensors")
     for row in header(tmp_path / "model.safetensors")["gates"]:
-        assert set(row["config"]) == {f.name for f in fields(GateConfig)} - {"stages", "decide"}
+        assert set(row["config"]) == {f.name for f in fields(GateConfig)} - {"stages", "decide", "contexts"}
     again = dg.load(tmp_path / "model.safetensors")
     assert all(
         (g.config.block, g.config.theta, g.config.stages) == (4, 0.4, None) for g in dg.named_gates(again).values()
