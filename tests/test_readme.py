@@ -16,7 +16,7 @@ from tests.places import ROOT
 README, API = ROOT / "README.md", ROOT / "docs" / "api.md"
 PAGES = [README, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
 # pages whose Python blocks run one after another
-COMPLETE = ("index", "quickstart", "gates", "budget", "stages", "measurement", "hugging-face", "continual")
+COMPLETE = ("index", "quickstart", "gates", "budget", "stages", "measurement", "hugging-face", "continual", "export")
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dynamicgate.inference import compile
     from dynamicgate.io import load, save
     from dynamicgate.presets import sparsify_
-    from dynamicgate.sparsity import RigL
+    from dynamicgate.sparsity import RigL, finalize_
     from dynamicgate.training import fit
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "calibrate_",
     "compile",
     "count_macs",
+    "finalize_",
     "find_sites",
     "fit",
     "gate_",
@@ -59,10 +60,22 @@ _HOME = {
     "inference": ("compile",),
     "io": ("load", "save"),
     "presets": ("sparsify_",),
-    "sparsity": ("RigL",),
+    "sparsity": ("RigL", "finalize_"),
     "training": ("fit",),
 }
-_MODULES = ("accounting", "budget", "data", "gating", "inference", "io", "nn", "schedule", "sparsity", "training")
+_MODULES = (
+    "accounting",
+    "budget",
+    "data",
+    "export",
+    "gating",
+    "inference",
+    "io",
+    "nn",
+    "schedule",
+    "sparsity",
+    "training",
+)
 
 
 def __getattr__(name: str) -> Any:

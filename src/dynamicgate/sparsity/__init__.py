@@ -2,6 +2,7 @@
 
 from dynamicgate.sparsity.base import LayerOptions, Sparsifier
 from dynamicgate.sparsity.density import Distribution, densities
+from dynamicgate.sparsity.finalize import finalize_
 from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.magnitude import Magnitude
 from dynamicgate.sparsity.regions import SparseRegion
@@ -20,4 +21,5 @@ __all__ = [
     "Sparsifier",
     "Static",
     "densities",
+    "finalize_",
 ]  # fmt: skip
