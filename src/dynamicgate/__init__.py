@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dynamicgate.inference import compile
     from dynamicgate.io import load, save
     from dynamicgate.presets import sparsify_
-    from dynamicgate.sparsity import RigL, finalize_
+    from dynamicgate.sparsity import RigL
     from dynamicgate.training import fit
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
     "calibrate_",
     "compile",
     "count_macs",
-    "finalize_",
     "find_sites",
     "fit",
     "gate_",
@@ -60,7 +59,7 @@ _HOME = {
     "inference": ("compile",),
     "io": ("load", "save"),
     "presets": ("sparsify_",),
-    "sparsity": ("RigL", "finalize_"),
+    "sparsity": ("RigL",),
     "training": ("fit",),
 }
 _MODULES = (

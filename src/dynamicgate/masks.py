@@ -51,8 +51,8 @@ def declare_mask_(linear: nn.Linear, mask: Tensor, pattern: str) -> None:
     """Register a mask whose values, and the weights that go with it, are loaded later."""
     if is_pruned(linear):
         raise ValueError(
-            "a layer has a mask of torch.nn.utils.prune already: take it off with dynamicgate.finalize_ first, its "
-            "zeros stay in the weights"
+            "a layer has a mask of torch.nn.utils.prune already: take it off with dynamicgate.sparsity.finalize_ "
+            "first, its zeros stay in the weights"
         )
     linear.register_buffer("mask", mask)
     held: Any = linear

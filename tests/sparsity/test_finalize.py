@@ -24,7 +24,7 @@ def test_a_sparse_model_loads_strictly_into_a_plain_one() -> None:
     assert dg.count_macs(model, x).all_open < 1.0
     dg.ungate_(model)
     want = model(x)
-    assert dg.finalize_(model) is model
+    assert dg.sparsity.finalize_(model) is model
     other = plain()
     other.load_state_dict(model.state_dict())
     torch.testing.assert_close(other(x), want, rtol=0.0, atol=0.0)
@@ -35,7 +35,7 @@ def test_pruned_layers_are_finalized_and_keep_their_zeros() -> None:
     model, x = plain(), torch.randn(6, 20)
     prune.l1_unstructured(model[0], "weight", amount=0.75)
     want = model(x)
-    dg.finalize_(model)
+    dg.sparsity.finalize_(model)
     plain().load_state_dict(model.state_dict())
     assert int((model[0].weight == 0).sum()) == 480
     torch.testing.assert_close(model(x), want, rtol=0.0, atol=0.0)
@@ -64,14 +64,14 @@ def test_masks_of_torch_are_counted_between_open_blocks() -> None:
 def test_pruned_models_keep_their_masks_out_of_model_files(tmp_path: Path) -> None:
     model = plain()
     prune.l1_unstructured(model[0], "weight", amount=0.75)
-    dg.save(dg.finalize_(model), tmp_path / "m.safetensors")
+    dg.save(dg.sparsity.finalize_(model), tmp_path / "m.safetensors")
     assert int((dg.load(tmp_path / "m.safetensors")[0].weight == 0).sum()) == 480  # type: ignore[index]
 
 
 def test_two_masks_on_one_layer_are_refused() -> None:
     model = plain()
     prune.l1_unstructured(model[0], "weight", amount=0.75)
-    with pytest.raises(ValueError, match=r"take it off with dynamicgate\.finalize_ first"):
+    with pytest.raises(ValueError, match=r"take it off with dynamicgate\.sparsity\.finalize_ first"):
         dg.sparsity.Static(model, 0.5)
 
 
@@ -79,6 +79,6 @@ def test_the_masks_of_stages_stay_until_the_stages_go() -> None:
     model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 4))
     dg.gate_(model, dg.GateConfig(kind="stages"))
     with pytest.raises(ValueError, match="keep the order of its stages"):
-        dg.finalize_(model)
-    dg.finalize_(dg.ungate_(model))
+        dg.sparsity.finalize_(model)
+    dg.sparsity.finalize_(dg.ungate_(model))
     assert "2.mask" not in model.state_dict()
