@@ -176,6 +176,24 @@ def gpu_decode(results: dict[str, Any]) -> str:
     )
 
 
+def onnx_export(results: dict[str, Any]) -> str:
+    """Speed-up over the dense network in the same runtime, by network, open fraction, form and batch."""
+    rows = results["rows"]
+    batches = sorted({row["batch"] for row in rows})
+    lines = []
+    for kind, sizes, fraction in dict.fromkeys((row["kind"], row["sizes"], row["open"]) for row in rows):
+        for form in ("skip", "masks"):
+            mine = {
+                row["batch"]: row["speedup"]
+                for row in rows
+                if (row["kind"], row["sizes"], row["open"], row["form"]) == (kind, sizes, fraction, form)
+            }
+            opened = f"{fraction:g}" if kind == "gates" else f"{fraction:g} open stage 2"
+            lines.append([f"{sizes}, {kind}", opened, form, *(f"{mine[batch]:.2f}" for batch in batches)])
+    head = ["network", "open", "form", *(f"batch {batch}" for batch in batches)]
+    return markdown(head, lines, numbers=True)
+
+
 TABLES = {
     "gated": Table(COMPILE, "benchmarks/results/cpu.json", gated),
     "sparse": Table(COMPILE, "benchmarks/results/cpu.json", sparse),
@@ -187,6 +205,7 @@ TABLES = {
     "gpu-forward": Table(FFN, "benchmarks/results/gpu.json", partial(gpu_speedups, part="forward")),
     "gpu-plan": Table("docs/gpu.md", "benchmarks/results/gpu_plan.json", gpu_plan),
     "gpu-decode": Table(DECODE, "benchmarks/results/gpu_decode.json", gpu_decode),
+    "onnx-export": Table("docs/export.md", "benchmarks/results/onnx_export.json", onnx_export),
     "gpu-backward": Table(FFN, "benchmarks/results/gpu.json", partial(gpu_speedups, part="backward")),
 }
 

@@ -46,6 +46,7 @@ BENCHMARKS = {
     "compile_cost": _script("compile_cost", one_thread=True),
     "data": _script("data"),
     "stages": _script("stages", "--out", "benchmarks/results/stages.json", one_thread=True),
+    "onnx_export": _script("onnx_export", "--out", "benchmarks/results/onnx_export.json", one_thread=True),
     "gpu": _script("gpu", "--part", "forward,backward", gpu=True),
     "gpu_decode": _script("gpu_decode", gpu=True),
     "gpu_plan": _script("gpu_plan", gpu=True),

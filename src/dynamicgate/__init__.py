@@ -67,6 +67,7 @@ _MODULES = (
     "budget",
     "continual",
     "data",
+    "export",
     "gating",
     "inference",
     "io",

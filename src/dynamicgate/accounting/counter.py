@@ -95,6 +95,7 @@ class MacCounter:
         scaling: Scaling | None = None,
         shape: tuple[Any, ...] | None = None,
         readers_only: bool = False,
+        other_layers: Mapping[str, float] | None = None,
     ) -> None:
         """Count `model`, whose Linear layers process `rows` rows for one sample, by layer name.
 
@@ -106,11 +107,13 @@ class MacCounter:
         shape: of the example that was counted; None: any.
         readers_only: count as the published MNIST and Speech Commands code does: a closed unit saves the work of the
             layer that reads it, never that of the layer that writes it.
+        other_layers: what is known of `other` by module, for messages.
         """
         base = unwrap(model)
         self.gates = named_gates(base)
         self.sites = {name: gate.site_at(name) for name, gate in self.gates.items()}
         self.scaling, self.shape = scaling, shape
+        self.other_layers = dict(other_layers or {})
         self._writers = [name for name in self.gates if self.saves_producers(name) and not readers_only]
         written_by = {producer: name for name in self._writers for producer in self.sites[name].producers}
         self.stages = stages_of(base)
@@ -210,6 +213,12 @@ class MacCounter:
     def parts(self) -> list[LayerMacs | AttentionMacs]:
         """Everything whose cost depends on gates or masks: the linear layers, and the attention of gated heads."""
         return [*self.layers, *self.attention]
+
+    @property
+    def always_executed(self) -> dict[str, float]:
+        """By module, the MACs per sample that no gate can save: Linear layers without one, and what is no Linear."""
+        fixed = {p.name: p.present * p.rows for p in self.parts if not (p.read.closes or p.written.closes)}
+        return dict(sorted((fixed | self.other_layers).items(), key=lambda item: -item[1]))
 
     def saves_producers(self, site: str) -> bool:
         """Whether closed units of a site also save the work of the layers that write them: a gate that reads its own

@@ -64,7 +64,14 @@ def count_macs(model: nn.Module, example: Inputs) -> MacCounter:
             0.0, round(flops.get_total_flops() / 2 / samples - sum(attention.values()) - trace.linear / samples)
         )
         by_outer_name = {outer_name(name): count / samples for name, count in trace.rows.items()}
-        return MacCounter(base, rows=by_outer_name, other=other, attention=attention, shape=shape_of(example))
+        return MacCounter(
+            base,
+            rows=by_outer_name,
+            other=other,
+            attention=attention,
+            shape=shape_of(example),
+            other_layers=_other_layers(base, flops, samples),
+        )
     scaling = _scaling(tokens, trace, around, samples)
     costs = scaling.costs(work)
     shape = shape_of(example)
@@ -85,6 +92,19 @@ def shape_of(inputs: Inputs) -> Shape:
         (name, tuple(value.shape[1:]), value.is_floating_point(), each)
         for (name, value), each in zip(tensors, entries, strict=True)
     )
+
+
+def _other_layers(model: nn.Module, flops: Any, samples: int) -> dict[str, float]:
+    """By module without modules of its own, such as a convolution: the MACs per sample. Not those of linear layers."""
+    found = {}
+    root = type(model).__name__
+    for name, module in model.named_modules():
+        inside = any(module is part for gate in named_gates(model).values() for part in gate.modules())
+        if name and not any(True for _ in module.children()) and not is_linear(module) and not inside:
+            macs = sum(flops.flop_counts.get(f"{root}.{name}", {}).values()) / 2 / samples
+            if macs:
+                found[name] = macs
+    return found
 
 
 def _scaling(tokens: Tokens, trace: _Trace, around: Mapping[str, str], samples: int) -> Scaling:

@@ -20,6 +20,7 @@ from dynamicgate.modules import evaluating
 FIRST_SHIFT, FARTHEST = 0.25, 1e4  # logits
 CALIBRATION_BATCH = 2048
 NEAR = 5e-4  # of the target: what other inputs execute differs by more
+LEAST, SHOWN = 0.01, 4  # of the dense MACs, and how many: layers that an error names
 
 
 def executed_relative(model: nn.Module, counter: MacCounter, inputs: Iterable[Inputs]) -> float:
@@ -134,8 +135,21 @@ def check_reachable(target: float, floor: float, counter: MacCounter) -> None:
     check_steerable(counter.gates)
     least = counter.relative_at(max(floor, 1e-9))
     if target < least:
-        raise ValueError(
+        text = (
             f"a budget of {target} cannot be met: the gate networks alone cost {counter.gate / counter.dense:.3f} of "
-            f"dense, and with all gates at their floor of {floor} the model executes {least:.3f}. Ask for more, or "
-            "make the gates cheaper (larger block, net='low-rank' with a smaller rank, kind='static')"
+            f"dense, and with all gates at their floor of {floor} the model executes {least:.3f}."
+        )
+        fixed = counter.always_executed
+        if sum(fixed.values()) > counter.gate:  # cheaper gates would not help
+            most = [
+                f"{name!r} {macs / counter.dense:.3f}" for name, macs in fixed.items() if macs > LEAST * counter.dense
+            ]
+            named = ", ".join(most[:SHOWN]) + (f" and {len(most) - SHOWN} more" if len(most) > SHOWN else "")
+            raise ValueError(
+                f"{text} Layers that no gate closes hold it back: {named}. Ask for more, gate them (find_sites says "
+                "where that can be), or make them smaller"
+            )
+        raise ValueError(
+            f"{text} Ask for more, or make the gates cheaper (larger block, net='low-rank' with a smaller rank, "
+            "kind='static')"
         )

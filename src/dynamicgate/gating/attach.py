@@ -15,7 +15,7 @@ from dynamicgate.gating.integrations import structure_changed
 from dynamicgate.gating.patterns import describe, find_matches, is_word
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.site_layers import check_layers
-from dynamicgate.gating.sites import Site, find_sites, gives_output
+from dynamicgate.gating.sites import Site, find_sites, gives_output, why_not_sites
 from dynamicgate.gating.stages import STAGES, attach_stages, detach_stages, new_stages, stages_of
 from dynamicgate.gating.units_in_stages import check_fits, check_fits_at, keep_order_
 from dynamicgate.gating.where import hidden
@@ -83,13 +83,13 @@ def ungate_(model: nn.Module, where: Where | None = None) -> nn.Module:
 def select_sites(model: nn.Module, where: Where) -> list[Site]:
     """The sites of `model` that `where` selects, each once; see `gate_`."""
     if callable(where):
-        return _matching(find_sites(model), where)
+        return _matching(find_sites(model), where, model)
     items = [where] if isinstance(where, str) else list(where)
     found = [match.site for word in _words(items) for match in find_matches(model, word)]
     rest = [item for item in items if not is_word(item)]
     explicit = [item for item in rest if isinstance(item, Site)]
     named = len(explicit) < len(rest) or not items
-    found += _matching(find_sites(model), rest) if named else explicit
+    found += _matching(find_sites(model), rest, model) if named else explicit
     return list({site.name: site for site in reversed(found)}.values())[::-1]
 
 
@@ -177,7 +177,7 @@ def _words(where: Where) -> list[str]:
     return [item for item in ([where] if isinstance(where, str) else where) if is_word(item)]
 
 
-def _matching(sites: list[Site], where: Where) -> list[Site]:
+def _matching(sites: list[Site], where: Where, model: nn.Module | None = None) -> list[Site]:
     if callable(where):
         chosen = [site for site in sites if where(site)]
     else:
@@ -186,19 +186,23 @@ def _matching(sites: list[Site], where: Where) -> list[Site]:
         globs = [item for item in patterns if isinstance(item, str)]
         for pattern in globs:
             if not any(fnmatch(site.name, pattern) for site in sites):
-                raise ValueError(_nothing_matched(pattern, sites))
+                raise ValueError(_nothing_matched(pattern, sites, model))
         chosen = explicit + [site for site in sites if any(fnmatch(site.name, pattern) for pattern in globs)]
     if not chosen:
-        raise ValueError(_nothing_matched(getattr(where, "__name__", repr(where)), sites))
+        raise ValueError(_nothing_matched(getattr(where, "__name__", repr(where)), sites, model))
     return chosen
 
 
-def _nothing_matched(where: str, sites: list[Site]) -> str:
+def _nothing_matched(where: str, sites: list[Site], model: nn.Module | None) -> str:
+    reasons = [] if model is None else why_not_sites(model)
+    because = "".join(f"\n  {reason}" for reason in reasons)
     if not sites:
+        between = f" What lies between:{because}\n" if because else " "
         return (
             f"`where` ({where}) matches nothing: no Linear layer in this model feeds another one through unit-wise "
-            "operations alone. Describe the site yourself: "
+            f"operations alone.{between}Describe the site yourself: "
             "where=[Site(consumer=..., producers=(...), source=..., width=...)]"
         )
     listed = "\n  ".join(str(site) for site in sites)
-    return f"`where` ({where}) matches none of the sites of this model. Candidates:\n  {listed}"
+    others = f"\nNot sites:{because}" if because else ""
+    return f"`where` ({where}) matches none of the sites of this model. Candidates:\n  {listed}{others}"

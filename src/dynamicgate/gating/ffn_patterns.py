@@ -22,6 +22,7 @@ TWO_LAYER = (
     ("up_proj", "down_proj"),  # Nemotron
     ("fc_in", "fc_out"),  # GPT-J, CodeGen
     ("lin1", "lin2"),  # DistilBERT, SAM
+    ("linear1", "linear2"),  # nn.TransformerEncoderLayer and nn.TransformerDecoderLayer
     ("intermediate.dense", "output.dense"),  # BERT, RoBERTa and their descendants: two modules
 )
 FUSED = (

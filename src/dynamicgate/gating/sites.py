@@ -105,31 +105,53 @@ def find_sites(model: nn.Module) -> list[Site]:
 
 def _sites_below(module: nn.Module, prefix: str) -> Iterator[Site]:
     """Trace the whole module; where that fails (control flow, unusual arguments) trace its children one by one."""
+    yield from (found for found in _found_below(module, prefix) if isinstance(found, Site))
+
+
+def why_not_sites(model: nn.Module) -> list[str]:
+    """For each Linear that reads another one through something that is not unit-wise: what lies between, in words."""
+    return [found for found in _found_below(model, "") if isinstance(found, str)]
+
+
+def _found_below(module: nn.Module, prefix: str) -> Iterator[Site | str]:
+    """The sites, and sentences about what is none."""
     if not any(isinstance(m, nn.Linear) for m in module.modules()):
         return
-    traced = traced_sites(module, prefix)
+    traced = _traced(module, prefix)
     if traced is not None:
         yield from traced
         return
+    if isinstance(module, nn.TransformerEncoderLayer | nn.TransformerDecoderLayer):
+        # Its forward pass chooses between two ways and cannot be traced, but what lies between these two is known.
+        act = module.activation
+        if act in UNIT_WISE_FUNCTIONS or isinstance(act, UNIT_WISE_MODULES):
+            up, down = f"{prefix}linear1", f"{prefix}linear2"
+            yield Site(consumer=down, producers=(up,), source=up, width=module.linear2.in_features)
     for name, child in module.named_children():
         if not isinstance(child, nn.Linear):
-            yield from _sites_below(child, f"{prefix}{name}.")
+            yield from _found_below(child, f"{prefix}{name}.")
 
 
 def traced_sites(module: nn.Module, prefix: str = "") -> list[Site] | None:
     """The sites of a module whose own forward pass can be traced, with names after `prefix`; None if it cannot be."""
+    traced = _traced(module, prefix)
+    return None if traced is None else [found for found in traced if isinstance(found, Site)]
+
+
+def _traced(module: nn.Module, prefix: str) -> list[Site | str] | None:
+    """The sites of a traced module, and sentences about what is none."""
     try:
         graph = _LinearTracer().trace(module)
     except Exception:  # fx raises whatever the traced forward raises on a symbolic value; the children may still trace
         return None
     modules = dict(module.named_modules())
     calls = [node for node in graph.nodes if _is_linear(node, modules)]
-    found: dict[str, set[Site | None]] = {}
+    found: dict[str, set[Site | str | None]] = {}
     for node in calls:
         found.setdefault(str(node.target), set()).add(_site_before(node, modules, prefix))
     order = [prefix + str(node.target) for node in calls]
     only = [sites.pop() for sites in found.values() if len(sites) == 1]
-    return [site for site in only if site is not None and _takes_turns(site, order)]
+    return [each for each in only if isinstance(each, str) or (each is not None and _takes_turns(each, order))]
 
 
 def gives_output(model: nn.Module, layer: str) -> bool:
@@ -192,11 +214,45 @@ def _is_reshape(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     return node.op in ("call_function", "call_method") and node.target in RESHAPES
 
 
-def _site_before(reader: fx.Node, modules: dict[str, nn.Module], prefix: str) -> Site | None:
-    """Walk back from a Linear to what wrote its input; None where anything but unit-wise work lies between."""
+def _is_half(node: fx.Node) -> bool:
+    """Whether it is one of two halves of the units: `w12(x).chunk(2, dim=-1)[0]`."""
+    if node.target is not operator.getitem or not isinstance(node.args[0], fx.Node):
+        return False
+    cut = node.args[0]
+    if cut.target not in (torch.chunk, "chunk"):
+        return False
+    given: list[Any] = [*cut.args[1:], *(cut.kwargs[key] for key in ("chunks", "dim") if key in cut.kwargs)]
+    return given == [2, -1]
+
+
+def _blocked(reader: fx.Node, node: fx.Node, modules: dict[str, nn.Module], prefix: str) -> str | None:
+    """A sentence about an operation that is not unit-wise, if another Linear lies behind it."""
+    pending, seen = [node], set[fx.Node]()
+    while pending:
+        before = pending.pop()
+        if before not in seen:
+            seen.add(before)
+            pending += before.all_input_nodes
+    writers = [prefix + str(before.target) for before in seen if _is_linear(before, modules)]
+    if not writers:
+        return None
+    module = modules[str(node.target)] if node.op == "call_module" else None
+    what = f"{type(module).__name__} {prefix + str(node.target)!r}" if module is not None else f"`{node.name}`"
+    norms = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Softmax)
+    why = (
+        "it mixes the units, so that a closed one would change the others"
+        if isinstance(module, norms)
+        else ("it is not known to act on each unit by itself")
+    )
+    return f"{prefix + str(reader.target)!r} reads through {what}: {why}"
+
+
+def _site_before(reader: fx.Node, modules: dict[str, nn.Module], prefix: str) -> Site | str | None:
+    """Walk back from a Linear to what wrote its input; where anything but unit-wise work lies between, what it is."""
     consumer: Any = modules[str(reader.target)]
     writers: list[fx.Node] = []
     pending, between, reaches_input, reshaped = [reader.all_input_nodes[0]], set[fx.Node](), False, False
+    values = 1  # that a producer writes for each unit
     while pending:
         node = pending.pop()
         if node.op == "placeholder":
@@ -208,8 +264,13 @@ def _site_before(reader: fx.Node, modules: dict[str, nn.Module], prefix: str) ->
         elif _passes_units(node, modules) or _is_reshape(node, modules):
             reshaped = reshaped or _is_reshape(node, modules)
             pending.extend(n for n in node.all_input_nodes if n not in between)
+        elif _is_half(node):
+            values = 2
+            (cut,) = node.all_input_nodes
+            between.add(cut)
+            pending.extend(n for n in cut.all_input_nodes if n not in between)
         else:
-            return None
+            return _blocked(reader, node, modules, prefix)
     if any(user not in between and user is not reader for node in between for user in node.users):
         # Another consumer reads these units ungated (a residual path, say). Input features may be shared: closing
         # them for this consumer saves this consumer's work.
@@ -222,7 +283,7 @@ def _site_before(reader: fx.Node, modules: dict[str, nn.Module], prefix: str) ->
     widths = {modules[str(writer.target)].out_features for writer in writers}
     if reshaped:
         return None  # the rows of the decision would not be the rows of the units
-    if reaches_input or widths != {consumer.in_features} or len({w.all_input_nodes[0] for w in writers}) > 1:
+    if reaches_input or widths != {values * consumer.in_features} or len({w.all_input_nodes[0] for w in writers}) > 1:
         return None
     producers = tuple(dict.fromkeys(prefix + str(writer.target) for writer in reversed(writers)))
     return Site(prefix + str(reader.target), producers, source=producers[0], width=consumer.in_features)

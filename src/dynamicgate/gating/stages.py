@@ -145,7 +145,7 @@ class StageGate(nn.Module):
     def keep_order_(self, linear: nn.Linear, allowed: Tensor) -> None:
         """Mask a layer so that it never has other connections than those allowed."""
         mask = connections(linear)
-        put_mask_(linear, allowed if mask is None else mask & allowed, pattern_of(linear))
+        put_mask_(linear, allowed if mask is None else mask.bool() & allowed, pattern_of(linear))
         self.order[linear] = allowed
         linear.register_forward_pre_hook(self.keep_order_before)
 

@@ -17,7 +17,7 @@ from dynamicgate.gating.sites import Site
 from dynamicgate.gating.stages import stack_names, stages_of
 from dynamicgate.io.architecture import build, describe
 from dynamicgate.io.tensor_file import check_size, naming_damage, read_tensors, restore, write_tensors
-from dynamicgate.masks import connections, pattern_of, put_mask_
+from dynamicgate.masks import connections, is_pruned, pattern_of, put_mask_
 from dynamicgate.modules import unwrap
 
 
@@ -129,7 +129,11 @@ def describe_gates(model: nn.Module) -> list[dict[str, Any]]:
 def describe_masks(model: nn.Module) -> dict[str, Any]:
     """The pattern of each layer that has a mask, by name."""
     linears = {name: m for name, m in model.named_modules(remove_duplicate=False) if isinstance(m, nn.Linear)}
-    return {name: {"pattern": pattern_of(m)} for name, m in linears.items() if connections(m) is not None}
+    return {
+        name: {"pattern": pattern_of(m)}
+        for name, m in linears.items()
+        if connections(m) is not None and not is_pruned(m)
+    }
 
 
 def read_site(row: Mapping[str, Any]) -> Site:

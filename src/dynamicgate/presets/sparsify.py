@@ -242,6 +242,12 @@ def _layers(model: nn.Module, macs: float, example: Inputs | None) -> _Layers:
     counter = _count(model, example)
     names, output = [layer.name for layer in counter.layers], counter.layers[-1].dense * counter.layers[-1].rows
     affordable = macs * counter.dense - counter.other
+    if affordable <= 0.0:
+        named = ", ".join(f"{name!r} {each / counter.dense:.3f}" for name, each in counter.other_layers.items())
+        raise ValueError(
+            f"a budget of {macs:g} cannot be met: what is no Linear layer costs {counter.other / counter.dense:.3f} of "
+            f"dense and stays as it is{': ' + named if named else ''}. Ask for more"
+        )
     thin = sparse_output(output, affordable)
     return _Layers(names if thin else names[:-1], counter.dense - counter.other, 0 if thin else output, affordable)
 

@@ -3,6 +3,7 @@
 from dynamicgate.sparsity.base import LayerOptions, Sparsifier
 from dynamicgate.sparsity.consolidation import Consolidation
 from dynamicgate.sparsity.density import Distribution, densities
+from dynamicgate.sparsity.finalize import finalize_
 from dynamicgate.sparsity.keeper import Keeper
 from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.magnitude import Magnitude
@@ -26,4 +27,5 @@ __all__ = [
     "Sparsifier",
     "Static",
     "densities",
+    "finalize_",
 ]  # fmt: skip
