@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet -c constraints.txt
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 .PHONY: demo test test-core test-gpu check venv docs bench bench-cpu bench-gpu bench-all results transfer paper clean
-.PHONY: fuzz fuzz-asan sbom lock
+.PHONY: fuzz fuzz-asan sbom lock wheels matrix gallery
 COUNT ?= 5000
 SEED ?= 0
 
@@ -37,6 +37,16 @@ sbom: venv          ## sbom.json: a software bill of materials of what is instal
 
 lock: venv          ## requirements.lock anew, from constraints.txt and the package index
 	$(BIN)/python -m tools.lock
+
+wheels: .venv/bin/pip ## dist/: the source and wheels for Linux on x86-64 and aarch64, one for all Pythons from 3.10 on
+	$(BIN)/pip install --quiet build wheel 'setuptools>=77' ziglang
+	$(BIN)/python -m tools.wheels
+
+matrix: .venv/bin/pip ## install the wheel of this machine with every Python from 3.10 to 3.13 that is found, and use it
+	$(BIN)/python -m tools.matrix
+
+gallery: venv       ## the pages of docs/gallery, from the scripts in examples/gallery
+	$(BIN)/python -m tools.gallery
 
 check: venv         ## ruff, mypy, import-linter
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
@@ -71,7 +81,7 @@ paper: venv         ## every table of the paper and docs/paper.md (hours on a CP
 	$(BIN)/python -m experiments.paper all
 
 clean:
-	rm -rf .venv demo-out site build .pytest_cache .mypy_cache .ruff_cache src/dynamicgate/ops/*.so
+	rm -rf .venv demo-out site build dist .pytest_cache .mypy_cache .ruff_cache src/dynamicgate/ops/*.so
 
 .venv/bin/pip:
 	$(PYTHON) -m venv .venv

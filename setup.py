@@ -5,6 +5,7 @@ installs and its ops run on torch (`dynamicgate.ops.backend()` says which).
 """
 
 import platform
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -15,7 +16,7 @@ LEVELS = {
     "x86_64": {"sse2": [], "avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mavx2", "-mfma"]},
     "aarch64": {"neon": []},
     "arm64": {"neon": []},
-}.get(platform.machine(), {"plain": []})
+}.get(sysconfig.get_platform().rpartition("-")[2], {"plain": []})  # the machine to build for, as in the wheel's name
 # Nothing reads the flags of floating-point exceptions; preserving them would keep gcc from vectorising activations
 # (GELU: 15 -> 5 ns).
 SOURCES = ("cpu_level.cpp", "dispatcher_bypass.cpp", "mask.cpp", "pool.cpp", "register.cpp", "validate.cpp")
