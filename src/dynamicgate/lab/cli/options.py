@@ -54,7 +54,10 @@ Target: TypeAlias = Annotated[
 
 
 if TYPE_CHECKING:
-    OptimisationOptions = GateOptions = SparsityOptions = StageOptions = Any
+    OptimisationOptions: TypeAlias = Any
+    GateOptions: TypeAlias = Any
+    SparsityOptions: TypeAlias = Any
+    StageOptions: TypeAlias = Any
 else:
     OptimisationOptions, GateOptions, SparsityOptions, StageOptions = (group_class(name) for name in GROUPS)
 
