@@ -38,6 +38,6 @@ with dg.usage(model) as used, torch.no_grad():
 open_by_type = torch.stack([used["2"].open[y == label].float().mean(0) for label in range(10)])
 varying = open_by_type.var(0).argsort(descending=True)
 figure, axis = plt.subplots(figsize=(6.4, 3))
-axis.imshow(open_by_type[:, varying], aspect="auto", cmap="viridis", vmin=0, vmax=1)
+axis.imshow(open_by_type[:, varying].numpy(), aspect="auto", cmap="viridis", vmin=0, vmax=1)
 axis.set_yticks(range(10), names, fontsize=7)
 axis.set(xlabel="block of four units, the most varying first")

@@ -33,7 +33,7 @@ for row, stage in enumerate((int(opened.min()), int(opened.max()))):
     for axis in axes[row]:
         axis.axis("off")
     for axis, picture in zip(axes[row], pictures, strict=False):
-        axis.imshow(picture, cmap="gray_r")
+        axis.imshow(picture.numpy(), cmap="gray_r")
     axes[row][0].set_title(f"opened {stage} of 3", fontsize=8, loc="left")
 
 # %%
