@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dynamicgate.lab.cli import main
 from dynamicgate.lab.cli.bench_language import bench_language
 from dynamicgate.lab.language.model_file import save_gpt
 from dynamicgate.lab.language.tokenizers import Bytes
@@ -16,7 +17,8 @@ from tests.inference.language.models import gpt
 def test_a_saved_gpt_is_timed_with_and_without_gates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "gpt.safetensors"
     save_gpt(gpt(vocabulary=256), Bytes(), path)
-    assert bench_language(path, prompt_tokens=9, new_tokens=3, seconds=0.01) == 0
+    words = ["bench", str(path), "--prompt-tokens", "9", "--new-tokens", "3", "--seconds", "0.01"]
+    assert main(words) == 0
     printed = capsys.readouterr().out
     for words in ("one more token after 9", "gated: 2 layers", "gates in torch", "ours"):
         assert words in printed, words
@@ -28,3 +30,8 @@ def test_a_saved_gpt_is_timed_with_and_without_gates(tmp_path: Path, capsys: pyt
 def test_no_tokens_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one token"):
         bench_language(tmp_path / "x", prompt_tokens=0, new_tokens=3)
+
+
+def test_options_of_other_models_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(tmp_path), "--data", "digits"]) == 2
+    assert "--data means nothing for a language model" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from dynamicgate.inference import compile
 from dynamicgate.inference.cpu.timing import time_calls
 from dynamicgate.inference.timing import batches_of
 from dynamicgate.io.model_file import load as load_model
+from dynamicgate.lab.cli.bench_language import bench_language
 from dynamicgate.lab.cli.options import DataDir, LoaderOptions, integers, loader_options, this_command, trained_on
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.methods.dense_reference import reference_of
@@ -35,6 +36,7 @@ class Bench:
 
     For example:
       dynamicgate bench runs/first/model.safetensors --batches 1,16,256
+      dynamicgate bench gpt.safetensors --prompt-tokens 256 --new-tokens 64
 
     Columns: `dense` is the dense network in eager PyTorch, also under torch.compile and as compiled by DynamicGate;
     `gates in torch` the model in eager PyTorch, `ours` the model as compiled by DynamicGate. The kernel gain is eager
@@ -42,7 +44,8 @@ class Bench:
     """
 
     model: Annotated[Positional[Path], arg(metavar="MODEL")]
-    """A model.safetensors written by `dynamicgate train` or `dynamicgate compare`."""
+    """A model.safetensors written by `dynamicgate train` or `dynamicgate compare`; a language model, or the folder
+    of a Hugging Face model, with --prompt-tokens and --new-tokens."""
     data: Annotated[str | None, arg(metavar="NAME|PATH", help_behavior_hint="")] = None
     """Dataset to time on, because the time depends on which units are open; by default the one the model was trained
     on. `random` uses random inputs."""
@@ -57,11 +60,17 @@ class Bench:
     dense: Annotated[Path | None, arg(metavar="MODEL", help_behavior_hint="")] = None
     """A trained dense model to time against; by default one of the width asked for with fresh weights, or for a model
     file that does not say which that was, the model's own layers without gates and masks."""
+    prompt_tokens: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """For a language model: tokens of the prompt, by default 256."""
+    new_tokens: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
+    """For a language model: tokens to generate after it, one by one, by default 64."""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Where to write the times, as JSON; by default timing.json beside the model."""
 
     def run(self) -> int:
         """Compile, time, print."""
+        if self.prompt_tokens is not None or self.new_tokens is not None or self.model.is_dir():
+            return self._language()
         model, rows = load_model(self.model), self._rows()
         batches = sorted(set(integers(self.batches, "batches")))
         in_all = self.seconds * len(batches)
@@ -89,6 +98,21 @@ class Bench:
         write_text(path, json.dumps(found, indent=1))
         print(f"\nwrote {path}")
         return 0
+
+    def _language(self) -> int:
+        """A language model: its prompt, and the tokens after it."""
+        given = {"--data": self.data, "--data-option": self.data_option or None, "--dense": self.dense}
+        wrong = [name for name, value in given.items() if value is not None]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)} means nothing for a language model, which is timed on tokens")
+        return bench_language(
+            self.model,
+            prompt_tokens=256 if self.prompt_tokens is None else self.prompt_tokens,
+            new_tokens=64 if self.new_tokens is None else self.new_tokens,
+            seconds=self.seconds,
+            out=self.out,
+            command=this_command(),
+        )
 
     def _dense(self, model: nn.Module) -> tuple[nn.Module, str]:
         """The dense network that the model has to beat, and which that is."""
