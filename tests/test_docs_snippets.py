@@ -11,7 +11,8 @@ from dynamicgate.lab.cli import COMMANDS, parse
 from tests.page_snippets import PAGES, ROOT, blocks, run_code, run_page
 
 WITH_PYTHON = [page for page in PAGES if blocks(page, "python")]
-NEEDED = {"hugging-face": "transformers", "cells": "scanpy"}  # by page, the extra that it is about
+# by page, the extra that it is about
+NEEDED = {"hugging-face": "transformers", "cells": "scanpy", "omics": "scanpy", "integrations": "lightning"}
 
 
 def name_of(page: Path) -> str:

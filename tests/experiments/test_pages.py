@@ -46,7 +46,7 @@ MAKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "conversion": (lambda: conversion.pages(CONVERSION), 1),
     "transfer": (lambda: transfer.pages(TRANSFER), 1),
     "sparse-mnist": (lambda: sparse_mnist.pages(sparse_mnist.SPARSE_MNIST), 1),
-    "benchmarks": (benchmarks.pages, 5),
+    "benchmarks": (benchmarks.pages, 6),
 }
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 from dynamicgate.lab.cli import main
 from dynamicgate.lab.methods import train_one
-from dynamicgate.training import loop
+from dynamicgate.training import run_state
 
 TRAIN = "train --data digits --epochs 2 --hidden 24"
 COMMANDS = {
@@ -47,7 +47,7 @@ class Events:
 
     def install(self) -> None:
         """Watch the calls that change files, in this process only."""
-        replace, fsync, append = os.replace, os.fsync, loop.append_row
+        replace, fsync, append = os.replace, os.fsync, run_state.append_row
 
         def watched_replace(source: Any, target: Any) -> None:
             if self._comes():  # half a file, never in place
@@ -68,7 +68,7 @@ class Events:
             self._event()
             append(path, row)
 
-        os.replace, os.fsync, loop.append_row = watched_replace, watched_fsync, watched_append
+        os.replace, os.fsync, run_state.append_row = watched_replace, watched_fsync, watched_append
         train_one.fit = partial(train_one.fit, checkpoint_seconds=0.05)  # type: ignore[assignment]
 
     def _comes(self) -> bool:

@@ -14,8 +14,8 @@ import pytest
 
 from dynamicgate.lab.cli import main as command_line
 from dynamicgate.training import read_log
+from tests.page_snippets import blocks
 from tests.places import ROOT
-from tests.test_readme import python_blocks
 from tests.training import train_run
 from tests.training.easy import largest_difference, weights_in
 from tests.two_nodes import run_on_two_nodes
@@ -51,7 +51,7 @@ def test_the_command_line_on_two_nodes_gives_the_weights_of_one_process(tmp_path
 
 @pytest.mark.slow
 def test_the_fsdp2_loop_of_the_docs_gives_the_weights_of_one_process(tmp_path: Path) -> None:
-    block = next(code for code in python_blocks(ROOT / "docs" / "cluster.md") if "fully_shard" in code)
+    block = next(code for code in blocks(ROOT / "docs" / "cluster.md", "python") if "fully_shard" in code)
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "loop.py").write_text(f"import os\nos.chdir({str(tmp_path / name)!r})\n{block}")
@@ -155,3 +155,12 @@ def kill_with_descendants(process: subprocess.Popen[bytes]) -> None:
     for pid in found:
         os.kill(pid, signal.SIGKILL)
     process.wait()
+    while any(is_running(pid) for pid in found):  # the end of a process takes a moment, and until then it has its lock
+        time.sleep(0.01)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -97,7 +97,7 @@ def test_a_wrong_choice_of_what_to_run_is_reported_in_one_line(
         ("label out of range", "labels must be 0..2, found 3 at row 0"),
         ("truncated", "is not an .npz file, or a truncated one"),
         ("no bytes", "is not an .npz file, or a truncated one"),
-        ("empty", "is empty: x has shape (0, 4) and y has 0 labels"),
+        ("empty", "is empty: x has shape (0, 4); at least one row"),
     ],
 )
 def test_bad_data_is_reported_in_one_line(
