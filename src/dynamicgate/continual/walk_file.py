@@ -18,7 +18,13 @@ from dynamicgate.continual.streams import Stream
 from dynamicgate.io.tensor_file import naming_damage, read_tensors, restore, write_tensors
 from dynamicgate.sparsity import Recycler, Sparsifier
 from dynamicgate.sparsity.consolidation import AnyKeeper
-from dynamicgate.training.checkpoint import random_state, set_random_state
+from dynamicgate.training.checkpoint import (
+    flat_entries,
+    nested_entries,
+    random_state,
+    refuse_other_settings,
+    set_random_state,
+)
 
 LOOKED_AT = 32  # rows of a task that tell it from others
 STATEFUL = ("keeper", "sparsifier", "recycler", "budget")
@@ -77,13 +83,7 @@ def read_walk(
     """Restore all of it in place; returns the position. Refuses a run with other settings."""
     tensors, header = read_tensors(path, kind="stream")
     with naming_damage(path):
-        for name in settings.keys() | header["settings"].keys():
-            saved, current = header["settings"].get(name), settings.get(name)
-            if saved != current:
-                raise ValueError(
-                    f"{path} was made with {name}={saved!r}, this run has {name}={current!r}: choose another output "
-                    "folder, or delete that file to start over"
-                )
+        refuse_other_settings(path, header["settings"], settings)
 
         def state(part: str) -> dict[str, Any]:
             found = {k.removeprefix(f"{part}/"): t for k, t in tensors.items() if k.startswith(f"{part}/")}
@@ -110,14 +110,9 @@ def read_walk(
 def _flat(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The state of an optimizer by number of parameter and name."""
     found = optimizer.state_dict()
-    flat = {f"{i}.{name}": value for i, entries in found["state"].items() for name, value in entries.items()}
-    return {**flat, "param_groups": found["param_groups"]}
+    return {**flat_entries(found["state"]), "param_groups": found["param_groups"]}
 
 
 def _restore_optimizer(optimizer: torch.optim.Optimizer, flat: dict[str, Any]) -> None:
-    state: dict[int, dict[str, Any]] = {}
-    for key, value in flat.items():
-        if key != "param_groups":
-            number, name = key.split(".", 1)
-            state.setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": flat["param_groups"]})
+    entries = {key: value for key, value in flat.items() if key != "param_groups"}
+    optimizer.load_state_dict({"state": nested_entries(entries), "param_groups": flat["param_groups"]})

@@ -54,13 +54,7 @@ def load_checkpoint(
     """Restore everything in place; returns the position and the random state. Refuses a run with other settings."""
     tensors, header = read_tensors(path, kind="checkpoint")
     with naming_damage(path):
-        for name in settings.keys() | header["settings"].keys():
-            saved, current = header["settings"].get(name), settings.get(name)
-            if saved != current:
-                raise ValueError(
-                    f"{path} was made with {name}={saved!r}, this run has {name}={current!r}: choose another output "
-                    "folder, or delete that file to start over"
-                )
+        refuse_other_settings(path, header["settings"], settings)
         restore(model, _under("model.", tensors), path)
         optimizer.load_state_dict(_unflatten(_under("optimizer.", tensors), header["optimizer"]))
         if budget is not None and header["budget"] is not None:
@@ -68,6 +62,17 @@ def load_checkpoint(
         if sparsifier is not None:
             sparsifier.load_state_dict({**header["sparsifier"], **_under("sparsifier.", tensors)})
         return dict(header["position"]), _under("rng.", tensors)
+
+
+def refuse_other_settings(path: Path, saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raise ValueError for the first setting in which a saved run and this one differ."""
+    for name in current.keys() | saved.keys():
+        then, now = saved.get(name), current.get(name)
+        if then != now:
+            raise ValueError(
+                f"{path} was made with {name}={then!r}, this run has {name}={now!r}: choose another output "
+                "folder, or delete that file to start over"
+            )
 
 
 def random_state() -> dict[str, Tensor]:
@@ -90,17 +95,25 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _flatten(state: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    tensors: dict[str, Tensor] = {}
-    scalars: dict[str, Any] = {}
-    for index, entries in state["state"].items():
-        for name, value in entries.items():
-            (tensors if isinstance(value, Tensor) else scalars)[f"{index}.{name}"] = value
+    flat = flat_entries(state["state"])
+    tensors = {key: value for key, value in flat.items() if isinstance(value, Tensor)}
+    scalars = {key: value for key, value in flat.items() if not isinstance(value, Tensor)}
     return tensors, {"scalars": scalars, "param_groups": state["param_groups"]}
 
 
 def _unflatten(tensors: Mapping[str, Tensor], rest: dict[str, Any]) -> dict[str, Any]:
+    return {"state": nested_entries({**tensors, **rest["scalars"]}), "param_groups": rest["param_groups"]}
+
+
+def flat_entries(state: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """What an optimizer keeps for its parameters, by number of parameter and name."""
+    return {f"{index}.{name}": value for index, entries in state.items() for name, value in entries.items()}
+
+
+def nested_entries(flat: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """The inverse of `flat_entries`."""
     state: dict[int, dict[str, Any]] = {}
-    for key, value in [*tensors.items(), *rest["scalars"].items()]:
+    for key, value in flat.items():
         index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
-    return {"state": state, "param_groups": rest["param_groups"]}
+    return state
