@@ -21,11 +21,16 @@ LARGE = {"features": 1024, "layers": 8, "heads": 16, "context": 512, "batch": 64
 QUICK = {"features": 32, "layers": 2, "heads": 2, "context": 32, "batch": 4, "steps": 20, "windows": 16}
 SEEDS = (0, 1, 2)
 GATE = "gate 16d"
+SPARSE_START = {"open": 0.33, "ramp": 0.01}  # about 5 % of the blocks of a random gate network are open at first
+SHARES = {**SPARSE_START, "scale": "softmax", "always_open": 1}  # open blocks compete, as experts do
+RECIPE: dict[str, Any] = {"method": "gate", "width": 16, "executes": 1, **SHARES, "gate_balance": 1e-1}
 AT_1D: dict[str, dict[str, Any]] = {  # all execute as many MACs as the dense model with 1 d
     "dense 1d": {"width": 1},
-    GATE: {"method": "gate", "width": 16, "executes": 1},
+    GATE: RECIPE,
+    "scaled gate 16d": {"method": "gate", "width": 16, "executes": 1},
     "top-k 16d": {"method": "top-k", "width": 16, "executes": 1},
     "router 16d": {"method": "router", "width": 16, "executes": 1},
+    "balanced router 16d": {"method": "router", "width": 16, "executes": 1, "balance": 1e-1},
     "relu router 16d": {"method": "relu router", "width": 16, "executes": 1},
     "static 16d": {"method": "static", "width": 16, "executes": 1},
     "random 16d": {"method": "random", "width": 16, "executes": 1},
@@ -33,23 +38,27 @@ AT_1D: dict[str, dict[str, Any]] = {  # all execute as many MACs as the dense mo
     "magnitude 4d": {"method": "magnitude", "width": 4, "executes": 1},
     "rigl 16d": {"method": "rigl", "width": 16, "executes": 1},
     "gate+rigl 16d": {"method": "gate+rigl", "width": 16, "executes": 1},
-    "gate 4d": {"method": "gate", "width": 4, "executes": 1},
+    "gate 4d": {**RECIPE, "width": 4},
 }
 EXPERTS = {"method": "router", "width": 16, "executes": 1.02, "block": 512}  # as wide as d: with its router 1.016 d
 DENSER = {f"dense {width}d": {"width": width} for width in (2, 4, 8)}
 FRONTIER = {**AT_1D, **DENSER, "experts 16 x 1d": EXPERTS}
 MAIN = ("dense 1d", GATE, "top-k 16d", "router 16d", "dense 4d", "dense 8d")
 EQUAL_COST = {  # steps of training that cost as many MACs as 1,500 of the dense model with 4 d; a test counts them
-    "dense 1d": 2771, GATE: 1149, "top-k 16d": 1149, "router 16d": 2771, "dense 4d": 1500, "dense 8d": 931,
+    "dense 1d": 2771, GATE: 2771, "top-k 16d": 1149, "router 16d": 2771, "dense 4d": 1500, "dense 8d": 931,
 }  # fmt: skip
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
-SPARSE_START = {"open": 0.33, "ramp": 0.01}  # about 5 % of the blocks of a random gate network are open at first
-SHARES = {**SPARSE_START, "scale": "softmax", "always_open": 1}  # open blocks compete, as experts do
+ALONE = {"scale": True, "always_open": 0, "gate_balance": 0.0}  # every block scaled by its own gate, exact gradient
 VARIANTS: dict[str, dict[str, Any]] = {  # of the gate at 16 d: one thing changed at a time, by validation text
     "as it is": {},
+    "no balanced load": {"gate_balance": 0.0},
+    "balanced load .01": {"gate_balance": 1e-2},
+    "balanced load 1": {"gate_balance": 1.0},
+    "equal layers": {"layers": "equal"},
+    "no block always open": {"always_open": 0},
+    "two blocks always open": {"always_open": 2},
+    "dense start": {"open": 0.8, "ramp": 0.1},
     "ramp .25": {"ramp": 0.25},
-    "ramp .5": {"ramp": 0.5},
-    "not scaled": {"scale": False},
     "blocks of 32": {"block": 32},
     "blocks of 128": {"block": 128},
     "blocks of 256": {"block": 256},
@@ -58,18 +67,13 @@ VARIANTS: dict[str, dict[str, Any]] = {  # of the gate at 16 d: one thing change
     "floor 0": {"floor": 0.0},
     "floor .04": {"floor": 0.04},
     "collapse reported": {"on_collapse": "report"},
-    "sparse start": SPARSE_START,
-    "balanced load": {"gate_balance": 1e-2},
-    "sparse start, balanced load": {**SPARSE_START, "gate_balance": 1e-2},
-    "sparse start, sparse gradient": {**SPARSE_START, "gate_gradient": "sparse", "kernels": "always"},
-    "equal layers": {"layers": "equal"},
-    "softmax": SHARES,
-    "softmax, balanced load": {**SHARES, "gate_balance": 1e-2},
-    "softmax, balanced load .1": {**SHARES, "gate_balance": 1e-1},
-    "softmax, balanced load .1, equal layers": {**SHARES, "gate_balance": 1e-1, "layers": "equal"},
+    "scaled alone": ALONE,
+    "scaled alone, balanced load .01": {**ALONE, "gate_balance": 1e-2},
+    "scaled alone, dense start": {**ALONE, "open": 0.8, "ramp": 0.1},
+    "scaled alone, sparse gradient": {**ALONE, "gate_gradient": "sparse", "kernels": "always"},
+    "not scaled": {**ALONE, "scale": False},
     "router": {"method": "router"},
     "router, balance .1": {"method": "router", "balance": 1e-1},
-    "sparse gradient": {"gate_gradient": "sparse", "kernels": "always"},
 }
 
 
