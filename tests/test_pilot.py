@@ -102,3 +102,28 @@ def test_the_simplest_of_equally_good_recipes_without_gates_is_taken() -> None:
     assert found.name == "other", "gates that gain nothing are not taken"
     assert found.accuracy["other"] == found.accuracy["gates"] > found.accuracy["simple"]
     assert found.steps == 3 * 4 * math.ceil(1200 / 32)
+
+
+def test_the_loss_decides_where_right_rows_cannot_tell() -> None:
+    """Of two candidates with the same classes the one that is less sure of its mistakes is taken, though it is last."""
+
+    class Scaled(nn.Module):
+        def __init__(self, scale: float) -> None:
+            super().__init__()
+            self.net, self.scale = network(), scale
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scale * self.net(x)
+
+    def build(scale: float, lr: float = 1e-12) -> Any:
+        def trial(rows: Any) -> Trial:
+            torch.manual_seed(0)
+            return Trial(Scaled(scale), {"lr": lr, "epochs": 1, "batch": 256})
+
+        return trial
+
+    x, y = task(1500)
+    train, valid = Arrays(x[:1200], y[:1200]), Arrays(x[1200:], y[1200:])
+    found = choose_trial(train, valid, plain={"sure": build(100.0), "unsure": build(0.1)}, gated={}, show=False)
+    assert found.accuracy["sure"] == found.accuracy["unsure"]
+    assert found.name == "unsure"

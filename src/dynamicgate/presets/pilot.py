@@ -102,33 +102,36 @@ def choose_trial(
     show: bool = True,
     device: str = "auto",
 ) -> Choice:
-    """Try every candidate, and take the best `plain` one, the first of equals, or the best `gated` one where more of
-    the held-out rows are right with it, by more than the standard error of the difference. One plain one has to fit.
+    """Try every candidate, and take the best `plain` one, or the best `gated` one where more of the held-out rows are
+    right with it, by more than the standard error of the difference. One plain one has to fit.
 
+    Among plain ones that the number of right rows cannot tell from the best, by the same standard error, the one with
+    the smallest loss on held-out rows is the best: on small tables a loss says more than a few rows that are right.
     Where `valid` has few rows, or is None and `train` would leave few, every row is held out once, by turns.
     """
     started, steps, task = time.monotonic(), 0, task or Classification()
-    right, refused = dict[str, Tensor](), dict[str, str]()  # how good every held-out row is: more is better
+    right, losses, refused = dict[str, Tensor](), dict[str, float](), dict[str, str]()
     parts = _parts(train, valid, seed)
     for name, build in {**plain, **gated}.items():
-        found: list[Tensor] = []
+        found: list[Judged] = []
         try:
             for rows, held in parts:
                 one, options = build(rows)
                 options = {"loss": task, **options}
                 steps += fit(one, rows, valid=held, seed=seed, device=device, show=False, **options).steps
-                found.append(_goodness(one, held, task))
+                found.append(_judge(one, held, task))
         except ValueError as error:
             refused[name] = str(error)
             continue
-        right[name] = torch.cat(found)
+        right[name] = torch.cat([part.right for part in found])
+        losses[name] = float(torch.cat([part.loss for part in found]).mean())
         if show and distributed.rank() == 0:
             seen = right[name]
             print(f"tried {name}: {_shown(seen, task)} of {len(seen)} held-out rows", file=sys.stderr)
     fitting = [name for name in plain if name in right]
     if not fitting:
         raise ValueError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
-    base = max(fitting, key=lambda name: float(right[name].mean()))  # the first of equals
+    base = min(_level_with_best({name: right[name] for name in fitting}), key=losses.__getitem__)  # first of equals
     name, reason = _decide(base, right[base], {name: right[name] for name in gated if name in right}, refused, task)
     accuracy = {tried: float(rows.mean()) for tried, rows in right.items()}
     return Choice(name, reason, accuracy, refused, steps, time.monotonic() - started)
@@ -183,19 +186,34 @@ def _is_plain(rows: Arrays) -> bool:
     return isinstance(rows.x, Tensor) and rows.prepare is None and rows.augment is None
 
 
+class Judged(NamedTuple):
+    """Of every row: `right` is 1 where its class is right and 0 where not, without classes its loss with a minus; and
+    its `loss`."""
+
+    right: Tensor
+    loss: Tensor
+
+
 @torch.no_grad()
-def _goodness(model: nn.Module, rows: Samples, task: Task) -> Tensor:
-    """Of every row: 1 where its class is right and 0 where not; without classes, its loss with a minus."""
-    device, found = next(model.parameters()).device, []
+def _judge(model: nn.Module, rows: Samples, task: Task) -> Judged:
+    device, right, losses = next(model.parameters()).device, list[Tensor](), list[Tensor]()
     with evaluating(model):
         for x, y in rows.batches(2048):
             outputs, y = call(model, move(x, device)), y.to(device)
+            loss = task.of_rows(outputs, y).double().cpu()
+            losses.append(loss)
             if task.name == "classification":
-                right = (task.predict(outputs) == y).double()
-                found.append(right.reshape(len(y), -1).mean(1).cpu())
+                right.append((task.predict(outputs) == y).double().reshape(len(y), -1).mean(1).cpu())
             else:
-                found.append(-task.of_rows(outputs, y).double().cpu())
-    return torch.cat(found)
+                right.append(-loss)
+    return Judged(torch.cat(right), torch.cat(losses))
+
+
+def _level_with_best(right: Mapping[str, Tensor]) -> list[str]:
+    """The candidate with the most right rows, and those whose difference to it is within its standard error."""
+    best = max(right.values(), key=lambda rows: float(rows.mean()))
+    gaps = {name: best - rows for name, rows in right.items()}
+    return [name for name, gap in gaps.items() if float(gap.mean()) <= float(gap.std()) / math.sqrt(len(gap))]
 
 
 def _shown(rows: Tensor, task: Task) -> str:

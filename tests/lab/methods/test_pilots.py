@@ -17,7 +17,7 @@ from dynamicgate.lab.methods import MODELS, Settings, pilots, run_one
 from dynamicgate.lab.methods.recipes import recipes
 from dynamicgate.presets.pilot import Choice
 
-NAMES = ["small", "pruned", "no gates", "units", "two stages", "three stages"]
+NAMES = ("small", "set", "pruned", "no gates", "units", "two stages", "three stages")
 
 
 @pytest.fixture(scope="module")
