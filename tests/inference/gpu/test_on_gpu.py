@@ -98,5 +98,5 @@ def test_a_captured_graph_is_not_replayed_inside_the_users_own_graph() -> None:
 @pytest.mark.parametrize("option", [{"drop_never_open": True}, {"memory": 1.1}, {"threads": 1}], ids=str)
 def test_options_of_the_cpu_are_refused(option: dict[str, Any]) -> None:
     model, x = large_model(torch.bfloat16)
-    with pytest.raises(ValueError, match="only plans on the CPU have these options"):
+    with pytest.raises(ValueError, match="only chains on the CPU have these options"):
         dg.compile(model, x, **option)

@@ -70,7 +70,7 @@ def choose_whole(
     regimes, notes, calls = [], [], {}
     for tokens in batches:
         x = inputs_of_tokens(example, tokens)
-        ways, said = _ways(whole.body, x)
+        ways, said = _ways(whole.body, x, tokens)
         notes += said
         expected = whole.body(x)
         for name, call in ways.items():
@@ -100,8 +100,8 @@ def inputs_of_tokens(example: Tensor, tokens: int) -> Tensor:
     return example[torch.arange(rows, device=example.device) % len(example)].contiguous()
 
 
-def _ways(body: nn.Module, x: Tensor) -> tuple[dict[str, Call], list[str]]:
-    """The ways to run the model on inputs like `x`, each of which has run."""
+def _ways(body: nn.Module, x: Tensor, tokens: int) -> tuple[dict[str, Call], list[str]]:
+    """The ways to run the model on inputs like `x`, which has so many tokens; each of them has run."""
     found: dict[str, Call] = {LAYERS: body}
     notes = []
     try:
@@ -113,7 +113,7 @@ def _ways(body: nn.Module, x: Tensor) -> tuple[dict[str, Call], list[str]]:
         notes.append(f"the model does not run as one graph: {type(error).__name__}: {reason}")
     else:
         found[ONE_GRAPH] = one_graph
-    if x.is_cuda and x.shape[:2].numel() <= MAX_CAPTURED:
+    if x.is_cuda and tokens <= MAX_CAPTURED:
         found |= {f"{name}{CAPTURED}": CapturedCall(call, x) for name, call in list(found.items())}
     return found, notes
 
