@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
 from experiments.frontier.latency import (
@@ -10,6 +10,7 @@ from experiments.frontier.latency import (
     MOST_SLOWER,
     TIMED,
     Latencies,
+    Twins,
     mean_ratio,
     microseconds,
     relative_times,
@@ -28,6 +29,8 @@ def latency_summary(found: Mapping[str, Latencies]) -> str:
     if not rows:
         return "## Latency\n\nNo gated model was timed beside its twin without gates.\n"
     slower = [row for row in rows if row.ratio > MOST_SLOWER]
+    refused = {(row.name, row.method, row.budget) for row in slower}
+    passed = [row for row in rows if (row.name, row.method, row.budget) not in refused]
     names = "; ".join(f"{r.name} {r.method} {r.budget:g} at batch {r.batch}, {r.ratio:.2f}" for r in slower)
     means = " and ".join(
         f"{mean_ratio(of_batch):.2f} times as long at batch {batch}"
@@ -37,7 +40,24 @@ def latency_summary(found: Mapping[str, Latencies]) -> str:
     return (
         f"## Latency\n\nCompiled, one thread, the model of the first seed. Gated models take {means} as their twins "
         f"without gates (geometric means over {len(rows)} pairs of model and batch size). Slower by more than "
-        f"{MOST_SLOWER - 1:.0%}: {len(slower)} of {len(rows)}" + (f" ({names})" if names else "") + ".\n"
+        f"{MOST_SLOWER - 1:.0%}: {len(slower)} of {len(rows)}" + (f" ({names})" if names else "") + ".\n\n"
+        "Validation rows alone chose these gates. `dg.sparsify_`, and the model `sparsify` with `--clock`, also ask "
+        f"the clock, and drop gates that are slower at some batch size. Of these it would keep: {kept(passed)}.\n"
+    )
+
+
+def kept(rows: Sequence[Twins]) -> str:
+    """The gated models that are slower at no batch size, with their ratios."""
+    models = dict.fromkeys((row.name, row.method, row.budget) for row in rows)
+    return (
+        "; ".join(
+            f"{name} {method} {budget:g} ("
+            + ", ".join(f"{r.ratio:.2f} at batch {r.batch}" for r in rows if (r.name, r.method, r.budget) == model)
+            + ")"
+            for model in models
+            for name, method, budget in [model]
+        )
+        or "none"
     )
 
 

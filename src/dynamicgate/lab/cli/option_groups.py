@@ -44,8 +44,8 @@ GROUPS = {
         ),
     ),
     "stages": Group(
-        "Models whose easy inputs stop early: staged, staged-random, cascade.",
-        ("stages", "focus", "stage_distill", "first_stage_weight", "decide"),
+        "Models whose easy inputs stop early: staged, staged-random, cascade, and sparsify where that pays.",
+        ("stages", "focus", "stage_distill", "first_stage_weight", "decide", "clock"),
     ),
 }
 

@@ -16,11 +16,11 @@ from dynamicgate.io.model_file import read_notes
 from dynamicgate.lab.cli.option_groups import GROUPS, group_class
 from dynamicgate.lab.datasets.loading import LOADERS
 from dynamicgate.lab.methods import Hyperparameters, Settings
-from dynamicgate.lab.methods.hyperparameters import STAGED
+from dynamicgate.lab.methods.hyperparameters import SPARSIFY, STAGED
 
 TRAINED_TOGETHER = ("focus", "stage_distill", "first_stage_weight", "decide")
-STAGE_OPTIONS = {"stages": STAGED, **dict.fromkeys(TRAINED_TOGETHER, STAGED[:2])}
-"""Options that only models in stages heed: a cascade trains its networks one by one, and asks their margins."""
+STAGE_OPTIONS = {"stages": STAGED, **dict.fromkeys(TRAINED_TOGETHER, STAGED[:2]), "clock": (SPARSIFY,)}
+"""Options that only some models heed: a cascade trains its networks one by one, and asks their margins."""
 PATH_OPTIONS = ("cache_dir",)
 """Loader options that say where to read or write, which a model file cannot set."""
 Options: TypeAlias = tuple[tuple[str, str], ...]
@@ -101,9 +101,8 @@ class Training:
             value = given[option]
             if value == getattr(Hyperparameters, option) or not models or set(heeded_by) & set(models):
                 continue
-            raise ValueError(
-                f"--{option} {value} means nothing to {', '.join(models)}: it is an option of {', '.join(heeded_by)}"
-            )
+            shown = f"--{option}" if value is True else f"--{option} {value}"
+            raise ValueError(f"{shown} means nothing to {', '.join(models)}: it is an option of {', '.join(heeded_by)}")
 
 
 def loader_options(texts: Sequence[str], target: str | None, flag: str) -> Options:

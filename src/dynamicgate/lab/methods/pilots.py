@@ -50,7 +50,9 @@ def try_recipes(s: Settings, splits: Splits, *, device: str, show: bool) -> Choi
         return {name: build(one, splits, min(STEPS, steps)) for name, one in named.items()}
 
     plain, gated = builds(plain_recipes(s)), builds(gated_recipes(s))
-    return choose_trial(splits.train, splits.valid, plain=plain, gated=gated, seed=s.seed, show=show, device=device)
+    return choose_trial(
+        splits.train, splits.valid, plain=plain, gated=gated, seed=s.seed, show=show, device=device, clock=s.clock
+    )
 
 
 def build(s: Settings, splits: Splits, steps: int) -> Build:
