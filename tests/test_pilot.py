@@ -85,7 +85,7 @@ def test_gates_that_a_budget_does_not_pay_for_are_refused() -> None:
     with pytest.raises(ValueError, match="does not pay for gates on units"):
         dg.sparsify_(model, 0.1, gates="units")
     assert not dg.named_gates(model)
-    with pytest.raises(ValueError, match="gates must be auto, units, two stages, three stages or None"):
+    with pytest.raises(ValueError, match="gates must be auto, units, two stages, three stages, blocks or None"):
         dg.sparsify_(model, 0.1, gates="some")  # type: ignore[arg-type]
 
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 import dynamicgate as dg
 from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.accounting.rates import open_rate_at
 from dynamicgate.hf import convert_
-from dynamicgate.hf.conversion import open_rate_at
 from tests.hf.small_models import llama_sites, regimes, small_llama, token_batches, trained_network
 
 
@@ -127,3 +127,11 @@ def test_blocks_that_do_not_divide_a_layer_or_are_few_start_at_the_budget(block:
     model, batches = small_llama(), token_batches(4)
     plan = convert_(model, budget, batches, block=block, where=llama_sites(model), show=False)
     assert dg.hf.measure(model, batches).relative == pytest.approx(budget, abs=0.01), str(plan)
+
+
+def test_a_budget_alone_puts_the_recipe_on_a_model_that_is_to_be_trained() -> None:
+    model = small_llama()
+    (ids, *_) = token_batches(1)
+    plan = dg.sparsify_(model, macs=0.8, example=ids)
+    assert len(dg.named_gates(model)) == len(llama_sites(model))
+    assert dg.hf.GateCallback(**plan).budget is plan.budget

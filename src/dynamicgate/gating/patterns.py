@@ -73,6 +73,14 @@ class Match:
 
 def find_matches(model: nn.Module, word: str) -> list[Match]:
     """All sites of a word, in module order; an error that says what to do if there are none."""
+    found = known_matches(model, word)
+    if not found:
+        raise ValueError(_nothing_found(model, word))
+    return found
+
+
+def known_matches(model: nn.Module, word: str) -> list[Match]:
+    """All sites of a word, in module order; there may be none."""
     found: dict[str, Match] = {}
     for name, module in model.named_modules():
         for pattern in _PATTERNS[word].values():
@@ -81,8 +89,6 @@ def find_matches(model: nn.Module, word: str) -> list[Match]:
                 match = _match(name, module, roles)
                 found.setdefault(match.site.name, match)
                 break
-    if not found:
-        raise ValueError(_nothing_found(model, word))
     return list(found.values())
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.accounting.rates import open_rate_at
 from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.budget import Budget
 from dynamicgate.budget.calibration import calibrate_, executed_relative
@@ -121,17 +122,6 @@ def convert_(
         _start(model, held, counter, inputs, start),
     ]
     return ConversionPlan(held, rate, explained, notes)
-
-
-def open_rate_at(counter: MacCounter, target: float) -> float:
-    """The open rate of all gates at which the model executes `target` of the dense MACs; 1 where that pays for all."""
-    if counter.all_open <= target:
-        return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if counter.relative_at(middle) <= target else (low, middle)
-    return low
 
 
 def _shared(rate: float, blocks: Sequence[int]) -> float:

@@ -21,6 +21,7 @@ from dynamicgate.gating.recording import is_gated, named_gates
 from dynamicgate.gating.sites import UNIT_WISE_MODULES
 from dynamicgate.gating.where import hidden
 from dynamicgate.nn import GatedMLP, Normalize
+from dynamicgate.presets.feed_forward import gate_feed_forward_, is_transformer
 from dynamicgate.presets.pilot import Choice, Recipe, choose_recipe
 from dynamicgate.presets.stages import PLANS, PlanName, add_stages_, stage_costs
 from dynamicgate.sparsity import Distribution, RigL, densities
@@ -33,7 +34,8 @@ STACKED = (nn.Linear, nn.Flatten, Normalize, *UNIT_WISE_MODULES)
 MIN_GATE_INPUTS = 4  # a gate that reads fewer inputs hardly depends on them and is not worth its cost
 
 
-Gates = Literal["units", "two stages", "three stages"]
+Gates = Literal["units", "two stages", "three stages", "blocks"]
+TRIED: tuple[Gates, ...] = ("units", "two stages", "three stages")  # what "auto" chooses from on a stack of layers
 STAGES: dict[Gates, PlanName] = {"two stages": "two", "three stages": "three"}
 
 
@@ -106,15 +108,16 @@ def fused_sparsifier(
 
 
 class SparsityPlan(Mapping[str, Any]):
-    """What `sparsify_` put on a model, as the arguments that `fit` needs: ``dg.fit(model, data, **plan)``.
+    """What `sparsify_` put on a model, as the arguments that `fit` needs: ``dg.fit(model, data, **plan)``, or a Trainer
+    of Hugging Face: ``dg.hf.GateCallback(**plan)``.
 
-    budget: controls the gates; None where there are none. sparsifier: prunes and regrows connections. stage_loss:
-        trains the stages; None where there are none. notes: why there are gates or none, and what the benchmarked
-        recipe also does, but which cannot be done to an existing model.
+    budget: controls the gates; None where there are none. sparsifier: prunes and regrows connections; None where all
+        are kept. stage_loss: trains the stages; None where there are none. notes: why there are gates or none, and what
+        the benchmarked recipe also does, but which cannot be done to an existing model.
     """
 
     def __init__(
-        self, budget: Budget | None, sparsifier: RigL, notes: Sequence[str], stage_loss: StageLoss | None = None
+        self, budget: Budget | None, sparsifier: RigL | None, notes: Sequence[str], stage_loss: StageLoss | None = None
     ) -> None:
         """Made by `sparsify_`."""
         self.budget, self.sparsifier, self.stage_loss, self.notes = budget, sparsifier, stage_loss, list(notes)
@@ -125,15 +128,17 @@ class SparsityPlan(Mapping[str, Any]):
         return getattr(self, name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(("budget", "sparsifier", "stage_loss"))
+        stages = () if self.stage_loss is None else ("stage_loss",)  # not everything that trains knows stages
+        return iter(("budget", "sparsifier", *stages))
 
     def __len__(self) -> int:
-        return 3
+        return len(list(iter(self)))
 
     def __str__(self) -> str:
         what = "gates" if self.stage_loss is None else "stages"
         gates = "no gates" if self.budget is None else f"{what} held to {self.budget.target:g} of the dense MACs"
-        return "\n".join([gates, str(self.sparsifier), *(f"note: {note}" for note in self.notes)])
+        pruned = [] if self.sparsifier is None else [str(self.sparsifier)]
+        return "\n".join([gates, *pruned, *(f"note: {note}" for note in self.notes)])
 
 
 def sparsify_(
@@ -153,7 +158,7 @@ def sparsify_(
     clock: bool = True,
 ) -> SparsityPlan:
     """Apply the benchmarked recipe to a model, in place: sparse layers, pruned from a dense start, and gates where they
-    pay. Returns what `fit` needs to train it.
+    pay; in a Transformer, gates on blocks of its feed-forward units. Returns what `fit` needs to train it.
 
     macs: executed MACs relative to the dense model, gate networks and output layer included; with gates the mean over
         inputs.
@@ -161,7 +166,8 @@ def sparsify_(
         judged on `valid`, or on rows held out of `data`; where these would be fewer than 200, every row is held out
         once, in three turns. Without data there are no gates.
     gates: "auto"; "units", gates on blocks of hidden units; "two stages" or "three stages", where easy inputs stop
-        early; or None.
+        early; "blocks", which "auto" takes for a Transformer, gates on all feed-forward layers by the recipe of
+        docs/language-models.md, for training from scratch (`hf.convert_` is for trained models); or None.
     loss: what `fit` will be given as loss, so that the short trainings learn the same; without classes the mean loss of
         held-out rows decides.
     example: a few inputs. Needed unless the model is a stack of Linear layers and unit-wise operations.
@@ -186,11 +192,13 @@ def sparsify_(
     if data is None and valid is not None:
         raise ValueError("valid= is for deciding on gates, which needs data= to train on")
     task = as_task(loss)
-    kinds = [kind for kind in get_args(Gates) if kind not in STAGES or task.name == "classification"]
+    kinds = [kind for kind in TRIED if kind not in STAGES or task.name == "classification"]
     if gates in STAGES and gates not in kinds:
         raise ValueError(
             f"{gates} stop where class scores are sure, and loss={loss!r:.40} has none: take gates='units'"
         )
+    if gates == "blocks" or (gates == "auto" and is_transformer(model)):
+        return _with_blocks(model, macs, example, asked=gates == "blocks")
     options: dict[str, Any] = {"example": example, "pattern": pattern, "every": every, "seed": seed}
 
     def recipe(kind: Gates) -> Recipe:
@@ -206,7 +214,7 @@ def sparsify_(
     elif data is None:
         choice = Choice(None, "no gates: pass data= to find out whether they pay")
     else:
-        candidates = {kind: recipe(kind) for kind in kinds}
+        candidates: dict[str, Recipe] = {kind: recipe(kind) for kind in kinds}
         choice = choose_recipe(
             model, data, valid, without=without, candidates=candidates, task=task, seed=seed, show=show, clock=clock
         )
@@ -214,6 +222,25 @@ def sparsify_(
     assert isinstance(plan, SparsityPlan)
     plan.notes.insert(0, choice.reason)
     return plan
+
+
+def _with_blocks(model: nn.Module, macs: float, example: Inputs | None, *, asked: bool) -> SparsityPlan:
+    """Gates on the blocks of feed-forward layers, all connections kept."""
+    if example is None:
+        raise ValueError(
+            "what a Transformer costs depends on the length of its inputs: pass example= with a few of them"
+        )
+    if not is_transformer(model):
+        raise ValueError(
+            "gates='blocks' are for the feed-forward layers of a Transformer, and this model has none that are known: "
+            "take another kind of gates, or dg.gate_(model, config, where=...) with sites of your own"
+        )
+    budget = gate_feed_forward_(model, macs, example)
+    why = "as asked for" if asked else "this is a Transformer"
+    notes = [f"gates on blocks of feed-forward units: {why}"]
+    if origin := getattr(model, "name_or_path", ""):
+        notes.append(f"the weights come from {origin!r}: to keep what they have learned take dynamicgate.hf.convert_")
+    return SparsityPlan(budget, None, notes)
 
 
 def _with_stages(
