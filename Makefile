@@ -2,8 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet -c constraints.txt
-# one thread a worker: two workers with two threads each would wait for each other on two cores
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+# One thread a worker: two workers with two threads each would wait for each other on two cores. A worker that is done
+# takes tests of the other, mostly whole files. Bytecode is kept, also that of tests: many processes read it.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: demo test test-core test-gpu check venv docs bench bench-cpu bench-gpu bench-all results transfer paper clean
 .PHONY: fuzz fuzz-asan sbom lock wheels matrix gallery
@@ -28,6 +29,7 @@ fuzz: venv          ## changed files, random chains and models, kills, threads; 
 	$(BIN)/python -m tests.fuzz.models --count $$(($(COUNT) * 3 / 5)) --seed $(SEED)
 	$(BIN)/python -m tests.fuzz.kills --count $$(($(COUNT) / 25)) --seed $(SEED)
 	$(BIN)/python -m tests.fuzz.threads
+	$(PYTEST) --hypothesis-profile many tests/ops/test_chain.py tests/sparsity/test_exactness.py
 
 fuzz-asan: venv     ## the plan files again, with kernels built with the address and undefined behaviour sanitizers
 	$(BIN)/python -m tests.fuzz.asan --count $(COUNT) --seed $(SEED)

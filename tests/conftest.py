@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
 from benchmarks import run_all
+from hypothesis import settings
 
 from tests import gpu_record
+
+settings.register_profile("many", max_examples=5 * settings.default.max_examples)  # make fuzz
 
 
 def pytest_configure() -> None:
@@ -18,11 +22,27 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests first: workers then wait for each other at the end by the length of a short test."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_collection_finish() -> None:
+    """Take what the imports made out of the garbage collector: millions of objects of torch, Transformers and others,
+    which it, and whoever asks it for the holders of a module, would search again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _seeded_and_poisoned() -> Iterator[None]:
     """Under deterministic algorithms `torch.empty` is filled with NaN: a result that reads memory it did not write
     cannot go unnoticed."""
-    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.manual_seed(0)
+    else:
+        torch.default_generator.manual_seed(0)  # the other notes its traceback for a GPU that may come
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(not torch.cuda.is_available())  # on a GPU it needs a cuBLAS workspace setting
     yield

@@ -5,15 +5,10 @@ A page that needs torchrun, or a file of the reader's, gets both here: what the 
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import re
-import sys
-import traceback
-import warnings
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+from tests import forked
 from tests.places import ROOT
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -41,6 +36,8 @@ assert main([*words.split(), "--epochs", "2", "--hidden", "16"]) == 0
 BEFORE = {"omics": CELLS}  # by page, what makes it
 OTHERS_WARN = ("integrations", "omics")  # pages on other packages, which warn about themselves
 ONE_PROCESS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "RANK": "0", "WORLD_SIZE": "1"}  # as torchrun sets them
+# Timing lasts as long as it may, and what is fastest here is of no interest.
+BRIEFLY = "import dynamicgate; dynamicgate.compile.__kwdefaults__['seconds'] = 0.5"
 SECONDS = 240
 
 
@@ -59,30 +56,8 @@ def run_page(page: Path, folder: Path) -> str:
 
 def run_code(code: str, folder: Path, *, strict: bool = True) -> str:
     """Run code in a process of its own, if strict with warnings as errors, and return what it prints."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "dynamicgate.training", "dynamicgate.inference", "tests.page_snippets"])
-    printed = folder.parent / f"{folder.name}-printed.txt"
-    process = context.Process(target=_execute, args=(code, str(folder), str(printed), strict))
-    process.start()
-    process.join(SECONDS)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        raise AssertionError(f"still running after {SECONDS} seconds")
-    text = printed.read_text(encoding="utf-8")
-    assert process.exitcode == 0, text[-3000:]
-    return text
-
-
-def _execute(code: str, folder: str, printed: str, strict: bool) -> None:
-    os.chdir(folder)
-    os.environ.update(ONE_PROCESS)
-    sys.argv = ["snippet"]
-    with open(printed, "w", encoding="utf-8") as out, redirect_stdout(out), redirect_stderr(out):
-        try:
-            warnings.simplefilter("error" if strict else "ignore")
-            exec(compile(code, "<page>", "exec"), {"__name__": "__main__"})
-        except BaseException:
-            traceback.print_exc(file=out)
-            out.flush()
-            os._exit(1)
+    first = f"{BRIEFLY}; import warnings; warnings.simplefilter({'error' if strict else 'ignore'!r})"
+    ended = forked.run(["-c", f"{first}\n{code}"], cwd=folder, env=ONE_PROCESS, seconds=SECONDS)
+    printed = ended.stdout + ended.stderr
+    assert ended.returncode == 0, f"it ended with status {ended.returncode}: {printed[-3000:]}"
+    return printed

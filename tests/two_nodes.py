@@ -1,4 +1,5 @@
-"""Two nodes on one machine: two agents of torchrun that find each other over loopback, as two machines would."""
+"""Two nodes on one machine: two agents of torchrun that find each other over loopback, as two machines would. And two
+processes of one node, with the environment that torchrun gives them."""
 
 from __future__ import annotations
 
@@ -9,15 +10,12 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+from tests import forked
+from tests.forked import Ended
 
-class Ended(NamedTuple):
-    """How a node ended."""
-
-    returncode: int
-    stdout: str
-    stderr: str
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+SINGLE_THREAD = {"OMP_NUM_THREADS": "1", **LOOPBACK}
 
 
 def run_on_two_nodes(
@@ -25,8 +23,7 @@ def run_on_two_nodes(
 ) -> list[Ended]:
     """Let torchrun start a script, or `-m MODULE`, with its arguments on each node; by default the same on both."""
     port = free_port()
-    loopback = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    env = {**os.environ, "OMP_NUM_THREADS": "1", **loopback}
+    env = {**os.environ, **SINGLE_THREAD}
     with tempfile.TemporaryDirectory() as folder:
         agents = []
         for node, words in enumerate((first, first if second is None else second)):
@@ -46,6 +43,17 @@ def run_on_two_nodes(
                 agent.kill()
                 agent.wait()
         return [Ended(agent.returncode, *(path.read_text() for path in said)) for agent, said in agents]
+
+
+def start_two_processes(words: Sequence[str]) -> list[forked.Program]:
+    """Start a script with its arguments twice, as `torchrun --nproc-per-node 2` does."""
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    return [forked.start(words, env={**SINGLE_THREAD, **meet, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
+
+
+def run_in_two_processes(words: Sequence[str]) -> list[Ended]:
+    """`start_two_processes`, and wait for the end."""
+    return forked.wait_for_all(start_two_processes(words))
 
 
 def free_port() -> int:

@@ -16,6 +16,7 @@ from dynamicgate.budget import penalties
 from dynamicgate.budget.penalties import PENALTIES, straight_through_usage
 from dynamicgate.distributed import RowMeans
 from dynamicgate.gating import Decision, Gate, Usage
+from tests import forked
 
 P = [[0.9, 0.6, 0.2], [0.7, 0.4, 0.1]]  # mean 0.4833
 G = [[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]]  # mean 0.5
@@ -198,7 +199,7 @@ def shares_of_two(rank: int, folder: str) -> None:
 
 @pytest.mark.slow
 def test_two_processes_with_uneven_shares_give_the_penalty_and_the_gradients_of_one(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(shares_of_two, args=(str(tmp_path),), nprocs=2)
+    forked.call_in_two_processes(shares_of_two, str(tmp_path))
     found, weight, bias = json.loads((tmp_path / "found.json").read_text())
     torch.manual_seed(0)
     gate, x = router(top_k=2), torch.randn(11, 2)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import dynamicgate as dg
 from dynamicgate import GateConfig, Site
+from tests import forked
 
 
 def base(*, seed: int = 0) -> nn.Sequential:
@@ -325,7 +326,7 @@ def _rank(rank: int, rendezvous: str, results: str) -> None:
 @pytest.mark.slow
 def test_two_processes_compute_the_gradients_of_one_on_the_joined_batch_penalty_included(tmp_path: Path) -> None:
     results = str(tmp_path / "gradients")
-    torch.multiprocessing.spawn(_rank, (str(tmp_path / "meet"), results), nprocs=2)
+    forked.call_in_two_processes(_rank, str(tmp_path / "meet"), results)
     ranks = [torch.load(f"{results}.{rank}") for rank in range(2)]
     for name, settings in BUDGETS.items():
         model, x, y = _ddp_inputs()

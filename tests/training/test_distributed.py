@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,14 +10,12 @@ import pytest
 
 from dynamicgate.lab.cli import main as command_line
 from dynamicgate.training import read_log
+from tests import forked
 from tests.page_snippets import blocks
 from tests.places import ROOT
 from tests.training import train_run
 from tests.training.easy import largest_difference, weights_in
-from tests.two_nodes import run_on_two_nodes
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-SINGLE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+from tests.two_nodes import SINGLE_THREAD, run_in_two_processes, run_on_two_nodes, start_two_processes
 
 # Two processes add the same float32 numbers in another order. The sum of a batch's gradients then differs by a few
 # roundings (6e-8 relative), and so does each AdamW step of at most lr: measured 1e-7 after 14 steps. A row that is
@@ -55,8 +49,8 @@ def test_the_fsdp2_loop_of_the_docs_gives_the_weights_of_one_process(tmp_path: P
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "loop.py").write_text(f"import os\nos.chdir({str(tmp_path / name)!r})\n{block}")
-    alone = [sys.executable, str(tmp_path / "one" / "loop.py")]
-    one = subprocess.run(alone, env=SINGLE_THREAD, capture_output=True, text=True, check=True)
+    one = forked.run([str(tmp_path / "one" / "loop.py")], env=SINGLE_THREAD)
+    assert one.returncode == 0, one.stderr
     done = run_on_two_nodes([str(tmp_path / "two" / "loop.py")])
     assert [node.returncode for node in done] == [0, 0], done[0].stderr + done[1].stderr
     assert one.stdout.startswith("executes 0.600")
@@ -77,16 +71,15 @@ def test_nodes_that_do_not_share_the_folder_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the processes to kill in /proc")
 def test_two_killed_processes_resume_to_the_weights_of_one(tmp_path: Path) -> None:
     """With uneven parts (11 and 10 rows; in the last batch 3 and 2), uneven micro-batches (the last one of a process is
     empty), and a checkpoint after every step, which both processes must make together."""
     out = tmp_path / "two"
     settings = {"noisy": False, "rows": 89, "batch": 21, "epochs": 12, "lr": 2e-3}
     arguments = {**settings, "out": str(out), "accumulate": 3, "checkpoint_seconds": 0}
-    command = [*TORCHRUN, str(Path(train_run.__file__)), json.dumps(arguments)]
-    run_and_kill(command, out)
-    subprocess.run(command, env=SINGLE_THREAD, check=True, timeout=180)
+    words = [train_run.__file__, json.dumps(arguments)]
+    run_and_kill(words, out)
+    run_to_the_end(words)
 
     train_run.main(str(tmp_path / "one"), **settings)
     assert (
@@ -101,8 +94,7 @@ def test_two_killed_processes_resume_to_the_weights_of_one(tmp_path: Path) -> No
 @pytest.mark.parametrize("sparsifier", ["rigl", "set"])
 def test_two_processes_grow_the_same_masks_as_one(tmp_path: Path, sparsifier: str) -> None:
     settings = {"noisy": False, "sparsifier": sparsifier, "rows": 89, "batch": 21, "epochs": 10, "lr": 2e-3}
-    command = [*TORCHRUN, str(Path(train_run.__file__)), json.dumps({**settings, "out": str(tmp_path / "two")})]
-    subprocess.run(command, env=SINGLE_THREAD, check=True, timeout=180)
+    run_to_the_end([train_run.__file__, json.dumps({**settings, "out": str(tmp_path / "two")})])
     train_run.main(str(tmp_path / "one"), **settings)  # type: ignore[arg-type]
     masks = [[row["masks"] for row in read_log(tmp_path / name / "log.jsonl")] for name in ("one", "two")]
     assert masks[0] == masks[1], "the same after every update"
@@ -112,11 +104,10 @@ def test_two_processes_grow_the_same_masks_as_one(tmp_path: Path, sparsifier: st
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the processes to kill in /proc")
 def test_one_process_can_finish_a_run_of_two(tmp_path: Path) -> None:
     settings = {"noisy": False, "sparsifier": "rigl", "rows": 89, "batch": 21, "epochs": 12, "lr": 2e-3}
     arguments = {**settings, "out": str(tmp_path / "two"), "checkpoint_seconds": 0}
-    run_and_kill([*TORCHRUN, str(Path(train_run.__file__)), json.dumps(arguments)], tmp_path / "two")
+    run_and_kill([train_run.__file__, json.dumps(arguments)], tmp_path / "two")
     train_run.main(**arguments)  # type: ignore[arg-type]
     train_run.main(str(tmp_path / "one"), **settings)  # type: ignore[arg-type]
     masks = [[row["masks"] for row in read_log(tmp_path / name / "log.jsonl")] for name in ("one", "two")]
@@ -128,39 +119,30 @@ def test_one_process_can_finish_a_run_of_two(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_processes_with_different_masks_raise_an_error(tmp_path: Path) -> None:
-    command = [*TORCHRUN, str(Path(__file__).parent / "different_masks.py")]
-    done = subprocess.run(command, env=SINGLE_THREAD, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode != 0
-    assert "differ from those of another process" in done.stderr
+    done = run_in_two_processes([str(Path(__file__).parent / "different_masks.py")])
+    assert all(each.returncode != 0 for each in done)
+    assert any("differ from those of another process" in each.stderr for each in done)
 
 
-def run_and_kill(command: list[str], out: Path) -> None:
+def run_to_the_end(words: list[str]) -> None:
+    done = run_in_two_processes(words)
+    assert [each.returncode for each in done] == [0, 0], done
+
+
+def run_and_kill(words: list[str], out: Path) -> None:
     """Start the processes and kill them in the middle of training."""
-    process = subprocess.Popen(command, env=SINGLE_THREAD)
+    processes = start_two_processes(words)
     until, log = time.monotonic() + 120, out / "log.jsonl"
-    while process.poll() is None and time.monotonic() < until and not (log.exists() and len(log.read_text()) > 9000):
+    while (
+        all(process.poll() is None for process in processes)
+        and time.monotonic() < until
+        and not (log.exists() and len(log.read_text()) > 9000)
+    ):
         time.sleep(0.002)
-    kill_with_descendants(process)
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
     assert time.monotonic() < until, "the processes are in a deadlock"
     assert not (out / "final.safetensors").exists()
     assert (out / "last.safetensors").exists()
-
-
-def kill_with_descendants(process: subprocess.Popen[bytes]) -> None:
-    """kill -9 for torchrun and the processes it started, by process id."""
-    found = [process.pid]
-    for pid in found:
-        children = Path(f"/proc/{pid}/task/{pid}/children")
-        found += [int(child) for child in children.read_text().split()] if children.exists() else []
-    for pid in found:
-        os.kill(pid, signal.SIGKILL)
-    process.wait()
-    while any(is_running(pid) for pid in found):  # the end of a process takes a moment, and until then it has its lock
-        time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,30 +18,31 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import dynamicgate as dg
 from dynamicgate import Budget, fit
 from dynamicgate.training import interrupt, read_log
+from tests import forked
 from tests.training.easy import blobs, dense, differences, gated, weights_in
 
 SCRIPT = Path(__file__).parent / "train_run.py"
 
 
-def start(out: Path, **settings: Any) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, str(SCRIPT), json.dumps({"out": str(out), **settings})])
+def start(out: Path, **settings: Any) -> forked.Program:
+    return forked.start([str(SCRIPT), json.dumps({"out": str(out), **settings})])
 
 
-def kill_at(process: subprocess.Popen[bytes], log: Path, rows: int) -> None:
+def kill_at(process: forked.Program, log: Path, rows: int) -> None:
     """kill -9 as soon as the log has this many rows, in the middle of a step or between two."""
     while process.poll() is None:
         if log.exists() and log.read_text().count("\n") >= rows:
             process.kill()
             break
         time.sleep(0.001)
-    assert process.wait() == -signal.SIGKILL, "the run ended before it could be killed"
+    assert process.wait().returncode == -signal.SIGKILL, "the run ended before it could be killed"
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run without interruption and without intermediate checkpoints."""
     out = tmp_path_factory.mktemp("uninterrupted")
-    assert start(out, patience=4).wait() == 0
+    assert start(out, patience=4).wait().returncode == 0
     return out
 
 
@@ -72,7 +71,7 @@ def test_a_run_that_is_killed_and_restarted_ends_with_the_same_bits(
     kill_at(start(tmp_path, patience=4, checkpoint_seconds=0), tmp_path / "log.jsonl", rows)
     assert (tmp_path / "last.safetensors").exists()
     assert not (tmp_path / "final.safetensors").exists()
-    assert start(tmp_path, patience=4, checkpoint_seconds=0).wait() == 0
+    assert start(tmp_path, patience=4, checkpoint_seconds=0).wait().returncode == 0
     for name in ("final.safetensors", "best.safetensors"):
         assert differences(weights_in(tmp_path / name), weights_in(uninterrupted / name)) == []
     assert (tmp_path / "log.jsonl").read_bytes() == (uninterrupted / "log.jsonl").read_bytes()

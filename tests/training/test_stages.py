@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +22,7 @@ from tests.training import staged_run, staged_step
 from tests.training.easy import blobs, dense, differences, largest_difference, weights_in
 from tests.training.staged_run import staged
 from tests.training.test_resume import StopAt, ctrl_c
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-SINGLE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+from tests.two_nodes import run_in_two_processes
 
 
 def hard_blobs(rows: int = 300, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -207,8 +202,8 @@ def test_a_checkpoint_of_other_stages_is_refused(change: dict[str, Any], named: 
 
 @pytest.mark.slow
 def test_two_processes_have_the_gradients_the_focus_and_the_cut_of_one(tmp_path: Path) -> None:
-    command = [*TORCHRUN, str(Path(staged_step.__file__)), str(tmp_path / "found")]
-    subprocess.run(command, env=SINGLE_THREAD, check=True, timeout=180)
+    done = run_in_two_processes([staged_step.__file__, str(tmp_path / "found")])
+    assert [each.returncode for each in done] == [0, 0], done
     expected = staged_step.step(slice(0, 23))
     for rank in range(2):
         found = load_file(tmp_path / f"found.{rank}")
@@ -222,8 +217,8 @@ def test_two_processes_have_the_gradients_the_focus_and_the_cut_of_one(tmp_path:
 @pytest.mark.parametrize("sparse", [False, True])
 def test_two_processes_train_to_the_weights_and_the_cut_of_one(sparse: bool, tmp_path: Path) -> None:
     settings = {"sparse": sparse, "epochs": 8}
-    command = [*TORCHRUN, str(Path(staged_run.__file__)), json.dumps({**settings, "out": str(tmp_path / "two")})]
-    subprocess.run(command, env=SINGLE_THREAD, check=True, timeout=180)
+    done = run_in_two_processes([staged_run.__file__, json.dumps({**settings, "out": str(tmp_path / "two")})])
+    assert [each.returncode for each in done] == [0, 0], done
     staged_run.main(str(tmp_path / "one"), **settings)  # type: ignore[arg-type]
     one, two = (weights_in(tmp_path / name / "final.safetensors") for name in ("one", "two"))
     assert largest_difference(one, two) < 3e-6  # as in test_distributed.py

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 from safetensors.torch import load_file
 
 from dynamicgate.training import read_log
+from tests import forked
 
 from .quick_runs import write_npz
 
+SINGLE_THREAD = {"OMP_NUM_THREADS": "1"}
 
-def run_until_interrupted(
-    command: list[str], environment: dict[str, str], out: Path, number: signal.Signals, rows: int
-) -> int:
+
+def run_until_interrupted(command: list[str], out: Path, number: signal.Signals, rows: int) -> int:
     """Run until the log has this many rows, send the signal, check how it ends; returns the last step in the log."""
     log = out / "log.jsonl"
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    process = forked.start(command, env=SINGLE_THREAD)
     while process.poll() is None and not (log.exists() and log.read_text().count("\n") >= rows):
         time.sleep(0.002)
     process.send_signal(number)
-    _, printed = process.communicate()
-    assert process.returncode == 130
-    assert "dynamicgate: stopped; run the same command again to continue" in printed
-    assert "Traceback" not in printed
+    ended = process.wait()
+    assert ended.returncode == 130
+    assert "dynamicgate: stopped; run the same command again to continue" in ended.stderr
+    assert "Traceback" not in ended.stderr
     assert (out / "last.safetensors").exists()
     assert not (out / "run.json").exists()
     return int([row["step"] for row in read_log(log)][-1])
@@ -38,14 +36,14 @@ def run_until_interrupted(
 def test_a_command_stopped_by_ctrl_c_and_by_kill_continues_to_the_same_result(tmp_path: Path) -> None:
     out, uninterrupted = tmp_path / "stopped", tmp_path / "uninterrupted"
     data = write_npz(tmp_path / "data.npz", "good")  # 41 training rows: 11 steps per epoch
-    command = [sys.executable, "-m", "dynamicgate", "train", "--data", str(data), "--budget", "0.8", "--hidden", "24"]
+    command = ["-m", "dynamicgate", "train", "--data", str(data), "--budget", "0.8", "--hidden", "24"]
     command += ["--epochs", "18", "--batch", "4", "--patience", "17", "--out"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    first = run_until_interrupted([*command, str(out)], environment, out, signal.SIGINT, rows=5)
-    second = run_until_interrupted([*command, str(out)], environment, out, signal.SIGTERM, rows=60)
+    first = run_until_interrupted([*command, str(out)], out, signal.SIGINT, rows=5)
+    second = run_until_interrupted([*command, str(out)], out, signal.SIGTERM, rows=60)
     assert 0 < first < second < 18 * 11
-    subprocess.run([*command, str(out)], env=environment, check=True, capture_output=True)
-    subprocess.run([*command, str(uninterrupted)], env=environment, check=True, capture_output=True)
+    for folder in (out, uninterrupted):
+        ended = forked.run([*command, str(folder)], env=SINGLE_THREAD)
+        assert ended.returncode == 0, ended.stderr
     assert (out / "log.jsonl").read_bytes() == (uninterrupted / "log.jsonl").read_bytes()
     one, two = (load_file(folder / "model.safetensors") for folder in (out, uninterrupted))
     assert one.keys() == two.keys()

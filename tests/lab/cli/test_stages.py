@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from dynamicgate.lab.cli import main
+from tests import forked
 
 from .quick_runs import QUICK, write_npz
 
@@ -75,23 +73,23 @@ def test_train_says_what_each_stage_did_and_what_was_saved(
 
 def test_a_cascade_stopped_in_its_second_network_continues_to_the_same_result(tmp_path: Path) -> None:
     data = write_npz(tmp_path / "data.npz", "good")
-    command = [sys.executable, "-m", "dynamicgate", "train", "--model", "cascade", "--data", str(data), "--budget"]
+    command = ["-m", "dynamicgate", "train", "--model", "cascade", "--data", str(data), "--budget"]
     command += ["0.3", "--hidden", "64", "--epochs", "20", "--batch", "4", "--out"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {"OMP_NUM_THREADS": "1"}
     stopped, whole = tmp_path / "stopped", tmp_path / "whole"
     log = stopped / "net-2" / "log.jsonl"
-    process = subprocess.Popen([*command, str(stopped)], env=environment, stderr=subprocess.PIPE, text=True)
+    process = forked.start([*command, str(stopped)], env=environment)
     while process.poll() is None and not (log.exists() and log.read_text().count("\n") >= 5):
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)
-    process.communicate()
-    assert process.returncode == 130
+    assert process.wait().returncode == 130
     assert (stopped / "net-1" / "run.json").exists()
     assert (stopped / "net-2" / "last.safetensors").exists()
     assert not (stopped / "net-2" / "run.json").exists()
     first = (stopped / "net-1" / "run.json").stat().st_mtime_ns
     for out in (stopped, whole):
-        subprocess.run([*command, str(out)], env=environment, check=True, capture_output=True)
+        ended = forked.run([*command, str(out)], env=environment)
+        assert ended.returncode == 0, ended.stderr
     assert (stopped / "net-1" / "run.json").stat().st_mtime_ns == first, "the first network is not trained again"
     runs = [json.loads((out / "run.json").read_text()) for out in (stopped, whole)]
     assert {**runs[0], "seconds": 0} == {**runs[1], "seconds": 0}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +14,7 @@ from dynamicgate.lab.language.generation import choose_token, generate
 from dynamicgate.lab.language.gpt import GPT, ffn_sites
 from dynamicgate.lab.language.model_file import load_gpt, save_gpt
 from dynamicgate.lab.language.tokenizers import Bytes, make_tokenizer
+from tests import forked
 from tests.lab.language.conftest import SIZES
 
 
@@ -88,9 +87,8 @@ def test_a_file_holds_the_model_and_its_tokenizer(tmp_path: Path) -> None:
 def test_the_command_writes_text_and_what_it_cost(tmp_path: Path) -> None:
     save_gpt(gated(), Bytes(), tmp_path / "gpt.safetensors")
     words = ["generate", "--model", str(tmp_path / "gpt.safetensors"), "--prompt", "Hé", "--tokens", "12"]
-    done = subprocess.run(
-        [sys.executable, "-m", "dynamicgate", *words, "--device", "cpu"], capture_output=True, check=True
-    )
-    assert done.stdout.startswith("Hé".encode())
-    assert b"12 tokens" in done.stderr
-    assert b"of dense" in done.stderr
+    done = forked.run(["-m", "dynamicgate", *words, "--device", "cpu"])
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("Hé")
+    assert "12 tokens" in done.stderr
+    assert "of dense" in done.stderr

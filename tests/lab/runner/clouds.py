@@ -6,17 +6,20 @@
 from __future__ import annotations
 
 import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from dynamicgate.lab.result_file import read_runs
 from dynamicgate.lab.runner import Experiment, Table, run_jobs, step_settings, train_settings
 from dynamicgate.lab.runner.pool import ProcessPool
 from dynamicgate.lab.runner.results import table_path
-from dynamicgate.lab.runner.scheduling import Engine
+from dynamicgate.lab.runner.scheduling import Engine, R, T
 
 COMMAND = "python -m tests.lab.runner.clouds"
 SETTINGS = {"budget": 0.5, "hidden": [16], "epochs": 3, "batch": 32, "lr": 1e-2}
@@ -30,8 +33,8 @@ def write_clouds(path: Path) -> Path:
     return path
 
 
-def new_experiment(root: Path, *, seeds: int = 2, timed: bool = True) -> Experiment:
-    """The experiment below a folder, with its data."""
+def new_experiment(root: Path, *, seeds: int = 2, timed: bool = False) -> Experiment:
+    """The experiment below a folder, with its data. timed: as real ones are, which takes seconds a run."""
     root.mkdir(parents=True, exist_ok=True)
     data = root / "clouds.npz"
     if not data.exists():
@@ -44,11 +47,35 @@ def new_experiment(root: Path, *, seeds: int = 2, timed: bool = True) -> Experim
     return Experiment("test", (table,), root)
 
 
-def run(experiment: Experiment, processes: int = 1, quick: bool = False, engine: Engine | None = None) -> int:
-    """Run what is missing."""
+class InThisProcess:
+    """An engine for tests that are not about processes, each of which would import torch first."""
+
+    workers = 1
+
+    def run(
+        self,
+        task: Callable[[T], R],
+        items: Sequence[T],
+        *,
+        more: Callable[[T], Sequence[T]] | None = None,
+        shared: Path | None = None,
+    ) -> Iterator[tuple[T, R]]:
+        """One item after the other, with one thread as everywhere."""
+        before, waiting = torch.get_num_threads(), deque(items)
+        torch.set_num_threads(1)
+        try:
+            while waiting:
+                item = waiting.popleft()
+                yield item, task(item)
+                waiting.extendleft(reversed(more(item) if more else ()))
+        finally:
+            torch.set_num_threads(before)
+
+
+def run(experiment: Experiment, quick: bool = False, engine: Engine | None = None) -> int:
+    """Run what is missing, in this process unless an engine is given."""
     asked = replace(experiment, quick=quick)
-    chosen = engine or ProcessPool(processes)
-    return run_jobs(asked.jobs(device="cpu"), asked.results, engine=chosen, command=COMMAND)
+    return run_jobs(asked.jobs(device="cpu"), asked.results, engine=engine or InThisProcess(), command=COMMAND)
 
 
 def stored(experiment: Experiment) -> list[dict[str, Any]]:
@@ -67,4 +94,4 @@ def content(experiment: Experiment) -> dict[tuple[str, int], Any]:
 
 
 if __name__ == "__main__":
-    run(new_experiment(Path(sys.argv[1])))
+    run(new_experiment(Path(sys.argv[1])), engine=ProcessPool(1))

@@ -18,7 +18,7 @@ import pytest
 
 from dynamicgate.lab.result_file import write_runs
 from dynamicgate.lab.runner import Experiment, Job, run_parallel
-from dynamicgate.lab.runner.pool import Outcome, Progress, describe, format_duration
+from dynamicgate.lab.runner.pool import Outcome, ProcessPool, Progress, describe, format_duration
 from dynamicgate.lab.runner.results import (
     StaleRunsWarning,
     collect,
@@ -26,6 +26,7 @@ from dynamicgate.lab.runner.results import (
     table_path,
     write_for_report,
 )
+from tests import forked
 from tests.lab.runner.clouds import COMMAND, content, new_experiment, run, stored
 from tests.places import ROOT
 
@@ -36,7 +37,7 @@ T = TypeVar("T")
 @pytest.fixture
 def experiment(tmp_path: Path) -> Experiment:
     """An experiment of which nothing has been run."""
-    return new_experiment(tmp_path)
+    return new_experiment(tmp_path, timed=True)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +81,7 @@ def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
         f"if __name__ == '__main__': list(run_parallel(sleep_and_say_who, [{str(tmp_path / 'pid')!r}], processes=1))"
     )
     (tmp_path / "parent.py").write_text(words)
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
-    parent = subprocess.Popen([sys.executable, str(tmp_path / "parent.py")], env=env)
+    parent = forked.start([str(tmp_path / "parent.py")], env={"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])})
     worker = int(wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
     parent.kill()
     parent.wait()
@@ -156,7 +156,7 @@ def test_collect_adds_to_what_a_table_holds(finished: Experiment, tmp_path: Path
 
 def test_the_number_of_processes_does_not_change_results(finished: Experiment, tmp_path: Path) -> None:
     experiment = replace(finished, root=tmp_path)
-    assert run(experiment, processes=2) == 6
+    assert run(experiment, engine=ProcessPool(2)) == 6
     assert content(experiment) == content(finished)
 
 
@@ -168,7 +168,6 @@ def test_a_run_has_its_results_its_hash_and_where_it_comes_from(finished: Experi
         assert one["meta"]["data"]["train"] == 163
         assert one.keys() >= {"hash", "quality", "macs", "proxies", "params", "settings", "steps", "valid"}
         assert all("open_by_class" not in gate for gate in one["gates"]), "large, and only for the report"
-        assert one["seconds_relative"] > 0
 
 
 def test_after_a_kill_only_the_rest_is_run(finished: Experiment, tmp_path: Path) -> None:
@@ -182,7 +181,7 @@ def test_after_a_kill_only_the_rest_is_run(finished: Experiment, tmp_path: Path)
     process.wait()
     kept = {path: path.stat().st_mtime_ns for path in experiment.work.rglob("result.json")}
     assert 1 <= len(kept) < 6
-    again = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    again = forked.run(words[1:], cwd=ROOT)
     assert again.returncode == 0, again.stderr
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     whole, found = content(finished), content(experiment)
@@ -199,6 +198,7 @@ def test_quick_runs_are_kept_apart_and_say_so(experiment: Experiment, capsys: py
         assert one["meta"]["quick"]
         assert one["meta"]["data"]["train"] == 60
         assert one["settings"]["epochs"] == 1
+        assert one["seconds_relative"] > 0
     said = capsys.readouterr().err
     assert "[3/3] clouds/small  rigl seed 0" in said
     assert f"3 runs, 0 of them found in {quick.results}" in said

@@ -69,7 +69,7 @@ def test_tasks_run_on_both_nodes_in_the_folder_of_the_command(
 @pytest.mark.slow
 def test_a_table_of_twelve_runs_is_the_same_on_two_nodes_and_in_one_process(engine: Engine, tmp_path: Path) -> None:
     experiment = new_experiment(tmp_path / "one", seeds=4, timed=False)
-    assert run(experiment, processes=1) == 12
+    assert run(experiment) == 12
     two = replace(experiment, root=tmp_path / "two")
     assert run(two, engine=engine) == 12
     assert content(two) == content(experiment)

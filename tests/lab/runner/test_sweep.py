@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import replace
@@ -17,6 +15,7 @@ from dynamicgate.lab.cli import main as command_line
 from dynamicgate.lab.methods import Settings
 from dynamicgate.lab.runner.pool import ProcessPool
 from dynamicgate.lab.runner.search_space import Parameter, check_space, read_parameter, usual_space, with_values
+from tests import forked
 from tests.lab.runner.clouds import write_clouds
 from tests.lab.runner.sweeping import content, run
 from tests.places import ROOT
@@ -78,17 +77,17 @@ def test_a_killed_sweep_is_continued_by_others_to_the_same_file(
     one: tuple[Path, dict[str, Any]], data: Path, tmp_path: Path
 ) -> None:
     """One process is killed in the middle of a trial; another one and this one share the rest."""
-    words = [sys.executable, "-m", "tests.lab.runner.sweeping", str(tmp_path), str(data), "8"]
-    killed = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)
+    words = ["-m", "tests.lab.runner.sweeping", str(tmp_path), str(data), "8"]
+    killed = forked.start(words, cwd=ROOT)
     until, log = time.monotonic() + 120, tmp_path / "trials" / "0002" / "log.jsonl"
     while not log.exists() and killed.poll() is None and time.monotonic() < until:
         time.sleep(0.002)
     killed.kill()
     killed.wait()
     assert not (tmp_path / "trials" / "0003").exists(), "it was killed in trial 2"
-    beside = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL)
+    beside = forked.start(words, cwd=ROOT)
     run(tmp_path, data)
-    assert beside.wait(120) == 0
+    assert beside.wait(120).returncode == 0
     assert run(tmp_path, data) == one[1]
 
 
