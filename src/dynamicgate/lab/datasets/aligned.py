@@ -15,7 +15,7 @@ import torch
 
 from dynamicgate.data.alignment import class_texts, encode_table, number_classes
 from dynamicgate.data.arrays import Arrays
-from dynamicgate.data.cells import encode_cells
+from dynamicgate.data.cells import adata_values, encode_cells, gene_names
 from dynamicgate.data.checks import check_arrays
 from dynamicgate.data.columns import listed, refuse_missing
 from dynamicgate.data.schema import Schema
@@ -25,7 +25,6 @@ from dynamicgate.lab.datasets.single_cell.h5ad_file import read_h5ad, with_targe
 from dynamicgate.lab.datasets.single_cell.preprocessing import split_cells
 from dynamicgate.lab.datasets.splits import PARTS, Splits, part_positions
 from dynamicgate.lab.datasets.table_file import SUFFIXES, given_parts, read_frame, refuse_unknown
-from dynamicgate.omics import adata_values, gene_names
 
 CELLS = ".h5ad"
 OF_TABLES = ("target", "drop", "split_column")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from dynamicgate.data.arrays import Arrays
+from dynamicgate.data.cells import adata_values
 from dynamicgate.data.checks import check_arrays
 from dynamicgate.data.schema import Column, Schema
 from dynamicgate.data.sparse_rows import SparseRows, check_structure
@@ -26,7 +27,6 @@ from dynamicgate.lab.datasets.single_cell.preprocessing import (
     split_cells,
 )
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.omics import adata_values
 
 
 def load_h5ad(
