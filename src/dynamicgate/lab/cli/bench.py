@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from tyro.conf import Positional, arg
 
+from dynamicgate.data.schema import schema_of
 from dynamicgate.files import environment, write_text
 from dynamicgate.gating.attach import ungate_
 from dynamicgate.gating.recording import named_gates
@@ -21,8 +22,17 @@ from dynamicgate.inference.cpu.timing import time_calls
 from dynamicgate.inference.timing import batches_of
 from dynamicgate.io.model_file import load as load_model
 from dynamicgate.lab.cli.bench_language import bench_language
-from dynamicgate.lab.cli.options import DataDir, LoaderOptions, integers, loader_options, this_command, trained_on
-from dynamicgate.lab.datasets.loading import load_dataset
+from dynamicgate.lab.cli.options import (
+    DataDir,
+    LoaderOptions,
+    Target,
+    integers,
+    loader_options,
+    this_command,
+    trained_on,
+)
+from dynamicgate.lab.cli.other_data import Allow, allowed, options_for
+from dynamicgate.lab.datasets.aligned import load_aligned
 from dynamicgate.lab.methods.dense_reference import reference_of
 from dynamicgate.masks import connections
 
@@ -48,9 +58,11 @@ class Bench:
     of a Hugging Face model, with --prompt-tokens and --new-tokens."""
     data: Annotated[str | None, arg(metavar="NAME|PATH", help_behavior_hint="")] = None
     """Dataset to time on, because the time depends on which units are open; by default the one the model was trained
-    on. `random` uses random inputs."""
+    on. Columns and classes of other data are found by name. `random` uses random inputs."""
     data_dir: DataDir = None
     data_option: LoaderOptions = ()
+    target: Target = None
+    allow: Allow = ()
     batches: Annotated[str, arg(metavar="SIZES")] = "1,16,256"
     """Batch sizes to time, separated by commas."""
     seconds: float = 4.0
@@ -71,7 +83,8 @@ class Bench:
         """Compile, time, print."""
         if self.prompt_tokens is not None or self.new_tokens is not None or self.model.is_dir():
             return self._language()
-        model, rows = load_model(self.model), self._rows()
+        model = load_model(self.model)
+        rows = self._rows(model)
         batches = sorted(set(integers(self.batches, "batches")))
         in_all = self.seconds * len(batches)
         compiled_model = compile(model, rows, batches=batches, seconds=in_all)
@@ -101,10 +114,7 @@ class Bench:
 
     def _language(self) -> int:
         """A language model: its prompt, and the tokens after it."""
-        given = {"--data": self.data, "--data-option": self.data_option or None, "--dense": self.dense}
-        wrong = [name for name, value in given.items() if value is not None]
-        if wrong:
-            raise ValueError(f"{', '.join(wrong)} means nothing for a language model, which is timed on tokens")
+        self._refuse("a language model, which is timed on tokens", {"--data": self.data, "--dense": self.dense})
         return bench_language(
             self.model,
             prompt_tokens=256 if self.prompt_tokens is None else self.prompt_tokens,
@@ -123,19 +133,30 @@ class Bench:
             return reference.build(model), f"{'-'.join(map(str, reference.sizes))}, as asked for, with fresh weights"
         return without_masks_(ungate_(load_model(self.model))), "the model's own layers, without gates and masks"
 
-    def _rows(self) -> Tensor:
-        if self.data == "random":
-            return self._random_rows()
-        name, of_file, seed = trained_on(self.model, self.data)
+    def _rows(self, model: nn.Module) -> Tensor:
+        name, of_file, seed = (None, (), 0) if self.data == "random" else trained_on(self.model, self.data)
         if name is None:
-            return self._random_rows()
-        options = loader_options(self.data_option, None, "--data-option") or of_file
-        splits = load_dataset(name, data_dir=self.data_dir, seed=seed, options=dict(options)).flat()
-        return next(iter(splits.test.batches(MAX_ROWS)))[0]
+            self._refuse("random inputs", {})
+            first = next(m for m in model.modules() if isinstance(m, nn.Linear))
+            return torch.randn(MAX_ROWS, first.in_features, generator=torch.Generator().manual_seed(0))
+        schema = schema_of(model)
+        given = dict(loader_options(self.data_option, self.target, "--data-option"))
+        data = load_aligned(
+            name,
+            schema,
+            data_dir=self.data_dir,
+            seed=seed,
+            options=options_for(name, schema, given, dict(of_file)),
+            allow=allowed(self.allow),
+        )
+        print(*data.notes, sep="\n", end="\n\n" if data.notes else "")
+        return next(iter(data.rows.batches(MAX_ROWS)))[0]
 
-    def _random_rows(self) -> Tensor:
-        first = next(m for m in load_model(self.model).modules() if isinstance(m, nn.Linear))
-        return torch.randn(MAX_ROWS, first.in_features, generator=torch.Generator().manual_seed(0))
+    def _refuse(self, what: str, given: dict[str, Any]) -> None:
+        """Raise if options are given that say how to read a dataset, or others that mean nothing for `what`."""
+        options = {"--data-option": self.data_option, "--target": self.target, "--allow": self.allow}
+        if wrong := [name for name, value in {**given, **options}.items() if value]:
+            raise ValueError(f"{', '.join(wrong)} means nothing for {what}")
 
 
 def without_masks_(model: nn.Module) -> nn.Module:
