@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.accounting.attention import AttentionMacs
+from dynamicgate.accounting.counted import CountsRows, measure_rows
 from dynamicgate.accounting.counter import LayerMacs, MacCounter, deployed
 from dynamicgate.accounting.proxies import Openness, product_of_means, proxies, where_products_mislead
 from dynamicgate.accounting.quality import Quality, check_answers, check_metrics, infer_task
@@ -121,8 +122,11 @@ def measure(
     allow: what to accept that is refused by default in data found by name; see `data.alignment.ALLOWED`.
     """
     batches, notes = batches_by_name(data, schema_of(unwrap(model)), batch, allow=allow)
+    task, metrics = None if loss is None else as_task(loss), check_metrics(metrics)
+    if isinstance(base := unwrap(model), CountsRows):
+        return Measurement(**measure_rows(base, batches, task=task, metrics=metrics, watch=watch), notes=notes)
     device = next(model.parameters()).device
-    tally = _Tally(model, None if loss is None else as_task(loss), check_metrics(metrics))
+    tally = _Tally(model, task, metrics)
     with evaluating(model), torch.no_grad():
         for inputs, y in batches:
             inputs = move(inputs, device)

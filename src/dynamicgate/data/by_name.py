@@ -13,7 +13,7 @@ from dynamicgate.data.alignment import check_allowed, class_texts, encode_table,
 from dynamicgate.data.arrays import Arrays
 from dynamicgate.data.cells import adata_values, encode_cells, gene_names
 from dynamicgate.data.columns import refuse_missing
-from dynamicgate.data.contract import Inputs, is_table_pair, iterate
+from dynamicgate.data.contract import Inputs, inputs_of, is_table_pair, iterate
 from dynamicgate.data.schema import Schema
 from dynamicgate.data.tables import is_annotated, is_frame, take_column
 from dynamicgate.data.targets import as_targets
@@ -57,6 +57,12 @@ def batches_by_name(
         encoded = encode_table(table, schema, WHAT, allow=allowed)
         rows, notes = Arrays(torch.from_numpy(encoded.x), kept), [*notes, *encoded.notes]
     return Batches(_batches(rows, kept, numbers, size), notes)
+
+
+def inputs_by_name(data: Any, schema: Schema | None, *, rows: int) -> Tensor:
+    """`contract.inputs_of`, for a model with this schema."""
+    batches = batches_by_name(data, schema, rows, targets=False).batches
+    return inputs_of((inputs for inputs, _ in batches), rows=rows)
 
 
 def _batches(rows: Arrays, kept: Tensor, numbers: Tensor | None, size: int) -> Iterator[tuple[Inputs, Tensor | None]]:

@@ -57,7 +57,7 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
     with naming_damage(path):
         _check_count(header["architecture"], tensors, path)
         _check_ranks(header["gates"], tensors, path)
-        schema = _schema_in(header, path)
+        schema = schema_of_header(header, path)
         if into is None:  # an instance has the size that its owner chose
             check_size(lambda: _add_gates(build(header["architecture"], path), header, path), tensors, path)
         model = _add_gates(into if into is not None else build(header["architecture"], path), header, path)
@@ -166,10 +166,11 @@ def read_notes(path: str | Path) -> dict[str, Any]:
 def schema_in(path: str | Path) -> Schema | None:
     """The schema in a model file; None if it has none."""
     _, header = read_tensors(Path(path), kind="model", with_tensors=False)
-    return _schema_in(header, Path(path))
+    return schema_of_header(header, Path(path))
 
 
-def _schema_in(header: Mapping[str, Any], path: Path) -> Schema | None:
+def schema_of_header(header: Mapping[str, Any], path: Path) -> Schema | None:
+    """The schema in the header of a file; None if it has none."""
     if "schema" not in header:  # of an earlier version, or of a model of your own
         return None
     try:

@@ -43,8 +43,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     write_atomically(path, lambda temporary: _save_file(flat, temporary, metadata))
 
 
-def read_tensors(path: Path, *, kind: str, with_tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the header that `write_tensors` wrote; any other file is refused with what is wrong with it."""
+def read_tensors(
+    path: Path, *, kind: str | tuple[str, ...], with_tensors: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the header that `write_tensors` wrote; any other file is refused with what is wrong with it.
+
+    kind: what the file must hold, or several of which it must hold one.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}")
     try:
@@ -71,8 +76,9 @@ def read_tensors(path: Path, *, kind: str, with_tensors: bool = True) -> tuple[d
         raise ValueError(
             f"{path} has format {number}, this version reads up to {FORMAT}: upgrade dynamicgate to open it"
         )
-    if header["kind"] != kind:
-        raise ValueError(f"{path} holds a {header['kind']}, expected a {kind}")
+    kinds = (kind,) if isinstance(kind, str) else kind
+    if header["kind"] not in kinds:
+        raise ValueError(f"{path} holds a {header['kind']}, expected a {' or a '.join(kinds)}")
     return tensors, header
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, TypeAlias
 
+from torch import nn
 from tyro.conf import UseAppendAction, arg
 
 from dynamicgate.data.alignment import ALLOWED, check_allowed
 from dynamicgate.data.schema import Schema
+from dynamicgate.inference.compiled_model import KIND, CompiledModel
+from dynamicgate.io.model_file import load as load_model
+from dynamicgate.io.tensor_file import read_tensors
 from dynamicgate.lab.datasets.aligned import CELLS, OF_CELLS, OF_TABLES
 from dynamicgate.lab.datasets.loading import LOADERS
 from dynamicgate.lab.datasets.table_file import SUFFIXES
@@ -22,6 +27,12 @@ Allow: TypeAlias = Annotated[
         + ". For several, separate them by commas or repeat this option.",
     ),
 ]
+
+
+def load_saved(path: Path) -> nn.Module:
+    """A model file, or one that a compiled model was saved to."""
+    _, header = read_tensors(path, kind=("model", KIND), with_tensors=False)
+    return CompiledModel.load(path) if header["kind"] == KIND else load_model(path)
 
 
 def allowed(texts: Sequence[str]) -> frozenset[str]:

@@ -14,9 +14,8 @@ from tyro.conf import Positional, arg
 from dynamicgate.accounting.prediction import Predictions, predict
 from dynamicgate.data.schema import Schema, schema_of
 from dynamicgate.files import write_atomically
-from dynamicgate.io.model_file import load as load_model
 from dynamicgate.lab.cli.options import LoaderOptions, loader_options
-from dynamicgate.lab.cli.other_data import Allow, allowed, options_for
+from dynamicgate.lab.cli.other_data import Allow, allowed, load_saved, options_for
 from dynamicgate.lab.datasets.aligned import CELLS, load_aligned
 from dynamicgate.lab.datasets.single_cell.h5ad_file import read_h5ad
 from dynamicgate.lab.datasets.table_file import PARQUET, SUFFIXES
@@ -39,7 +38,7 @@ class Predict:
     """
 
     model: Annotated[Positional[Path], arg(metavar="MODEL")]
-    """A model.safetensors written by `dynamicgate train` or `dynamicgate compare`."""
+    """A model.safetensors written by `dynamicgate train` or `dynamicgate compare`, or a saved compiled model."""
     data: Annotated[Positional[Path], arg(metavar="DATA")]
     """A .csv, .tsv, .parquet, .h5ad or .npz file (its array x)."""
     out: Annotated[Path, arg(metavar="FILE")]
@@ -56,7 +55,7 @@ class Predict:
             raise ValueError(f"{self.out}: only cells are written as {CELLS}, and {self.data} holds none; write a .csv")
         if self.out.exists() and self.data.exists() and self.out.samefile(self.data):
             raise ValueError(f"{self.out} is the file with the data: choose another, so that nothing is lost")
-        model = load_model(self.model)
+        model = load_saved(self.model)
         schema = schema_of(model)
         if schema is None:
             raise ValueError(
