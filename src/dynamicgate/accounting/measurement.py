@@ -19,7 +19,7 @@ from dynamicgate.accounting.attention import AttentionMacs
 from dynamicgate.accounting.counted import CountsRows, measure_rows
 from dynamicgate.accounting.counter import LayerMacs, MacCounter, deployed
 from dynamicgate.accounting.proxies import Openness, product_of_means, proxies, where_products_mislead
-from dynamicgate.accounting.quality import Quality, check_answers, check_metrics, infer_task
+from dynamicgate.accounting.quality import Quality, check_answers, check_metrics, infer_task, task_of_schema
 from dynamicgate.accounting.shape_counters import ShapeCounters
 from dynamicgate.accounting.stage_costs import finite_cut
 from dynamicgate.accounting.stage_tally import StageTally
@@ -116,14 +116,16 @@ def measure(
     and shorter sequences) are counted each with its own shape. Where the model carries a schema (`data.schema_of`),
     columns, genes and classes of DataFrames and AnnData are found by name and encoded as in its training.
     watch: called with the outputs of each batch and the MACs of each of its samples.
-    loss: what the targets are, as in `fit`. None: whole numbers, one per row, are classes, and matrices of 0 and 1 are
-        labels; float targets, one for each output, are measurements.
+    loss: what the targets are, as in `fit`. None: what the schema says; without one, whole numbers, one per row, are
+        classes, matrices of 0 and 1 labels, and float targets, one for each output, measurements.
     metrics: functions `(outputs, targets)` to a number, by name, besides those of the task.
     allow: what to accept that is refused by default in data found by name; see `data.alignment.ALLOWED`.
     """
-    batches, notes = batches_by_name(data, schema_of(unwrap(model)), batch, allow=allow)
-    task, metrics = None if loss is None else as_task(loss), check_metrics(metrics)
-    if isinstance(base := unwrap(model), CountsRows):
+    base, schema = unwrap(model), schema_of(unwrap(model))
+    batches, notes = batches_by_name(data, schema, batch, allow=allow)
+    metrics = check_metrics(metrics)
+    task = task_of_schema(schema) if loss is None else as_task(loss)
+    if isinstance(base, CountsRows):
         return Measurement(**measure_rows(base, batches, task=task, metrics=metrics, watch=watch), notes=notes)
     device = next(model.parameters()).device
     tally = _Tally(model, task, metrics)

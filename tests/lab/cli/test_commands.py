@@ -135,5 +135,6 @@ def test_every_training_option_reaches_the_run(gate: dict[str, Any], tmp_path: P
     other = {"scale": False, "soft_width": 0.0, "always_open": 0.0}  # a soft width goes with neither of the others
     other |= {"stages": None, "focus": None, "decide": "margin", "stage_distill": 0.0, "first_stage_weight": 1.0}
     # only models in stages take these
+    other |= {"loss": "auto"}  # only a regression takes another
     assert settings == {"data": "digits", "model": "gate+rigl", "seed": 0, "data_options": [], **other, **given}
     assert not [name for name, value in given.items() if value == getattr(Settings(), name)], "none is the default"

@@ -25,8 +25,8 @@ GROUPS = {
     "optimisation": Group(
         "How the weights are trained.",
         (
-            *("epochs", "batch", "lr", "weight_decay", "dropout", "dense_dropout", "activation", "accumulate", "clip"),
-            *("bf16", "balanced", "distill_weight", "patience"),
+            *("epochs", "batch", "lr", "weight_decay", "dropout", "dense_dropout", "activation", "loss", "accumulate"),
+            *("clip", "bf16", "balanced", "distill_weight", "patience"),
         ),
     ),
     "gates": Group(

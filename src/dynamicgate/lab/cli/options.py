@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from tyro.conf import UseAppendAction, arg
 
@@ -46,8 +46,8 @@ Target: TypeAlias = Annotated[
     str | None,
     arg(
         metavar="COLUMN",
-        help="Column with the classes in a .csv, .tsv, .parquet or .h5ad file; the same as the loader option "
-        "target=COLUMN.",
+        help="Column with the classes, or the measurement, in a .csv, .tsv, .parquet or .h5ad file; the same as the "
+        "loader option target=COLUMN.",
         help_behavior_hint="",
     ),
 ]
@@ -73,6 +73,12 @@ class Training:
     data_dir: DataDir = None
     data_option: LoaderOptions = ()
     target: Target = None
+    task: Annotated[
+        Literal["classification", "regression"] | None,
+        arg(metavar="{classification,regression}", help_behavior_hint=""),
+    ] = None
+    """Whether the target of a .csv, .tsv or .parquet file names classes, as by default, or is a measurement; the same
+    as the loader option task=NAME."""
     hidden: Annotated[str | None, arg(metavar="WIDTHS", help_behavior_hint="")] = None
     """Widths of the hidden layers, such as 256 or 1024,512; by default 128 for digits, otherwise 256."""
     optimisation: OptimisationOptions = field(default_factory=group_class("optimisation"))
@@ -89,7 +95,8 @@ class Training:
         """These options as the `Settings` of runs of these models; `chosen` sets further fields."""
         self._check_stages(models)
         values = {**self.hyperparameters(), "data": self.data}  # where the files are does not affect the result
-        values["data_options"] = loader_options(self.data_option, self.target, "--data-option")
+        options = (*self.data_option, *([] if self.task is None else [f"task={self.task}"]))
+        values["data_options"] = loader_options(options, self.target, "--data-option")
         if self.hidden is not None:
             values["hidden"] = integers(self.hidden, "hidden")
         return Settings(**{**values, **chosen})

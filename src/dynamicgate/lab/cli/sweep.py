@@ -71,9 +71,7 @@ class Sweep:
         if best is not None:
             number = best["number"]
             print(f"best trial {number}: {runner.said(best['params'])}")
-            print(f"valid accuracy {found['runs'][number]['valid']['accuracy']:.4f}")
-            print(
-                f"test accuracy {best['quality']['accuracy']:.4f} at {best['macs']['relative']:.4f} of the dense MACs"
-            )
+            print(f"valid {runner.said_quality(found['runs'][number]['valid'])}")
+            print(f"test {runner.said_quality(best['quality'])} at {best['macs']['relative']:.4f} of the dense MACs")
             print(f"saved {trial_folder(self.out, number) / 'model.safetensors'}")
         return 0

@@ -32,6 +32,7 @@ class Train:
     For example:
       dynamicgate train --data digits --budget 0.3 --out runs/first
       dynamicgate train --data digits --log csv,tensorboard --out runs/logged
+      dynamicgate train --data houses.csv --target price --task regression --out runs/houses
       torchrun --nproc-per-node 2 -m dynamicgate train --data mnist --out runs/mnist
 
     Run the same command again to continue after Ctrl-C, a kill or a crash.
@@ -66,7 +67,7 @@ class Train:
                 found = run_one(settings, splits, self.out, device=str(device), callbacks=loggers)
             if distributed.rank() == 0:
                 macs, quality = found["macs"], found["quality"]
-                print(f"test accuracy {quality['accuracy']:.4f}, macro-F1 {quality['macro_f1']:.4f}")
+                print(quality_line(quality))
                 print(
                     f"executed MACs {macs['executed']:,.0f} of {macs['dense']:,.0f} in the dense network asked for "
                     f"= {macs['relative']:.4f}"
@@ -83,6 +84,13 @@ class Train:
         finally:
             distributed.stop()
         return 0
+
+
+def quality_line(quality: dict[str, float]) -> str:
+    """How good the answers for the test data are."""
+    if "accuracy" in quality:
+        return f"test accuracy {quality['accuracy']:.4f}, macro-F1 {quality['macro_f1']:.4f}"
+    return f"test RMSE {quality['rmse']:.6g}, MAE {quality['mae']:.6g}, R2 {quality['r2']:.4f}"
 
 
 def choice_lines(run: dict[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 
 from dynamicgate.gating.gate import Policy
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.ranges import check_memory, check_ranges
+from dynamicgate.lab.methods.ranges import STAGED, check_memory, check_ranges, check_task
 from dynamicgate.presets import PLANS, stage_costs
 from dynamicgate.presets import sparsify as presets
 from dynamicgate.presets.stages import INITIAL_DENSITY, PlanName
@@ -43,7 +43,6 @@ LEAST_BATCH, LEAST_STEPS_OF_EPOCH = 16, 16
 SPARSIFY = "sparsify"
 GATE_FRACTION = 0.1  # of the budget: a higher rank reads the input better, but leaves fewer MACs for the units
 ALWAYS_OPEN = 0.5  # of what the budget pays for
-STAGED = ("staged", "staged-random", "cascade")
 SPARSE = ("pruned", "static-sparse", "set", "rigl", "gate+rigl", *STAGED)
 GATED_SPARSE = "gate+rigl"
 SPARSE_LR_SCALE = 5 / 3  # sparse layers tolerate larger steps
@@ -104,6 +103,8 @@ class Hyperparameters:
     """Multiply open units by their gate's probability."""
     soft_width: float = 0.0
     """How far above its threshold a gate's logit has to be to open its units fully; 0: anywhere above it."""
+    loss: Literal["auto", "mse", "huber"] = "auto"
+    """Loss of a regression (--task regression): mse, which is auto, or huber, in which outliers weigh less."""
     accumulate: int = 1
     """Split a batch into this many pieces and accumulate their gradients."""
     clip: float | None = None
@@ -176,6 +177,7 @@ class Settings(Hyperparameters):
                 f"a budget is a fraction of the dense MACs: expected 0 < budget <= 1, received {self.budget}"
             )
         check_ranges(asdict(self))
+        check_task(asdict(self), splits.is_regression)
         usual = usual_for(splits)
         fused = self.model == GATED_SPARSE
         batch = _or(self.batch, min(usual.batch, len(splits.train)))

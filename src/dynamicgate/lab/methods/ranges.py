@@ -50,6 +50,7 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "first_stage_weight": Range(0, math.inf),
     }
 )
+STAGED = ("staged", "staged-random", "cascade")
 COPIES = 4  # of every weight while a network is trained: itself, its gradient, and two averages of AdamW
 
 
@@ -59,6 +60,19 @@ def check_ranges(values: Mapping[str, Any]) -> None:
         value = values.get(name)
         if value is not None and value not in allowed:
             raise ValueError(f"{name} must be {allowed}, received {value}")
+
+
+def check_task(values: Mapping[str, Any], regression: bool) -> None:
+    """Raise ValueError for settings that mean nothing for the task of the data."""
+    if not regression:
+        if values["loss"] != "auto":
+            raise ValueError(f"--loss {values['loss']} is for a regression: give --task regression, or leave it out")
+        return
+    if values["model"] in STAGED:
+        raise ValueError(f"{values['model']} stops by how sure it is of a class: choose another model for a regression")
+    for name, option in (("distill_weight", "--distill-weight"), ("balanced", "--balanced")):
+        if values[name]:
+            raise ValueError(f"{option} is for classes, and means nothing for a regression: leave it out")
 
 
 def check_memory(sizes: Sequence[int]) -> None:
