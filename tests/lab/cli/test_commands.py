@@ -75,9 +75,12 @@ def test_measure_uses_the_training_dataset_unless_another_is_given(
         loaded.append((name, None if data_dir is None else str(data_dir)))
         return original("digits", seed=seed)
 
-    for module in ("cli.train", "datasets.aligned"):
+    for module in (
+        "datasets.aligned",
+        "runner.comparison",
+        "datasets.loading",
+    ):  # the one that others import it from last
         monkeypatch.setattr(f"dynamicgate.lab.{module}.load_dataset", spy)
-    monkeypatch.setattr("dynamicgate.lab.runner.comparison.load_dataset", spy)
     out = tmp_path / "run"
     there = ["--data", "elsewhere", "--data-dir", str(tmp_path / "there")]
     assert main(["train", "--model", "dense", *there, *QUICK, "--out", str(out)]) == 0

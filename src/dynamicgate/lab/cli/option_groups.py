@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 from tyro.conf import arg
 
-from dynamicgate.lab.methods import Hyperparameters
+from dynamicgate.lab.methods.fields import Hyperparameters
 
 
 class Group(NamedTuple):

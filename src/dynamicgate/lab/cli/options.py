@@ -1,4 +1,7 @@
-"""What several commands share: training options, loader options, number lists, and the command line as text."""
+"""What several commands share: training options, loader options, number lists, and the command line as text.
+
+Modules of commands import what needs torch where they use it, so that `--help` does not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from tyro.conf import UseAppendAction, arg
 
-from dynamicgate.io.model_file import read_notes
 from dynamicgate.lab.cli.option_groups import GROUPS, group_class
-from dynamicgate.lab.datasets.loading import LOADERS
-from dynamicgate.lab.methods import Hyperparameters, Settings
-from dynamicgate.lab.methods.hyperparameters import STAGED
+from dynamicgate.lab.methods.fields import STAGED, Hyperparameters
 
 TRAINED_TOGETHER = ("focus", "stage_distill", "first_stage_weight", "decide")
 STAGE_OPTIONS = {"stages": STAGED, **dict.fromkeys(TRAINED_TOGETHER, STAGED[:2])}
@@ -54,6 +54,8 @@ Target: TypeAlias = Annotated[
 
 
 if TYPE_CHECKING:
+    from dynamicgate.lab.methods.hyperparameters import Settings
+
     OptimisationOptions: TypeAlias = Any
     GateOptions: TypeAlias = Any
     SparsityOptions: TypeAlias = Any
@@ -93,6 +95,8 @@ class Training:
 
     def settings(self, models: Sequence[str], **chosen: Any) -> Settings:
         """These options as the `Settings` of runs of these models; `chosen` sets further fields."""
+        from dynamicgate.lab.methods.hyperparameters import Settings
+
         self._check_stages(models)
         values = {**self.hyperparameters(), "data": self.data}  # where the files are does not affect the result
         options = (*self.data_option, *([] if self.task is None else [f"task={self.task}"]))
@@ -145,6 +149,9 @@ def trained_on(path: Path, given: str | None) -> TrainedOn:
     A file may come from anyone. It may name a known dataset and options of its loader; which other files are read, and
     where caches are written, is said on the command line.
     """
+    from dynamicgate.io.model_file import read_notes
+    from dynamicgate.lab.datasets.loading import LOADERS
+
     found = read_notes(path).get("settings", {})
     name, options, seed = (
         (found.get(key, default) for key, default in (("data", None), ("data_options", []), ("seed", 0)))

@@ -10,7 +10,6 @@ from tyro.conf import OmitArgPrefixes, UseAppendAction, arg
 
 from dynamicgate.lab.cli.engine_options import Machines
 from dynamicgate.lab.cli.options import Training, this_command
-from dynamicgate.lab.runner.search_space import read_parameter
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ class Sweep:
     def run(self) -> int:
         """Run the trials, print the best."""
         from dynamicgate.lab.runner import sweep as runner  # here, because it needs Optuna
+        from dynamicgate.lab.runner.search_space import read_parameter
         from dynamicgate.lab.runner.study import trial_folder
 
         asked = runner.new_sweep(

@@ -8,14 +8,8 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, arg
 
-from dynamicgate import distributed
 from dynamicgate.files import write_text
-from dynamicgate.integrations.loggers import loggers_for
 from dynamicgate.lab.cli.options import Training
-from dynamicgate.lab.datasets.loading import load_dataset
-from dynamicgate.lab.methods import run_one, settings_hash
-from dynamicgate.lab.methods.pilots import choice_note
-from dynamicgate.training.folder_lock import only_process
 
 LOCK = ".train.lock"
 MODEL_HELP = (
@@ -52,6 +46,12 @@ class Train:
 
     def run(self) -> int:
         """Train, measure, print."""
+        from dynamicgate import distributed
+        from dynamicgate.integrations.loggers import loggers_for
+        from dynamicgate.lab.datasets.loading import load_dataset
+        from dynamicgate.lab.methods import run_one, settings_hash
+        from dynamicgate.training.folder_lock import only_process
+
         device = distributed.choose_device(self.device)
         distributed.start(device)
         try:
@@ -63,7 +63,7 @@ class Train:
             settings = settings.resolved(splits)
             loggers = loggers_for([name.strip() for name in self.log.split(",") if name.strip()], self.out)
             with only_process(self.out, LOCK, device):  # from the mark of its settings to the result
-                _claim_folder(self.out, settings_hash(settings, splits))
+                _claim_folder(self.out, settings_hash(settings, splits), mark=distributed.rank() == 0)
                 found = run_one(settings, splits, self.out, device=str(device), callbacks=loggers)
             if distributed.rank() == 0:
                 macs, quality = found["macs"], found["quality"]
@@ -95,6 +95,8 @@ def quality_line(quality: dict[str, float]) -> str:
 
 def choice_lines(run: dict[str, Any]) -> list[str]:
     """For a model that chose its recipe what it chose, why, and what that took."""
+    from dynamicgate.lab.methods.pilots import choice_note
+
     return [f"chose {choice_note(run['choice'])}"] if run.get("choice") else []
 
 
@@ -114,13 +116,14 @@ def stage_lines(run: dict[str, Any]) -> list[str]:
     ]
 
 
-def _claim_folder(out: Path, fingerprint: str) -> None:
-    """Mark the folder with the settings of this run; refuse it if it already has a run with other settings."""
+def _claim_folder(out: Path, fingerprint: str, *, mark: bool) -> None:
+    """Mark the folder with the settings of this run (`mark`: of several processes one does); refuse it if it already
+    has a run with other settings."""
     marker = out / "settings.hash"
     # a refused attempt leaves neither; those of a cascade are in folders below
     has_run = any(found for name in ("last.safetensors", "run.json") for found in out.rglob(name))
     if has_run and marker.exists() and marker.read_text(encoding="utf-8", errors="replace") != fingerprint:
         raise ValueError(f"{out} has a run with other settings: choose another --out, or delete that folder")
     # A run that lost its mark is compared by what it has itself; a request that is then refused must not mark it.
-    if distributed.rank() == 0 and not has_run:
+    if mark and not has_run:
         write_text(marker, fingerprint)

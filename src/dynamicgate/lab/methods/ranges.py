@@ -10,6 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from dynamicgate.lab.methods.fields import STAGED
+
 
 class Range(NamedTuple):
     """From `low` to `high`; `above` leaves out `low`, `below` leaves out `high`."""
@@ -50,7 +52,6 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "first_stage_weight": Range(0, math.inf),
     }
 )
-STAGED = ("staged", "staged-random", "cascade")
 COPIES = 4  # of every weight while a network is trained: itself, its gradient, and two averages of AdamW
 
 
