@@ -16,7 +16,7 @@ from dynamicgate.choices import Distribution, PlanName
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.fields import STAGED as STAGED
 from dynamicgate.lab.methods.fields import Hyperparameters as Hyperparameters
-from dynamicgate.lab.methods.ranges import check_memory, check_ranges, check_task
+from dynamicgate.lab.methods.ranges import check_memory, check_ranges, check_sizes, check_task
 from dynamicgate.presets import PLANS, stage_costs
 from dynamicgate.presets import sparsify as presets
 from dynamicgate.presets.stages import INITIAL_DENSITY
@@ -75,6 +75,7 @@ class Settings(Hyperparameters):
         found = replace(self, hidden=_or(self.hidden, usual.hidden), batch=batch, epochs=_or(self.epochs, usual.epochs))
         check_memory((splits.train.features, *given(found.hidden), splits.classes))
         if self.model == SPARSIFY:  # the rest depends on which recipe is chosen
+            check_sizes(asdict(found), (splits.train.features, *given(found.hidden), splits.classes))
             return found
         found = replace(
             found,
@@ -84,6 +85,7 @@ class Settings(Hyperparameters):
         if any(width < 1 for width in (*given(found.hidden), *found.widths)):
             raise ValueError(f"hidden widths must be 1 or more, received {found.hidden} widened by {found.widen}")
         check_memory((splits.train.features, *found.widths, splits.classes))
+        check_sizes(asdict(found), (splits.train.features, *found.widths, splits.classes))
         found = replace(
             found,
             block=_or(found.block, presets.BLOCK if fused else 1),

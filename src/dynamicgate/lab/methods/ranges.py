@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from dynamicgate.lab.methods.fields import STAGED
+from dynamicgate.sparsity.patterns import parse_pattern
 
 
 class Range(NamedTuple):
@@ -74,6 +75,24 @@ def check_task(values: Mapping[str, Any], regression: bool) -> None:
     for name, option in (("distill_weight", "--distill-weight"), ("balanced", "--balanced")):
         if values[name]:
             raise ValueError(f"{option} is for classes, and means nothing for a regression: leave it out")
+
+
+def check_sizes(values: Mapping[str, Any], sizes: Sequence[int]) -> None:
+    """Raise ValueError for a block, a tile or a division of the batch that is larger than what it divides. sizes: of
+    the model's layers, inputs and outputs included."""
+    inputs, *hidden, _ = sizes
+    block, batch, accumulate = (values[name] for name in ("block", "batch", "accumulate"))
+    if block is not None and hidden and block > max(hidden):
+        raise ValueError(f"block={block}: the widest hidden layer has {max(hidden)} units, which is the largest block")
+    if batch is not None and accumulate > batch >= 1:
+        raise ValueError(f"accumulate={accumulate}: a batch of {batch} rows has at most {batch} pieces")
+    tile = parse_pattern(values["pattern"])
+    outputs, read = max(sizes[1:]), max(inputs, *hidden)
+    if tile.rows > outputs or tile.columns > read:
+        raise ValueError(
+            f"pattern={tile.name}: no layer has so many outputs or inputs; the largest tile that fits any is "
+            f"{outputs}x{read}, and one that prunes something is smaller than the layers"
+        )
 
 
 def check_memory(sizes: Sequence[int]) -> None:
