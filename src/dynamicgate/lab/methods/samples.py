@@ -187,8 +187,9 @@ def show(splits: Splits, row: int) -> dict[str, Any]:
 
 
 def feature_names(splits: Splits) -> Sequence[str]:
-    """The names of the columns or genes of a dataset that keeps them, one for each feature; else none."""
-    names: Sequence[str] = getattr(getattr(splits, "schema", None), "feature_names", ())
+    """The names of the columns or genes (by symbol, where that is known) of a dataset that keeps them, one for each
+    feature; else none."""
+    names = () if splits.schema is None else splits.schema.shown_names
     return names if len(names) == splits.train.features else ()
 
 
