@@ -118,10 +118,11 @@ class RowMeans:
 
     def __init__(self, rows: Tensor) -> None:
         """For a batch of which this process holds `rows`; processes may hold different numbers of them."""
-        self.weight = 1.0
+        self.weight, self.count = 1.0, rows.shape[0]
         if world_size() > 1:
             count = torch.tensor(float(rows.shape[0]), device=rows.device)
-            self.weight = float(count) * world_size() / float(sum_(count.clone()))
+            self.count = int(sum_(count.clone()))
+            self.weight = float(count) * world_size() / max(1, self.count)
 
     def values(self, *weighted: Tensor) -> list[float]:
         """The means of weighted values over processes, all at once: on a GPU every answer is a wait."""

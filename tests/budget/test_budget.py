@@ -286,6 +286,23 @@ def test_the_penalty_before_apply_says_what_to_call() -> None:
         Budget(target=0.5).step(used, 0.0)
 
 
+def test_an_empty_batch_is_refused_and_moves_nothing() -> None:
+    model, budget = GatedMLP((32, 16, 4), LOW_RANK), Budget(target=0.5)
+    for loop in (budget, OpenLoopBudget()):
+        loop.apply_(model, 0.0)
+        with dg.usage(model) as used:
+            model(torch.randn(8, 32))
+        loop.step(used, 0.0)
+        before = json.dumps(loop.state_dict())
+        loop.apply_(model, 0.5)
+        with dg.usage(model) as used:
+            model(torch.randn(0, 32))
+        for call in (lambda: loop.step(used, 0.5), lambda: loop.penalty(used)):  # noqa: B023
+            with pytest.raises(ValueError, match=r"the batch of this step has no rows.*leave empty batches out"):
+                call()
+        assert json.dumps(loop.state_dict()) == before
+
+
 def test_a_loss_that_is_not_a_number_is_reported_as_such() -> None:
     model = GatedMLP((32, 16, 4), GateConfig(net="low-rank", rank=1))
     budget = Budget(target=0.5, on_collapse="ignore", floor=0.0)

@@ -286,7 +286,7 @@ def test_a_model_of_another_architecture_is_refused_with_the_differences(tmp_pat
     path = tmp_path / "model.safetensors"
     save(sequential(), path)
     other = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3, bias=False))
-    with pytest.raises(ValueError, match=f"{path} holds a model of another architecture") as caught:
+    with pytest.raises(ValueError, match=f"{path} was not saved from the model given with into=") as caught:
         load(path, into=other)
     message = str(caught.value)
     assert "0.weight is [9, 6] in the model and [8, 6] in the file" in message
@@ -296,6 +296,26 @@ def test_a_model_of_another_architecture_is_refused_with_the_differences(tmp_pat
         load(path, into=wider)
     with pytest.raises(ValueError, match=r"4.bias is not in the model; 4.weight is not in the model$"):
         load(path, into=nn.Sequential(*list(sequential())[:4]))
+
+
+@pytest.mark.parametrize("sizes", [(6, 8, 5, 3), (6, 9, 3)])
+def test_a_wrong_model_for_a_file_with_gates_and_masks_is_not_called_damage(
+    sizes: tuple[int, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "model.safetensors"
+    model = dg.nn.GatedMLP((6, 8, 3), dg.GateConfig(block=4))
+    dg.sparsity.Static(model, density=0.5)
+    save(model, path)
+    for other in (dg.nn.GatedMLP(sizes), dg.nn.GatedMLP(sizes, dg.GateConfig(block=4)), nn.Linear(6, 3)):
+        before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+        with pytest.raises(
+            ValueError, match=r"given with into=, which is another one: .* in the (file|model)"
+        ) as caught:
+            load(path, into=other)
+        assert "damaged" not in str(caught.value)
+        assert other.state_dict().keys() == before.keys(), "no gate or mask was added to it"
+        assert all(torch.equal(tensor, before[name]) for name, tensor in other.state_dict().items())
+    load(path, into=dg.nn.GatedMLP((6, 8, 3)))
 
 
 def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:

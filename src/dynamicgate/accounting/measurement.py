@@ -8,22 +8,25 @@ saved is split: first the connections that do not exist, then, of those that do,
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dynamicgate.accounting.attention import AttentionMacs
+from dynamicgate.accounting.counted import CountsRows, measure_rows
 from dynamicgate.accounting.counter import LayerMacs, MacCounter, deployed
 from dynamicgate.accounting.proxies import Openness, product_of_means, proxies, where_products_mislead
-from dynamicgate.accounting.quality import Quality, check_answers, check_metrics, infer_task
+from dynamicgate.accounting.quality import Quality, check_answers, check_metrics, infer_task, task_of_schema
 from dynamicgate.accounting.shape_counters import ShapeCounters
 from dynamicgate.accounting.stage_costs import finite_cut
 from dynamicgate.accounting.stage_tally import StageTally
 from dynamicgate.accounting.zero_skipping import gate_zero_skipping, zero_skipping
-from dynamicgate.data.contract import Inputs, call, iterate, move
+from dynamicgate.data.by_name import batches_by_name
+from dynamicgate.data.contract import Inputs, call, move
+from dynamicgate.data.schema import schema_of
 from dynamicgate.data.tasks import Metric, OwnLoss, Task, as_task
 from dynamicgate.display import ShownAsText
 from dynamicgate.gating.gate import Gate
@@ -45,7 +48,7 @@ class Measurement(ShownAsText):
     gates: list[dict[str, Any]]
     count: int
     notes: list[str] = field(default_factory=list)
-    """Sentences on layers whose cost a product of mean rates would misstate."""
+    """Sentences on data that were found by name, and on layers whose cost a product of mean rates would misstate."""
     stages: dict[str, Any] | None = None
     """For a model with stages, with one entry a stage: `open`, the fraction of rows that opened it; `relative`, what a
     row costs that stops after it; `accuracy`, if all rows stopped after it. `random` is the accuracy if the same stops
@@ -105,20 +108,29 @@ def measure(
     watch: Callable[[Tensor, Tensor], None] | None = None,
     loss: str | Task | OwnLoss | None = None,
     metrics: Mapping[str, Metric] | None = None,
+    allow: Collection[str] = (),
 ) -> Measurement:
     """Run `model` in evaluation mode over `data` and account for every multiply-accumulate.
 
     data: see `dynamicgate.data.contract`. Without targets the quality is left out. Batches of different shapes (longer
-    and shorter sequences) are counted each with its own shape.
+    and shorter sequences) are counted each with its own shape. Where the model carries a schema (`data.schema_of`),
+    columns, genes and classes of DataFrames and AnnData are found by name and encoded as in its training.
     watch: called with the outputs of each batch and the MACs of each of its samples.
-    loss: what the targets are, as in `fit`. None: whole numbers, one per row, are classes, and matrices of 0 and 1 are
-        labels; float targets, one for each output, are measurements.
+    loss: what the targets are, as in `fit`. None: what the schema says; without one, whole numbers, one per row, are
+        classes, matrices of 0 and 1 labels, and float targets, one for each output, measurements.
     metrics: functions `(outputs, targets)` to a number, by name, besides those of the task.
+    allow: what to accept that is refused by default in data found by name; see `data.alignment.ALLOWED`.
     """
+    base, schema = unwrap(model), schema_of(unwrap(model))
+    batches, notes = batches_by_name(data, schema, batch, allow=allow)
+    metrics = check_metrics(metrics)
+    task = task_of_schema(schema) if loss is None else as_task(loss)
+    if isinstance(base, CountsRows):
+        return Measurement(**measure_rows(base, batches, task=task, metrics=metrics, watch=watch), notes=notes)
     device = next(model.parameters()).device
-    tally = _Tally(model, None if loss is None else as_task(loss), check_metrics(metrics))
+    tally = _Tally(model, task, metrics)
     with evaluating(model), torch.no_grad():
-        for inputs, y in iterate(data, batch):
+        for inputs, y in batches:
             inputs = move(inputs, device)
             counter = tally.counters.counter_for(inputs)
             out, used, nonzero = _observe(model, counter, inputs)
@@ -130,7 +142,8 @@ def measure(
     if tally.not_numbers:
         rows = sum(len(macs) for macs in tally.per_sample)
         warnings.warn(f"the model answers NaN for {tally.not_numbers} of {rows} rows", stacklevel=2)
-    return tally.result(sum(p.numel() for p in model.parameters()))
+    found = tally.result(sum(p.numel() for p in model.parameters()))
+    return replace(found, notes=[*notes, *found.notes])
 
 
 def _observe(model: nn.Module, counter: MacCounter, inputs: Inputs) -> tuple[Tensor, Usage, dict[str, Tensor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.accounting.measurement import measure
-from dynamicgate.data.contract import Inputs, iterate
+from dynamicgate.data.by_name import batches_by_name
 from dynamicgate.data.schema import schema_of
+from dynamicgate.modules import unwrap
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +29,8 @@ class Predictions:
     task: str
     classes: tuple[str, ...]
     """Names of the outputs, "0", "1", … where they have none."""
+    notes: tuple[str, ...] = ()
+    """What was done to data whose columns were found by name."""
 
     @property
     def labels(self) -> list[str]:
@@ -37,12 +40,13 @@ class Predictions:
         return [self.classes[k] for k in self.scores.argmax(1).tolist()]
 
 
-def predict(model: nn.Module, data: Any, *, batch: int = 1024) -> Predictions:
+def predict(model: nn.Module, data: Any, *, batch: int = 1024, allow: Collection[str] = ()) -> Predictions:
     """Run `model` in evaluation mode over `data` (see `dynamicgate.data.contract`; targets are not read).
 
-    Task and names of classes are those of the model's schema; without one it is taken as a classifier.
+    Task and names of classes are those of the model's schema; without one it is taken as a classifier. Columns and
+    genes are found by name, and `allow` names exceptions, as in `measure`.
     """
-    schema = schema_of(model)
+    schema = schema_of(unwrap(model))
     task = "classification" if schema is None else schema.task
     outputs: list[Tensor] = []
     macs: list[Tensor] = []
@@ -51,7 +55,8 @@ def predict(model: nn.Module, data: Any, *, batch: int = 1024) -> Predictions:
         outputs.append(out.detach().double().cpu())
         macs.append(macs_B)
 
-    found = measure(model, _inputs(data, batch), watch=record)
+    batches, notes = batches_by_name(data, schema, batch, allow=allow, targets=False)
+    found = measure(model, (inputs for inputs, _ in batches), watch=record)
     out_NC = torch.cat(outputs)
     if out_NC.ndim != 2:
         raise ValueError(f"expected a model that answers one row for each row, received shape {tuple(out_NC.shape)}")
@@ -61,8 +66,4 @@ def predict(model: nn.Module, data: Any, *, batch: int = 1024) -> Predictions:
     dense = found.macs["dense"] if schema is None or not schema.dense_macs else schema.dense_macs
     scores_NC = out_NC.softmax(1) if task == "classification" else out_NC.sigmoid() if task == "multilabel" else out_NC
     classes = names or tuple(map(str, range(out_NC.shape[1])))
-    return Predictions(scores_NC, torch.cat(macs) / dense, task, classes)
-
-
-def _inputs(data: Any, batch: int) -> Iterator[Inputs]:
-    return (inputs for inputs, _ in iterate(data, batch))
+    return Predictions(scores_NC, torch.cat(macs) / dense, task, classes, tuple(notes))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dynamicgate.accounting.metrics import confusion_counts, quality_of
+from dynamicgate.data.schema import Schema
 from dynamicgate.data.tasks import IGNORED, MSE, Classification, Metric, MultiLabel, Task
 
 
@@ -96,6 +97,13 @@ def check_metrics(metrics: Mapping[str, Metric] | None) -> dict[str, Metric]:
     if taken:
         raise ValueError(f"metrics may not be called {', '.join(sorted(taken))}: these names are taken")
     return dict(metrics or {})
+
+
+def task_of_schema(schema: Schema | None) -> Task | None:
+    """What the targets of a model are that says so; None where class numbers and token models are told by shape."""
+    if schema is None or schema.task == "classification":
+        return None
+    return MSE() if schema.task == "regression" else MultiLabel()
 
 
 def infer_task(outputs: Tensor, targets: Tensor) -> Task:

@@ -87,7 +87,7 @@ class GateBudget(ABC):
 
     def step(self, used: Usage, progress: float) -> Tensor:
         """Take in what the gates decided for this batch, and return what to add to the task loss. Once per optimizer
-        step: it moves the controller and records readings."""
+        step: it moves the controller and records readings. A batch without rows is a ValueError."""
         means = self._means(used)
         self._check_graph(used)
         term, rates = self._advance(used, progress, means)
@@ -132,7 +132,13 @@ class GateBudget(ABC):
     def _means(self, used: Usage) -> RowMeans:
         if not self._applied:
             raise RuntimeError("call budget.apply_(model, progress) before the forward pass")
-        return RowMeans(_rows_of(used).flatten(0, -2))
+        means = RowMeans(_rows_of(used).flatten(0, -2))
+        if not means.count:
+            raise ValueError(
+                "the batch of this step has no rows, so that no gate decided anything: leave empty batches out (of "
+                "several processes some may have no rows, not all)"
+            )
+        return means
 
     def _opened(self, used: Usage, means: RowMeans) -> list[Tensor]:
         return [means.local(used[site].open) for site in used]

@@ -8,23 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from dynamicgate.choices import ALLOWED as ALLOWED
 from dynamicgate.data.columns import absent_column, as_texts, encode_column, listed
 from dynamicgate.data.schema import Column, Schema
-
-ALLOWED = MappingProxyType(
-    {
-        "missing-columns": "columns (genes) that the data lacks get the value that the model fills in",
-        "new-categories": "categories that the model never saw are none of those it knows",
-        "new-classes": "rows of classes that the model does not know are left out of the score",
-        "other-range": "values that the model cannot have been trained on are used as they are",
-    }
-)
 
 
 class Encoded(NamedTuple):

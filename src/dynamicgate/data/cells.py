@@ -78,6 +78,31 @@ def encode_cells(
     return EncodedCells(rows, PlaceGenes(fill, torch.tensor(places)), len(found) / len(schema.columns), notes)
 
 
+def adata_values(adata: Any, layer: str | None, what: str = "adata") -> Any:
+    """AnnData whose X are the values to read: `adata` itself, one of its layers, or what it keeps as raw."""
+    if layer is None:
+        if adata.X is None:
+            raise ValueError(f"{what} has no X; choose one of its layers with layer=, found {list(adata.layers)}")
+        return adata
+    if layer in adata.layers:
+        values = adata.copy()
+        values.X = adata.layers[layer]
+        return values
+    if layer == "raw" and adata.raw is not None:
+        return adata.raw.to_adata()
+    also = " and raw" if adata.raw is not None else ""
+    raise ValueError(f"{what} has no layer {layer!r}, found {list(adata.layers)}{also}; without this option X is used")
+
+
+def gene_names(cells: Any, column: str | None, what: str = "adata") -> list[str]:
+    """The names of the genes of AnnData: those of var, or of one of its columns."""
+    if column is None:
+        return [str(name) for name in cells.var_names]
+    if column not in cells.var.columns:
+        raise ValueError(f"{what}: var has no column {column!r} with names of genes, found {list(cells.var.columns)}")
+    return [str(name) for name in cells.var[column]]
+
+
 def match_genes(genes: Sequence[str], schema: Schema, what: str) -> dict[int, int]:
     """For each gene of the model that the data has, by its position in the model, the position in `genes`."""
     best: dict[int, int] = {}

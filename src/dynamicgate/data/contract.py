@@ -67,7 +67,7 @@ def iterate(data: Any, size: int) -> Iterator[tuple[Inputs, Tensor | None]]:
     if isinstance(data, Arrays | ManyInputs):
         yield from data.batches(size)
         return
-    if is_table(data) or _is_table_pair(data):
+    if is_table(data) or is_table_pair(data):
         table, y = data if isinstance(data, tuple | list) else (data, None)
         rows, targets = _read_table(table, y, "data")
         for index in torch.arange(len(rows)).split(size):
@@ -114,7 +114,7 @@ def halves(data: Any, what: str) -> tuple[Any, Any]:
     once, from its first to its last batch."""
     if isinstance(data, Arrays | ManyInputs):
         return data, data.y
-    if isinstance(data, tuple | list) and len(data) == 2 and (_is_pair(data) or _is_table_pair(data)):
+    if isinstance(data, tuple | list) and len(data) == 2 and (_is_pair(data) or is_table_pair(data)):
         x, y = data
         if y is not None:
             return take_column(x, y, what) if isinstance(y, str) else (x, y)
@@ -173,7 +173,7 @@ def _read_table(table: Any, y: Any, what: str) -> tuple[Tensor | Rows, Tensor | 
     return rows, found
 
 
-def _is_table_pair(data: Any) -> bool:
+def is_table_pair(data: Any) -> bool:
     """A table and its targets, which are values or the name of a column; or a tensor and a table of targets."""
     if not isinstance(data, tuple | list) or len(data) != 2:
         return False

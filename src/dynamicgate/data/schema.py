@@ -98,6 +98,15 @@ class Schema:
         """The names of all features, in order; none for arrays."""
         return tuple(name for column in self.columns for name in column.features)
 
+    @property
+    def shown_names(self) -> tuple[str, ...]:
+        """The names of all features as a reader knows them: a column of one feature by its alias, where it has one."""
+        return tuple(
+            column.alias if column.alias and len(column.features) == 1 else name
+            for column in self.columns
+            for name in column.features
+        )
+
     def to_json(self) -> dict[str, Any]:
         """JSON values, without what keeps its default; a column that is a plain number is its name."""
         found = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}

@@ -16,22 +16,22 @@ SHOWN = 5  # names in an error
 
 def is_table(value: object) -> bool:
     """Whether it is a DataFrame, a scipy sparse matrix, AnnData or a numpy array."""
-    return isinstance(value, np.ndarray) or _is_frame(value) or _is_sparse(value) or _is_annotated(value)
+    return isinstance(value, np.ndarray) or is_frame(value) or _is_sparse(value) or is_annotated(value)
 
 
 def table_rows(table: Any, what: str) -> torch.Tensor | Rows:
     """The rows of a table as float32. Those of a sparse matrix stay sparse: only a batch is ever dense."""
-    if _is_annotated(table):
+    if is_annotated(table):
         table = table.X
-    if _is_frame(table):
+    if is_frame(table):
         return check_features(_frame_values(table, what), what)
     return SparseRows(table, f"{what}: x") if _is_sparse(table) else check_features(table, what)
 
 
 def take_column(table: Any, name: str, what: str) -> tuple[Any, Any]:
     """A DataFrame without the column `name`, and that column; AnnData, and that column of its `obs`."""
-    columns = table.obs if _is_annotated(table) else table
-    if not _is_frame(columns):
+    columns = table.obs if is_annotated(table) else table
+    if not is_frame(columns):
         raise TypeError(f"{what}: y={name!r} names a column, and {type(table).__name__} has no names: pass the values")
     if name not in columns.columns:
         raise ValueError(f"{what}: there is no column {name!r}; there are {_listed(map(str, columns.columns))}")
@@ -61,7 +61,8 @@ def _listed(names: Any) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
 
 
-def _is_frame(value: object) -> bool:
+def is_frame(value: object) -> bool:
+    """Whether it is a DataFrame of pandas, or like one."""
     return hasattr(value, "columns") and hasattr(getattr(value, "dtypes", None), "items") and hasattr(value, "to_numpy")
 
 
@@ -69,5 +70,6 @@ def _is_sparse(value: object) -> bool:
     return hasattr(value, "tocsr") and not isinstance(value, torch.Tensor)
 
 
-def _is_annotated(value: object) -> bool:
+def is_annotated(value: object) -> bool:
+    """Whether it is AnnData."""
     return all(hasattr(value, name) for name in ("X", "obs", "var"))

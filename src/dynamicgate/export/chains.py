@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,17 +19,14 @@ from dynamicgate.gating.recording import named_gates, usage
 from dynamicgate.gating.stages import StageGate, stages_of
 from dynamicgate.inference.compiled_model import CompiledModel
 from dynamicgate.inference.cpu.chain import Chain
-from dynamicgate.inference.cpu.dense_stages import DenseStages
 from dynamicgate.inference.cpu.find import find_chains
-from dynamicgate.inference.cpu.layers import DenseLayers, PackedLayers
 from dynamicgate.inference.cpu.lower import Lowered, Router, lower_chain
+from dynamicgate.inference.cpu.unpacked import unpacked_chain
 from dynamicgate.inference.graph import replace_nodes, trace
 from dynamicgate.inference.shadow_copy import copy_sharing_memory
 from dynamicgate.modules import unwrap
 from dynamicgate.ops.chain.layers import Layer
-from dynamicgate.ops.chain.stage_packing import is_staged, unpack_staged
 from dynamicgate.ops.chain.stages import Staged
-from dynamicgate.ops.chain.unpacking import unpack
 
 
 @dataclass(frozen=True)
@@ -143,39 +140,17 @@ def _parts_of_plan(chain: Chain) -> ChainParts | None:
     router = None
     if chain.router is not None:
         router = Router(chain.router.gate.net, chain.router.k, chain.router.tau)
-    packed = [m for m in chain.implementations if isinstance(m, PackedLayers)]
-    if packed and is_staged(packed[0].program):
-        return ChainParts(staged=unpack_staged(packed[0].weights, packed[0].program), norm_eps=chain.norm_eps)
-    if isinstance(chain.implementations[0], DenseStages):
+    found = unpacked_chain(chain)
+    if found is None:
         return None
-    layers = _unpacked(packed[0]) if packed else _dense(chain.implementations[0])
-    return ChainParts(tuple(layers), router=router, norm_eps=chain.norm_eps)
-
-
-def _unpacked(held: PackedLayers) -> list[Layer]:
-    layers = unpack(held.weights, held.program)
-    # Packed, every block has a cut of its own; in a plan they are all the same.
-    nets = [None if layer.gate is None else replace(layer.gate, cut=float(layer.gate.cut[0])) for layer in layers]  # type: ignore[index]
-    return [replace(layer, gate=net) for layer, net in zip(layers, nets, strict=True)]
+    if isinstance(found, Staged):
+        return ChainParts(staged=found, norm_eps=chain.norm_eps)
+    return ChainParts(tuple(found), router=router, norm_eps=chain.norm_eps)
 
 
 def _single(chain: Chain) -> Chain:
     """The chain with one implementation, so that no number of rows chooses another."""
     return Chain(chain.implementations[:1], [0], [1], chain.inputs, norm_eps=chain.norm_eps)  # type: ignore[arg-type]
-
-
-def _dense(held: nn.Module) -> list[Layer]:
-    assert isinstance(held, DenseLayers)
-    found = []
-    for layer in held.layers:
-        net = None if layer.gate is None else layer.gate.net  # type: ignore[union-attr]
-        if layer.program is None:
-            weight, bias = layer.weight, layer.bias
-        else:
-            (packed,) = unpack(layer.weight, layer.program)  # type: ignore[arg-type]
-            weight, bias = packed.weight, packed.bias
-        found.append(Layer(weight, bias, layer.activation, layer.block, net))  # type: ignore[arg-type]
-    return found
 
 
 def _open_rates(model: nn.Module, gates: Mapping[str, Gate], example: Tensor) -> dict[str, float]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
+from dynamicgate.choices import Form as Form
 from dynamicgate.files import write_atomically
 from dynamicgate.inference.plan import Verification
 
-Form = Literal["auto", "skip", "masks"]
 FORMS = ("auto", "skip", "masks")
 
 

@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from dynamicgate.choices import Policy as Policy
 from dynamicgate.gating.routing import DropPolicy
 
 OPEN, THETA, RANK = 0.8, 0.5, 8
@@ -13,7 +14,6 @@ STAGES = (0.2, 0.3, 0.5)
 CONTEXTS = 10
 OF_STAGES = ("stages", "decide")  # options
 OF_CONTEXTS = ("contexts",)
-Policy = Literal["hard", "soft", "bernoulli", "concrete", "gumbel"]
 Decide = Literal["margin", "entropy", "head", "random"]
 
 

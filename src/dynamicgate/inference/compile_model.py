@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.data.contract import inputs_of
+from dynamicgate.data.by_name import inputs_by_name
+from dynamicgate.data.schema import put_schema_, schema_of
 from dynamicgate.inference.compiled_model import CompiledModel
 from dynamicgate.inference.cpu.pipeline import compile_on_cpu
 from dynamicgate.inference.gpu.pipeline import compile_on_gpu
@@ -51,8 +52,9 @@ def compile(
 
     example: inputs as in use, a few hundred rows if possible: which units are open decides what is fastest. A tensor, a
         tuple (x, y), of which x is used, `dynamicgate.data.Arrays`, or batches (a DataLoader, say), of which only the
-        first are read. For a language model, one call: tokens, a dict of keyword arguments, or a pair of a tuple of
-        arguments and a dict.
+        first are read; a DataFrame, by name where the model carries a schema, which the compiled one then carries too.
+        For a language model, one call: tokens, a dict of keyword arguments, or a pair of a tuple of arguments and a
+        dict.
     batches: rows of a call (tokens on a GPU), ascending: one choice for each.
     calibration: inputs to look for blocks that never open (the example by default), given like `example` and read to
         the end. Such blocks are reported, and removed only with `drop_never_open`, which changes the outputs for inputs
@@ -72,19 +74,20 @@ def compile(
         if cache_kind(model) is not None and tuple(batches) != BATCHES:
             given["batches"] = batches
         refuse_options(given, "an example of tokens", "leave them out")
-        return _compiled(compile_language(model, call, batches=batches, threads=threads, seconds=seconds))
-    x = inputs_of(example, rows=MAX_ROWS).detach()
+        return _compiled(model, compile_language(model, call, batches=batches, threads=threads, seconds=seconds))
+    schema = schema_of(model)
+    x = inputs_by_name(example, schema, rows=MAX_ROWS).detach()
     _check_arguments(x, batches)
     options = {"calibration": calibration, **cpu_options(drop_never_open, memory, same_bits)}
     if not x.is_cuda and all(value is None for value in options.values()) and runs_by_layer(model):
         found = Inputs((x[:MOST_ROWS],))
-        return _compiled(compile_language(model, found, batches=batches, threads=threads, seconds=seconds))
-    calibration_x = x if calibration is None else inputs_of(calibration, rows=sys.maxsize).detach()
+        return _compiled(model, compile_language(model, found, batches=batches, threads=threads, seconds=seconds))
+    calibration_x = x if calibration is None else inputs_by_name(calibration, schema, rows=sys.maxsize).detach()
     if x.is_cuda:
         given = {**cpu_options(drop_never_open, memory, same_bits), "threads": threads}
         refuse_options(given, "an example on a GPU", "leave them out, or move model and example to the cpu")
         body, plan = compile_on_gpu(model, x, batches=batches, calibration=calibration_x, seconds=seconds)
-        return CompiledModel(body, plan)
+        return _with_schema(CompiledModel(body, plan), model)
     body, plan, nodes = compile_on_cpu(
         model,
         x,
@@ -96,7 +99,7 @@ def compile(
         same_bits=same_bits,
         seconds=seconds,
     )
-    return CompiledModel(body, plan, nodes)
+    return _with_schema(CompiledModel(body, plan, nodes), model)
 
 
 def _check_arguments(x: Tensor, batches: Sequence[int]) -> None:
@@ -122,5 +125,11 @@ def refuse_options(given: Mapping[str, Any], example: str, remedy: str) -> None:
         )
 
 
-def _compiled(found: Compiled) -> CompiledModel:
-    return CompiledModel(found.body, found.plan, described=found.described)
+def _compiled(model: nn.Module, found: Compiled) -> CompiledModel:
+    return _with_schema(CompiledModel(found.body, found.plan, described=found.described), model)
+
+
+def _with_schema(compiled: CompiledModel, model: nn.Module) -> CompiledModel:
+    """It reads and answers what the model does, by the same names."""
+    put_schema_(compiled, schema_of(model))
+    return compiled

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module
 
+from dynamicgate.accounting.counted import DenseLayer, LayerWork
+from dynamicgate.data.schema import put_schema_, schema_of
 from dynamicgate.inference.cpu.chain import Chain
+from dynamicgate.inference.cpu.row_macs import chain_work
 from dynamicgate.inference.gates import without_prefix
 from dynamicgate.inference.graph import replace_nodes, trace
 from dynamicgate.inference.language.plan import LanguagePlan
@@ -18,9 +21,11 @@ from dynamicgate.inference.language.saving import body_from, tensors_of
 from dynamicgate.inference.no_gradient import without_gradient
 from dynamicgate.inference.plan import Plan
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, stop_sharing_
+from dynamicgate.io.model_file import schema_of_header
 from dynamicgate.io.tensor_file import naming_damage, read_tensors, restore, write_tensors
 
 KIND = "compiled model"
+STAGE = ", stage "  # in a plan, between the name of a layer and the number of the stage
 GLOBAL_HOOKS = (  # of all modules
     module._global_forward_hooks,
     module._global_forward_pre_hooks,
@@ -83,16 +88,47 @@ class CompiledModel(nn.Module):
             raise ValueError("only a compiled Hugging Face model has generate: call this one with its cache")
         return own(*args, **kwargs)
 
+    def dense_layers(self) -> list[DenseLayer]:
+        """Its layers as they were in the model without gates and masks, in the order of `row_work`."""
+        self._only_chain()
+        assert isinstance(self.plan, Plan)
+        layers = self.plan.chains[0][0].layers
+        if not any(STAGE in layer.name for layer in layers):
+            return [DenseLayer(layer.name, layer.shape[0] * layer.shape[1]) for layer in layers]
+        shapes: dict[str, list[tuple[int, int]]] = {}  # by layer, of its part in each stage
+        for layer in layers:
+            shapes.setdefault(layer.name.split(STAGE)[0], []).append(layer.shape)
+        *hidden, (outputs, last) = shapes.items()  # a stage reads all units before it, and adds its own to the outputs
+        return [
+            *(DenseLayer(name, sum(n for n, _ in parts) * max(d for _, d in parts)) for name, parts in hidden),
+            DenseLayer(outputs, last[0][0] * sum(d for _, d in last)),
+        ]
+
+    def row_work(self, x: Tensor) -> list[LayerWork]:
+        """By layer what each row of `x` executes; see `dynamicgate.measure`."""
+        return chain_work(self._only_chain(), x)
+
+    def _only_chain(self) -> Chain:
+        if not isinstance(self.body, Chain):
+            raise ValueError(
+                "this compiled model cannot say what its rows execute, because a part of it runs in torch or on a GPU: "
+                "measure the model that it was made from"
+            )
+        return self.body
+
     def extra_repr(self) -> str:
         """Shown by print."""
         way = self.plan.chosen if isinstance(self.plan, LanguagePlan) else f"{len(self.plan.chains)} chains"
         return f"{way}, {self.plan.backend}"
 
     def save(self, path: str | Path) -> None:
-        """Write everything to one safetensors file, atomically. Not on a GPU: a plan there holds compiled kernels and
-        CUDA graphs, and has to be made again where it is to run. Save the model instead."""
+        """Write everything to one safetensors file, atomically, with the schema that it carries. Not on a GPU: a plan
+        there holds compiled kernels and CUDA graphs, and has to be made again where it is to run. Save the model
+        instead."""
+        schema = schema_of(self)
+        known: dict[str, Any] = {} if schema is None else {"schema": schema.to_json()}
         if self.described is not None:
-            header: dict[str, Any] = {"kind": KIND, "plan": self.plan.to_dict(), "language": self.described}
+            header = {"kind": KIND, "plan": self.plan.to_dict(), "language": self.described, **known}
             return write_tensors(Path(path), tensors_of(self.body, self.described), header)
         if self.nodes is None:
             raise ValueError(
@@ -106,6 +142,7 @@ class CompiledModel(nn.Module):
             "nodes": self.nodes,
             "single_chain": single,
             "chains": [chain.describe() for chain in chains],  # type: ignore[operator]
+            **known,
         }
         return write_tensors(Path(path), self.body.state_dict(), header)
 
@@ -119,27 +156,34 @@ class CompiledModel(nn.Module):
         path = Path(path)
         tensors, header = read_tensors(path, kind=KIND)
         with naming_damage(path):
-            if "language" in header:
-                described = header["language"]
-                body = body_from(described, tensors, path, into)
-                return CompiledModel(body, LanguagePlan.from_dict(header["plan"]), described=described)
-            plan = Plan.from_dict(header["plan"])
-            if header["single_chain"]:
-                chain = Chain.from_description(header["chains"][0], tensors)
-                restore(chain, tensors, path)
-                return CompiledModel(chain, plan, header["nodes"])
-            if into is None:
-                raise ValueError(
-                    f"part of the model in {path} runs in torch: pass an instance with "
-                    "CompiledModel.load(path, into=model)"
-                )
-            chains = [
-                Chain.from_description(described, without_prefix(tensors, f"chain_{i}"))
-                for i, described in enumerate(header["chains"])
-            ]
-            body = copy_sharing_memory(into)
-            if chains:
-                body = replace_nodes(body, trace(body), header["nodes"], chains)
-            stop_sharing_(body, into)
-            restore(body, tensors, path)
-            return CompiledModel(body, plan, header["nodes"])
+            found = _from_file(tensors, header, path, into)
+            put_schema_(found, schema_of_header(header, path))
+            return found
+
+
+def _from_file(
+    tensors: Mapping[str, Tensor], header: Mapping[str, Any], path: Path, into: nn.Module | None
+) -> CompiledModel:
+    if "language" in header:
+        described = header["language"]
+        body = body_from(described, tensors, path, into)
+        return CompiledModel(body, LanguagePlan.from_dict(header["plan"]), described=described)
+    plan = Plan.from_dict(header["plan"])
+    if header["single_chain"]:
+        chain = Chain.from_description(header["chains"][0], tensors)
+        restore(chain, tensors, path)
+        return CompiledModel(chain, plan, header["nodes"])
+    if into is None:
+        raise ValueError(
+            f"part of the model in {path} runs in torch: pass an instance with CompiledModel.load(path, into=model)"
+        )
+    chains = [
+        Chain.from_description(described, without_prefix(tensors, f"chain_{i}"))
+        for i, described in enumerate(header["chains"])
+    ]
+    body = copy_sharing_memory(into)
+    if chains:
+        body = replace_nodes(body, trace(body), header["nodes"], chains)
+    stop_sharing_(body, into)
+    restore(body, tensors, path)
+    return CompiledModel(body, plan, header["nodes"])

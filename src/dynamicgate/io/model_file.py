@@ -16,9 +16,19 @@ from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site
 from dynamicgate.gating.stages import stack_names, stages_of
 from dynamicgate.io.architecture import build, describe
-from dynamicgate.io.tensor_file import check_size, naming_damage, read_tensors, restore, write_tensors
+from dynamicgate.io.tensor_file import (
+    check_size,
+    naming_damage,
+    read_tensors,
+    refuse_differences,
+    restore,
+    write_tensors,
+)
 from dynamicgate.masks import connections, is_pruned, pattern_of, put_mask_
 from dynamicgate.modules import unwrap
+
+_ADDED = {"gate", "stages", "mask"}
+"""What `gate_` and sparsifiers add to a model, as parts of the names of tensors."""
 
 
 def save(
@@ -54,10 +64,12 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
     _check_path(path)
     path = Path(path)
     tensors, header = read_tensors(path, kind="model")
+    if into is not None:
+        _refuse_other_model(into, tensors, path)
     with naming_damage(path):
         _check_count(header["architecture"], tensors, path)
         _check_ranks(header["gates"], tensors, path)
-        schema = _schema_in(header, path)
+        schema = schema_of_header(header, path)
         if into is None:  # an instance has the size that its owner chose
             check_size(lambda: _add_gates(build(header["architecture"], path), header, path), tensors, path)
         model = _add_gates(into if into is not None else build(header["architecture"], path), header, path)
@@ -76,6 +88,16 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
     restore(model, tensors, path)
     put_schema_(model, schema)
     return model.eval()
+
+
+def _refuse_other_model(into: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Raise ValueError unless the file has all tensors of the model, and no others but those of gates, stages and
+    masks, which the model may lack: it is the model that is wrong then, and not the file."""
+    own = unwrap(into).state_dict()
+    lacking = [name for name in tensors.keys() - own.keys() if not _ADDED & set(name.split("."))]
+    problems = [f"{name} is not in the model" for name in lacking]
+    said = "was not saved from the model given with into=, which is another one"
+    refuse_differences(own, tensors, path, problems, said=said)
 
 
 def _check_count(architecture: Any, tensors: Mapping[str, Tensor], path: Path) -> None:
@@ -166,10 +188,11 @@ def read_notes(path: str | Path) -> dict[str, Any]:
 def schema_in(path: str | Path) -> Schema | None:
     """The schema in a model file; None if it has none."""
     _, header = read_tensors(Path(path), kind="model", with_tensors=False)
-    return _schema_in(header, Path(path))
+    return schema_of_header(header, Path(path))
 
 
-def _schema_in(header: Mapping[str, Any], path: Path) -> Schema | None:
+def schema_of_header(header: Mapping[str, Any], path: Path) -> Schema | None:
+    """The schema in the header of a file; None if it has none."""
     if "schema" not in header:  # of an earlier version, or of a model of your own
         return None
     try:

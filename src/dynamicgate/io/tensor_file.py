@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     write_atomically(path, lambda temporary: _save_file(flat, temporary, metadata))
 
 
-def read_tensors(path: Path, *, kind: str, with_tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The tensors and the header that `write_tensors` wrote; any other file is refused with what is wrong with it."""
+def read_tensors(
+    path: Path, *, kind: str | tuple[str, ...], with_tensors: bool = True
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The tensors and the header that `write_tensors` wrote; any other file is refused with what is wrong with it.
+
+    kind: what the file must hold, or several of which it must hold one.
+    """
     if not path.is_file():
         raise FileNotFoundError(f"no file at {path}")
     try:
@@ -71,8 +76,9 @@ def read_tensors(path: Path, *, kind: str, with_tensors: bool = True) -> tuple[d
         raise ValueError(
             f"{path} has format {number}, this version reads up to {FORMAT}: upgrade dynamicgate to open it"
         )
-    if header["kind"] != kind:
-        raise ValueError(f"{path} holds a {header['kind']}, expected a {kind}")
+    kinds = (kind,) if isinstance(kind, str) else kind
+    if header["kind"] not in kinds:
+        raise ValueError(f"{path} holds a {header['kind']}, expected a {' or a '.join(kinds)}")
     return tensors, header
 
 
@@ -84,11 +90,16 @@ def restore(model: nn.Module, tensors: Mapping[str, Tensor], path: Path) -> None
 
 
 def refuse_differences(
-    own: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: Path, problems: list[str] | None = None
+    own: Mapping[str, Tensor],
+    tensors: Mapping[str, Tensor],
+    path: Path,
+    problems: Sequence[str] = (),
+    *,
+    said: str = "holds a model of another architecture",
 ) -> None:
     """Raise ValueError unless each of the model's `own` tensors is in the file, in its shape and as numbers that it can
-    hold; `problems` are differences found before."""
-    problems = list(problems or ())
+    hold; `problems` are differences found before, `said` is what they mean."""
+    problems = list(problems)
     problems += [f"{k} is not in the file" for k in own.keys() - tensors.keys()]
     for k in own.keys() & tensors.keys():
         if own[k].shape != tensors[k].shape:
@@ -97,7 +108,7 @@ def refuse_differences(
             problems.append(f"{k} is {own[k].dtype} in the model and {tensors[k].dtype} in the file")
     if problems:
         more = f" (and {len(problems) - 5} more)" if len(problems) > 5 else ""
-        raise ValueError(f"{path} holds a model of another architecture: {'; '.join(sorted(problems)[:5])}{more}")
+        raise ValueError(f"{path} {said}: {'; '.join(sorted(problems)[:5])}{more}")
 
 
 def check_size(make: Callable[[], nn.Module], tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from dynamicgate.choices import PlanName as PlanName
 from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.config import Decide, GateConfig
 from dynamicgate.gating.stages import StageGate, stack_names, stages_of
@@ -20,7 +21,6 @@ from dynamicgate.training.stage_loss import StageLoss
 
 INITIAL_DENSITY = 1.0  # start dense: which connections to keep is then learned
 MOST_FOR_OUTPUT = 0.5  # of a stage's MACs: what it adds to the outputs stays dense where it takes no more than that
-PlanName = Literal["two", "three"]
 
 
 class StagePlan(NamedTuple):

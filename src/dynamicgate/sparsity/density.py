@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
 
+from dynamicgate.choices import Distribution as Distribution
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.linears import is_conv1d
 
 ByStage = float | Sequence[float]
 Density = float | Mapping[str, ByStage]
-Distribution = Literal["uniform", "erk"]
 Key = TypeVar("Key")
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import dynamicgate as dg
+from dynamicgate.data import Column, Schema
 from dynamicgate.lab.cli import main
+from dynamicgate.lab.cli.bench import Bench
 
 QUICK = ["--batches", "1,16", "--seconds", "0.02", "--no-torch-compile"]
 
@@ -78,3 +81,31 @@ def test_bench_reports_data_that_does_not_fit_the_model(tmp_path: Path, capsys: 
     dg.save(dg.nn.GatedMLP((12, 8, 3)), tmp_path / "model.safetensors")
     assert main(["bench", str(tmp_path / "model.safetensors"), "--data", "digits", *QUICK]) == 2
     assert "cannot read the example" in capsys.readouterr().err
+
+
+def test_bench_finds_columns_by_name_and_refuses_what_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pd = pytest.importorskip("pandas")
+    table = pd.DataFrame({"a": range(40), "site": ["x", "y"] * 20, "b": range(100, 140), "kind": ["no", "yes"] * 20})
+    columns = (Column("a"), Column("site", ("x", "y")), Column("b"))
+    model = dg.nn.GatedMLP((4, 8, 2))
+    path = tmp_path / "model.safetensors"
+    dg.save(model, path, schema=Schema("table", 4, 2, columns=columns, classes=("no", "yes"), target="kind"))
+
+    def rows(found: Any) -> torch.Tensor:
+        found.to_csv(tmp_path / "new.csv", index=False)
+        return Bench(path, data=str(tmp_path / "new.csv"))._rows(dg.load(path))
+
+    torch.testing.assert_close(rows(table[["kind", "b", "site", "a"]]), rows(table))
+    capsys.readouterr()
+    assert rows(table.assign(more=1)).shape == rows(table).shape
+    assert capsys.readouterr().out.startswith("not read by the model: 'more'\n")
+    table.drop(columns="b").to_csv(tmp_path / "new.csv", index=False)
+    assert main(["bench", str(path), "--data", str(tmp_path / "new.csv"), *QUICK]) == 2
+    assert "lacks 1 of the 3 columns that the model reads: 'b'" in capsys.readouterr().err
+
+
+def test_options_of_a_dataset_are_refused_where_none_is_read(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(saved), *QUICK, "--data", "random", "--target", "kind"]) == 2
+    assert "--target means nothing for random inputs" in capsys.readouterr().err

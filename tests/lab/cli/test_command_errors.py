@@ -79,6 +79,15 @@ def test_a_wrong_training_option_is_reported_in_one_line(
         (["train", "--batch", "-1"], "batch must be 1 or more, received -1"),
         (["train", "--lr", "-1"], "the learning rate must be positive, received -1.0"),
         (["train", "--patience", "0"], "patience is a number of epochs, 1 or more, received 0"),
+        (["train", "--block", "100000"], "block=100000: the widest hidden layer has 128 units"),
+        (
+            ["train", "--model", "gate+rigl", "--widen", "2", "--block", "300"],
+            "block=300: the widest hidden layer has 256 units, which is the largest block",
+        ),
+        (["train", "--accumulate", "100000"], "accumulate=100000: a batch of 32 rows has at most 32 pieces"),
+        (["train", "--model", "rigl", "--pattern", "1000x1000"], "the largest tile that fits any is 128x128"),
+        (["compare", "--models", "dense,rigl", "--pattern", "1x1000"], "pattern=1x1000: no layer has so many"),
+        (["compare", "--models", "sparsify", "--block", "100000"], "block=100000: the widest hidden layer has 128"),
         (["train", "--device", "gpu"], "device must be auto, cpu or cuda, received 'gpu'"),
     ],
 )

@@ -75,9 +75,12 @@ def test_measure_uses_the_training_dataset_unless_another_is_given(
         loaded.append((name, None if data_dir is None else str(data_dir)))
         return original("digits", seed=seed)
 
-    for module in ("cli.train", "datasets.aligned"):
+    for module in (
+        "datasets.aligned",
+        "runner.comparison",
+        "datasets.loading",
+    ):  # the one that others import it from last
         monkeypatch.setattr(f"dynamicgate.lab.{module}.load_dataset", spy)
-    monkeypatch.setattr("dynamicgate.lab.runner.comparison.load_dataset", spy)
     out = tmp_path / "run"
     there = ["--data", "elsewhere", "--data-dir", str(tmp_path / "there")]
     assert main(["train", "--model", "dense", *there, *QUICK, "--out", str(out)]) == 0
@@ -136,5 +139,6 @@ def test_every_training_option_reaches_the_run(gate: dict[str, Any], tmp_path: P
     other |= {"stages": None, "focus": None, "decide": "margin", "stage_distill": 0.0, "first_stage_weight": 1.0}
     # only models in stages take these
     other["clock"] = False  # and this one only sparsify
+    other |= {"loss": "auto"}  # only a regression takes another
     assert settings == {"data": "digits", "model": "gate+rigl", "seed": 0, "data_options": [], **other, **given}
     assert not [name for name, value in given.items() if value == getattr(Settings(), name)], "none is the default"

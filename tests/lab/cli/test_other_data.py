@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -210,6 +211,30 @@ def test_permuted_genes_give_the_same_answer(cells: tuple[Any, Path], tmp_path: 
     assert run["quality"]["accuracy"] > 0.8
     permuted = data[:, np.random.default_rng(1).permutation(data.n_vars)].copy()
     assert of_cells(model, permuted, tmp_path)["quality"] == run["quality"]
+
+
+def test_the_report_shows_genes_by_their_symbols(cells: tuple[Any, Path], tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    data = cells[0].copy()
+    data.var["symbol"] = [f"CD{number}" for number in range(data.n_vars)]
+    data.var_names = [f"ENSG{number:05}" for number in range(data.n_vars)]
+    data.write_h5ad(tmp_path / "cells.h5ad")
+    command = [
+        "compare",
+        "--data",
+        str(tmp_path / "cells.h5ad"),
+        "--target",
+        "kind",
+        "--models",
+        "gate",
+        "--seeds",
+        "1",
+    ]
+    assert main([*command, "--hidden", "16", "--epochs", "2", "--budget", "0.6", "--out", str(tmp_path / "run")]) == 0
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    shown = re.findall(r'<th scope="row">([^<]*)</th><td>[+−]', page)
+    assert shown
+    assert all(re.fullmatch(r"CD\d+", name) for name in shown), shown
 
 
 def test_a_missing_cell_type_does_not_move_the_others(cells: tuple[Any, Path], tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_too_little_memory_is_a_sentence(
     def too_much(*_: Any, **__: Any) -> None:
         raise MemoryError("Unable to allocate 8.00 GiB")
 
-    monkeypatch.setattr("dynamicgate.lab.cli.measure.load_model", too_much)
+    monkeypatch.setattr("dynamicgate.io.model_file.load", too_much)
     model = write_model(tmp_path / "m.safetensors", {"settings": {"data": "digits"}})
     assert main(["measure", model]) == 2
     assert "not enough memory: Unable to allocate 8.00 GiB" in capsys.readouterr().err

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 import dynamicgate
+from dynamicgate.lab.cli import COMMANDS
+from dynamicgate.lab.methods.fields import STREAM_METHODS
 
 # Makes importing torch fail as if it were not installed, then runs the command.
 WITHOUT_TORCH = """
@@ -59,7 +61,17 @@ def test_a_command_that_needs_torch_says_so_in_one_line(tmp_path: Path) -> None:
     assert done.stderr == "dynamicgate: No module named 'torch'\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["trian"], [], ["report", "--help"]], ids=str)
-def test_help_version_and_reports_do_not_load_torch(arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], ["trian"], [], ["train", "--budgt", "0.3"], *([name, "--help"] for name in COMMANDS)],
+    ids=str,
+)
+def test_help_version_and_misspelt_words_do_not_load_torch(arguments: list[str]) -> None:
     done = run_python(LOADED, *arguments)
     assert done.stderr.splitlines()[-1] == "False"
+
+
+def test_the_names_that_help_texts_list_are_those_that_exist() -> None:
+    from dynamicgate.lab.methods.stream_methods import METHODS
+
+    assert tuple(METHODS) == STREAM_METHODS

@@ -181,7 +181,8 @@ def with_value(name: str, row: int, value: Any) -> Any:
         (frame(kind=np.arange(ROWS) / 3), r"column 'kind' holds 0.333333 at row 1, which is a measurement"),
         (frame()[["kind"]], r"no columns left as features, found only \['kind'\]"),
         (frame()[:0], r"is empty: it has the columns \['height', .* but no rows"),
-        (frame(kind=np.arange(ROWS)), r"cannot split 100 rows of 100 classes"),
+        (frame(kind=np.arange(ROWS)), r"100 different numbers in 100 rows.*--task regression"),
+        (frame(kind=[f"k{row}" for row in range(ROWS)]), r"cannot split 100 rows of 100 classes"),
         (frame().rename(columns={"age": ""}), r"column without a name \('Unnamed: 1'\).*index=False"),
     ],
 )

@@ -7,13 +7,12 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import dynamicgate as dg
-from dynamicgate.data import Arrays
+from dynamicgate.data import Arrays, Column, Schema
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods import Settings, run_one
@@ -188,7 +187,11 @@ def test_a_run_writes_its_sample_statistics_beside_its_model(tmp_path: Path) -> 
 def test_features_are_shown_by_name_where_the_data_keep_names() -> None:
     splits = splits_of(torch.randn(6, 2))
     assert {type(row[0]) for row in show(splits, 0)["features"]} == {int}
-    object.__setattr__(splits, "schema", SimpleNamespace(feature_names=("CD3E", "MS4A1")))
-    assert sorted(row[0] for row in show(splits, 0)["features"]) == ["CD3E", "MS4A1"]
-    object.__setattr__(splits, "schema", SimpleNamespace(feature_names=("only one",)))
-    assert {type(row[0]) for row in show(splits, 0)["features"]} == {int}
+
+    def shown(*columns: Column) -> list[str]:
+        schema = Schema("cells", len(columns), splits.classes, columns=columns)
+        return sorted(row[0] for row in show(replace(splits, schema=schema), 0)["features"])
+
+    assert shown(Column("CD3E"), Column("MS4A1")) == ["CD3E", "MS4A1"]
+    assert shown(Column("ENSG00000198851", alias="CD3E"), Column("MS4A1")) == ["CD3E", "MS4A1"], "by its symbol"
+    assert {type(name) for name in shown(Column("only one"))} == {int}

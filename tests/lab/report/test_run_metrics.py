@@ -16,7 +16,9 @@ def test_every_metric_is_read_from_a_run() -> None:
     assert METRICS["claimed"]({**run, "claimed": 0.25}) == 0.25
     assert METRICS["varying"](run) == 0.75
     unknown = {name for name, read in METRICS.items() if read(run) is None}
-    assert unknown == {"relmac_fuse"}, "null in this run"
+    assert unknown == {"relmac_fuse", "rmse"}, "null in this run, and of a regression"
+    regression = {**run, "quality": {"rmse": 3.0, "mae": 2.0, "r2": 0.8}}
+    assert (METRICS["rmse"](regression), METRICS["accuracy"](regression)) == (3.0, 0.8)
 
 
 def test_a_metric_that_a_run_does_not_have_is_none() -> None:

@@ -11,7 +11,6 @@ from tyro.conf import OmitArgPrefixes, arg
 from dynamicgate.lab.cli.engine_options import Machines
 from dynamicgate.lab.cli.options import Training, this_command
 from dynamicgate.lab.report import render_table, write_report
-from dynamicgate.lab.runner.comparison import compare
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,8 @@ class Compare:
 
     def run(self) -> int:
         """Train all models, print the table, write the page."""
+        from dynamicgate.lab.runner.comparison import compare
+
         names = [name.strip() for word in self.models for name in word.split(",") if name.strip()]
         if self.seeds < 1:
             raise ValueError(f"at least one seed is needed, received {self.seeds}")

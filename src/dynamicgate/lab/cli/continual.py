@@ -11,8 +11,7 @@ from tyro.conf import arg
 
 from dynamicgate.files import environment, read_json, write_results, write_text
 from dynamicgate.lab.cli.options import DataDir, LoaderOptions, Target, integers, loader_options, this_command
-from dynamicgate.lab.datasets.loading import load_dataset
-from dynamicgate.lab.methods.stream_methods import METHODS, run_stream, scaled, stream_of
+from dynamicgate.lab.methods.fields import STREAM_METHODS
 from dynamicgate.lab.report.continual_page import continual_table, write_continual_report
 
 
@@ -30,7 +29,7 @@ class Continual:
 
     out: Annotated[Path, arg(metavar="FOLDER")]
     """Folder for results.json, report.html and a folder for each run."""
-    models: Annotated[str, arg(metavar="NAMES", help=f"Separated by commas: {', '.join(METHODS)}.")] = (
+    models: Annotated[str, arg(metavar="NAMES", help=f"Separated by commas: {', '.join(STREAM_METHODS)}.")] = (
         "naive,er,keep,joint"
     )
     stream: Literal["permuted", "rotated", "split", "labels", "drifting"] = "permuted"
@@ -72,9 +71,12 @@ class Continual:
 
     def run(self) -> int:
         """Run what is missing, then print and write the report."""
+        from dynamicgate.lab.datasets.loading import load_dataset
+        from dynamicgate.lab.methods.stream_methods import scaled
+
         names = self.models.split(",")
-        if unknown := [name for name in names if name not in METHODS]:
-            raise ValueError(f"unknown models {', '.join(unknown)}: expected some of {', '.join(METHODS)}")
+        if unknown := [name for name in names if name not in STREAM_METHODS]:
+            raise ValueError(f"unknown models {', '.join(unknown)}: expected some of {', '.join(STREAM_METHODS)}")
         if self.seeds < 1 or self.tasks < 1:
             raise ValueError(f"seeds and tasks must be 1 or more, received {self.seeds} and {self.tasks}")
         options = dict(loader_options(self.data_option, self.target, "--data-option"))
@@ -90,6 +92,8 @@ class Continual:
         return 0
 
     def _run_one(self, name: str, seed: int, splits: Any) -> dict[str, Any]:
+        from dynamicgate.lab.methods.stream_methods import run_stream, stream_of
+
         asked = self._asked(name)
         folder = self.out / f"{name}-s{seed}"
         finished = folder / "run.json"

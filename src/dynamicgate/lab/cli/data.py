@@ -11,13 +11,10 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, Positional, UseAppendAction, arg, subcommand
 
-from dynamicgate.lab.cli.dataset_summary import as_lines, summarise_dataset
 from dynamicgate.lab.cli.options import DataDir, LoaderOptions, Target, loader_options
 from dynamicgate.lab.datasets.data_folders import default_data_dir
 from dynamicgate.lab.datasets.download import download_dataset, format_size
-from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.sources import SOURCES, Source
-from dynamicgate.lab.datasets.verification import locate_files, verify_dataset
 
 
 @dataclass(frozen=True)
@@ -99,6 +96,8 @@ class Verify:
 
     def run(self) -> int:
         """Check, and print the findings."""
+        from dynamicgate.lab.datasets.verification import locate_files, verify_dataset
+
         folder = _folder(self.data_dir)
         options = dict(loader_options(self.option, None, "--option"))
         check_all = not self.names or self.names == ("all",)
@@ -132,6 +131,9 @@ class Info:
 
     def run(self) -> int:
         """Load the dataset, and print its summary."""
+        from dynamicgate.lab.cli.dataset_summary import as_lines, summarise_dataset
+        from dynamicgate.lab.datasets.loading import load_dataset
+
         options = dict(loader_options(self.option, self.target, "--option"))
         splits = load_dataset(self.name, data_dir=self.data_dir, seed=self.seed, options=options)
         summary = summarise_dataset(splits, SOURCES.get(self.name))
@@ -156,6 +158,8 @@ class Data:
 
 
 def _row(source: Source, folder: Path) -> dict[str, Any]:
+    from dynamicgate.lab.datasets.verification import locate_files
+
     paths = locate_files(source.name, folder)
     where, get = [str(path) for path in paths], f"dynamicgate data get {source.name}"
     if not source.files:

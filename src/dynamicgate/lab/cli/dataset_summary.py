@@ -24,6 +24,8 @@ def summarise_dataset(splits: Splits, source: Source | None) -> dict[str, Any]:
 
 def as_lines(summary: dict[str, Any]) -> list[str]:
     """The summary as lines of text."""
+    if summary.get("task") == "regression":
+        return _regression_lines(summary)
     counts = summary["class_counts"]
     names = summary.get("class_names") or [str(number) for number in range(summary["classes"])]
     width = max(len("class"), *map(len, names))
@@ -41,6 +43,16 @@ def as_lines(summary: dict[str, Any]) -> list[str]:
     if "licence" in summary:
         lines += ["", *(f"{key}: {summary[key]}" for key in ("licence", "citation", "homepage"))]
     return lines
+
+
+def _regression_lines(summary: dict[str, Any]) -> list[str]:
+    target = summary["target"]
+    rows = ", ".join(f"{summary[part]:,} {part}" for part in ("train", "valid", "test"))
+    return [
+        f"{summary['name']}: {summary['features']} features, a measurement for each row",
+        f"target: mean {target['mean']:.6g}, standard deviation {target['std']:.6g} in the training rows",
+        f"rows: {rows}",
+    ]
 
 
 def _number_or_range(value: torch.Tensor | float) -> Any:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import arg
 
-from dynamicgate.lab.runner.engines import open_engine
-from dynamicgate.lab.runner.scheduling import Engine
+if TYPE_CHECKING:
+    from dynamicgate.lab.runner.scheduling import Engine
 
 
 @dataclass(frozen=True)
@@ -30,4 +30,6 @@ class Machines:
         """The engine as long as the block lasts; None trains one model after the other in this process."""
         if self.engine == "pool" and self.jobs in (None, 1) and self.address is None and not self.gpus:
             return nullcontext()
+        from dynamicgate.lab.runner.engines import open_engine
+
         return open_engine(self.engine, jobs=self.jobs, address=self.address, gpus=self.gpus)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
-from torch import Tensor, nn
 from tyro.conf import Positional, arg
 
-from dynamicgate.export import to_aot, to_onnx
-from dynamicgate.export.exported import Form
-from dynamicgate.io.model_file import load as load_model
+from dynamicgate.choices import Form
 from dynamicgate.lab.cli.options import DataDir, LoaderOptions, loader_options, trained_on
-from dynamicgate.lab.datasets.loading import load_dataset
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 MAX_ROWS = 512
 
@@ -48,15 +46,22 @@ class Export:
 
     def run(self) -> int:
         """Write and verify."""
+        from dynamicgate.export import to_aot, to_onnx
+        from dynamicgate.io.model_file import load as load_model
+
         model = load_model(self.model)
         write = to_onnx if self.to == "onnx" else to_aot
         print(write(model, self._rows(model), self.out, form=self.form))
         return 0
 
     def _rows(self, model: nn.Module) -> Tensor:
+        import torch
+
+        from dynamicgate.lab.datasets.loading import load_dataset
+
         name, of_file, seed = (None, {}, 0) if self.data == "random" else trained_on(self.model, self.data)
         if name is None:
-            first = next(m for m in model.modules() if isinstance(m, nn.Linear))
+            first = next(m for m in model.modules() if isinstance(m, torch.nn.Linear))
             return torch.randn(MAX_ROWS, first.in_features, generator=torch.Generator().manual_seed(0))
         options = loader_options(self.data_option, None, "--data-option") or of_file
         splits = load_dataset(name, data_dir=self.data_dir, seed=seed, options=dict(options)).flat()

@@ -7,13 +7,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import arg
 
-from dynamicgate.distributed import choose_device
-from dynamicgate.lab.language.generation import Token, generate
-from dynamicgate.lab.language.model_file import load_gpt
+if TYPE_CHECKING:
+    from dynamicgate.lab.language.generation import Token
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,10 @@ class Generate:
 
     def run(self) -> int:
         """Write the text, then what it cost."""
+        from dynamicgate.distributed import choose_device
+        from dynamicgate.lab.language.generation import generate
+        from dynamicgate.lab.language.model_file import load_gpt
+
         model, tokenizer, _ = load_gpt(self.model)
         model.to(choose_device(self.device))
         prompt = tokenizer.encode(self.prompt.encode()).tolist()

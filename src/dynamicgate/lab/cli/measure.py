@@ -9,15 +9,9 @@ from typing import Annotated, Literal
 
 from tyro.conf import Positional, arg
 
-from dynamicgate.accounting.full_width import relative_to
-from dynamicgate.accounting.measurement import measure
-from dynamicgate.data.schema import schema_of
 from dynamicgate.files import environment, write_text
-from dynamicgate.io.model_file import load as load_model
 from dynamicgate.lab.cli.options import DataDir, LoaderOptions, Target, loader_options, this_command, trained_on
 from dynamicgate.lab.cli.other_data import Allow, allowed, options_for
-from dynamicgate.lab.datasets.aligned import load_aligned
-from dynamicgate.lab.methods.dense_reference import reference_of
 
 
 @dataclass(frozen=True)
@@ -48,6 +42,13 @@ class Measure:
 
     def run(self) -> int:
         """Measure and print."""
+        from dynamicgate.accounting.full_width import relative_to
+        from dynamicgate.accounting.measurement import measure
+        from dynamicgate.data.schema import schema_of
+        from dynamicgate.io.model_file import load as load_model
+        from dynamicgate.lab.datasets.aligned import load_aligned
+        from dynamicgate.lab.methods.dense_reference import reference_of
+
         name, of_file, seed = trained_on(self.model, self.data)
         if name is None:
             raise ValueError(f"{self.model} does not say which dataset it was trained on: give one with --data")

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 from tyro.conf import arg
 
-from dynamicgate.lab.methods import Hyperparameters
+from dynamicgate.lab.methods.fields import Hyperparameters
 
 
 class Group(NamedTuple):
@@ -25,8 +25,8 @@ GROUPS = {
     "optimisation": Group(
         "How the weights are trained.",
         (
-            *("epochs", "batch", "lr", "weight_decay", "dropout", "dense_dropout", "activation", "accumulate", "clip"),
-            *("bf16", "balanced", "distill_weight", "patience"),
+            *("epochs", "batch", "lr", "weight_decay", "dropout", "dense_dropout", "activation", "loss", "accumulate"),
+            *("clip", "bf16", "balanced", "distill_weight", "patience"),
         ),
     ),
     "gates": Group(

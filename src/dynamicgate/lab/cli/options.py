@@ -1,4 +1,7 @@
-"""What several commands share: training options, loader options, number lists, and the command line as text."""
+"""What several commands share: training options, loader options, number lists, and the command line as text.
+
+Modules of commands import what needs torch where they use it, so that `--help` does not wait for it.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from tyro.conf import UseAppendAction, arg
 
-from dynamicgate.io.model_file import read_notes
 from dynamicgate.lab.cli.option_groups import GROUPS, group_class
-from dynamicgate.lab.datasets.loading import LOADERS
-from dynamicgate.lab.methods import Hyperparameters, Settings
-from dynamicgate.lab.methods.hyperparameters import SPARSIFY, STAGED
+from dynamicgate.lab.methods.fields import SPARSIFY, STAGED, Hyperparameters
 
 TRAINED_TOGETHER = ("focus", "stage_distill", "first_stage_weight", "decide")
 STAGE_OPTIONS = {"stages": STAGED, **dict.fromkeys(TRAINED_TOGETHER, STAGED[:2]), "clock": (SPARSIFY,)}
@@ -46,14 +46,16 @@ Target: TypeAlias = Annotated[
     str | None,
     arg(
         metavar="COLUMN",
-        help="Column with the classes in a .csv, .tsv, .parquet or .h5ad file; the same as the loader option "
-        "target=COLUMN.",
+        help="Column with the classes, or the measurement, in a .csv, .tsv, .parquet or .h5ad file; the same as the "
+        "loader option target=COLUMN.",
         help_behavior_hint="",
     ),
 ]
 
 
 if TYPE_CHECKING:
+    from dynamicgate.lab.methods.hyperparameters import Settings
+
     OptimisationOptions: TypeAlias = Any
     GateOptions: TypeAlias = Any
     SparsityOptions: TypeAlias = Any
@@ -73,6 +75,12 @@ class Training:
     data_dir: DataDir = None
     data_option: LoaderOptions = ()
     target: Target = None
+    task: Annotated[
+        Literal["classification", "regression"] | None,
+        arg(metavar="{classification,regression}", help_behavior_hint=""),
+    ] = None
+    """Whether the target of a .csv, .tsv or .parquet file names classes, as by default, or is a measurement; the same
+    as the loader option task=NAME."""
     hidden: Annotated[str | None, arg(metavar="WIDTHS", help_behavior_hint="")] = None
     """Widths of the hidden layers, such as 256 or 1024,512; by default 128 for digits, otherwise 256."""
     optimisation: OptimisationOptions = field(default_factory=group_class("optimisation"))
@@ -87,9 +95,12 @@ class Training:
 
     def settings(self, models: Sequence[str], **chosen: Any) -> Settings:
         """These options as the `Settings` of runs of these models; `chosen` sets further fields."""
+        from dynamicgate.lab.methods.hyperparameters import Settings
+
         self._check_stages(models)
         values = {**self.hyperparameters(), "data": self.data}  # where the files are does not affect the result
-        values["data_options"] = loader_options(self.data_option, self.target, "--data-option")
+        options = (*self.data_option, *([] if self.task is None else [f"task={self.task}"]))
+        values["data_options"] = loader_options(options, self.target, "--data-option")
         if self.hidden is not None:
             values["hidden"] = integers(self.hidden, "hidden")
         return Settings(**{**values, **chosen})
@@ -137,6 +148,9 @@ def trained_on(path: Path, given: str | None) -> TrainedOn:
     A file may come from anyone. It may name a known dataset and options of its loader; which other files are read, and
     where caches are written, is said on the command line.
     """
+    from dynamicgate.io.model_file import read_notes
+    from dynamicgate.lab.datasets.loading import LOADERS
+
     found = read_notes(path).get("settings", {})
     name, options, seed = (
         (found.get(key, default) for key, default in (("data", None), ("data_options", []), ("seed", 0)))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from tyro.conf import UseAppendAction, arg
 
-from dynamicgate.data.alignment import ALLOWED, check_allowed
-from dynamicgate.data.schema import Schema
-from dynamicgate.lab.datasets.aligned import CELLS, OF_CELLS, OF_TABLES
-from dynamicgate.lab.datasets.loading import LOADERS
-from dynamicgate.lab.datasets.table_file import SUFFIXES
+from dynamicgate.choices import ALLOWED
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dynamicgate.data.schema import Schema
 
 Allow: TypeAlias = Annotated[
     UseAppendAction[tuple[str, ...]],
@@ -24,8 +26,20 @@ Allow: TypeAlias = Annotated[
 ]
 
 
+def load_saved(path: Path) -> nn.Module:
+    """A model file, or one that a compiled model was saved to."""
+    from dynamicgate.inference.compiled_model import KIND, CompiledModel
+    from dynamicgate.io.model_file import load as load_model
+    from dynamicgate.io.tensor_file import read_tensors
+
+    _, header = read_tensors(path, kind=("model", KIND), with_tensors=False)
+    return CompiledModel.load(path) if header["kind"] == KIND else load_model(path)
+
+
 def allowed(texts: Sequence[str]) -> frozenset[str]:
     """The names of `--allow`, checked."""
+    from dynamicgate.data.alignment import check_allowed
+
     return check_allowed([name.strip() for text in texts for name in text.split(",") if name.strip()])
 
 
@@ -35,6 +49,10 @@ def options_for(name: str, schema: Schema | None, given: dict[str, str], of_file
     Of a file whose columns are found by name, only those that say where things are in it: which columns are read, and
     how, the model knows.
     """
+    from dynamicgate.lab.datasets.aligned import CELLS, OF_CELLS, OF_TABLES
+    from dynamicgate.lab.datasets.loading import LOADERS
+    from dynamicgate.lab.datasets.table_file import SUFFIXES
+
     by_name = schema is not None and schema.columns and name not in LOADERS
     known = OF_TABLES if name.lower().endswith(SUFFIXES) else OF_CELLS if name.lower().endswith(CELLS) else None
     if not by_name or known is None:

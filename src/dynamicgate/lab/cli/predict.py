@@ -6,23 +6,22 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from torch import nn
 from tyro.conf import Positional, arg
 
-from dynamicgate.accounting.prediction import Predictions, predict
-from dynamicgate.data.schema import Schema, schema_of
 from dynamicgate.files import write_atomically
-from dynamicgate.io.model_file import load as load_model
 from dynamicgate.lab.cli.options import LoaderOptions, loader_options
-from dynamicgate.lab.cli.other_data import Allow, allowed, options_for
-from dynamicgate.lab.datasets.aligned import CELLS, load_aligned
-from dynamicgate.lab.datasets.single_cell.h5ad_file import read_h5ad
-from dynamicgate.lab.datasets.table_file import PARQUET, SUFFIXES
-from dynamicgate.omics import annotate
+from dynamicgate.lab.cli.other_data import Allow, allowed, load_saved, options_for
 
-READ = (*SUFFIXES, CELLS, ".npz")
+if TYPE_CHECKING:
+    from torch import nn
+
+    from dynamicgate.accounting.prediction import Predictions
+    from dynamicgate.data.schema import Schema
+
+CELLS = ".h5ad"
+PARQUET = (".parquet", ".pq")
 WRITTEN = (".csv", ".tsv", *PARQUET, CELLS)
 KEY = "dynamicgate"
 
@@ -39,7 +38,7 @@ class Predict:
     """
 
     model: Annotated[Positional[Path], arg(metavar="MODEL")]
-    """A model.safetensors written by `dynamicgate train` or `dynamicgate compare`."""
+    """A model.safetensors written by `dynamicgate train` or `dynamicgate compare`, or a saved compiled model."""
     data: Annotated[Positional[Path], arg(metavar="DATA")]
     """A .csv, .tsv, .parquet, .h5ad or .npz file (its array x)."""
     out: Annotated[Path, arg(metavar="FILE")]
@@ -49,14 +48,18 @@ class Predict:
 
     def run(self) -> int:
         """Predict, write, and say what was done."""
-        for path, suffixes, what in ((self.data, READ, "read"), (self.out, WRITTEN, "written")):
+        from dynamicgate.data.schema import schema_of
+        from dynamicgate.lab.datasets.table_file import SUFFIXES
+
+        read = (*SUFFIXES, CELLS, ".npz")
+        for path, suffixes, what in ((self.data, read, "read"), (self.out, WRITTEN, "written")):
             if not path.name.lower().endswith(suffixes):
                 raise ValueError(f"{path} cannot be {what}: its name must end with {', '.join(suffixes)}")
         if _ends(self.out, CELLS) and not _ends(self.data, CELLS):
             raise ValueError(f"{self.out}: only cells are written as {CELLS}, and {self.data} holds none; write a .csv")
         if self.out.exists() and self.data.exists() and self.out.samefile(self.data):
             raise ValueError(f"{self.out} is the file with the data: choose another, so that nothing is lost")
-        model = load_model(self.model)
+        model = load_saved(self.model)
         schema = schema_of(model)
         if schema is None:
             raise ValueError(
@@ -70,6 +73,9 @@ class Predict:
         return 0
 
     def _cells(self, model: nn.Module, options: dict[str, Any]) -> list[str]:
+        from dynamicgate.lab.datasets.single_cell.h5ad_file import read_h5ad
+        from dynamicgate.omics import annotate
+
         cells = read_h5ad(self.data)
         unknown = sorted(options.keys() - {"layer", "gene_column"})
         if unknown:
@@ -79,6 +85,9 @@ class Predict:
         return str(found).splitlines()
 
     def _table(self, model: nn.Module, schema: Schema, options: dict[str, Any]) -> list[str]:
+        from dynamicgate.accounting.prediction import predict
+        from dynamicgate.lab.datasets.aligned import load_aligned
+
         data = load_aligned(self.data, schema, part="all", labelled=False, options=options, allow=allowed(self.allow))
         answers = predict(model, data.rows)
         frame = _frame(answers, data.row_names)

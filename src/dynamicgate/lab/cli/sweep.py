@@ -10,7 +10,6 @@ from tyro.conf import OmitArgPrefixes, UseAppendAction, arg
 
 from dynamicgate.lab.cli.engine_options import Machines
 from dynamicgate.lab.cli.options import Training, this_command
-from dynamicgate.lab.runner.search_space import read_parameter
 
 
 @dataclass(frozen=True)
@@ -51,6 +50,7 @@ class Sweep:
     def run(self) -> int:
         """Run the trials, print the best."""
         from dynamicgate.lab.runner import sweep as runner  # here, because it needs Optuna
+        from dynamicgate.lab.runner.search_space import read_parameter
         from dynamicgate.lab.runner.study import trial_folder
 
         asked = runner.new_sweep(
@@ -71,9 +71,7 @@ class Sweep:
         if best is not None:
             number = best["number"]
             print(f"best trial {number}: {runner.said(best['params'])}")
-            print(f"valid accuracy {found['runs'][number]['valid']['accuracy']:.4f}")
-            print(
-                f"test accuracy {best['quality']['accuracy']:.4f} at {best['macs']['relative']:.4f} of the dense MACs"
-            )
+            print(f"valid {runner.said_quality(found['runs'][number]['valid'])}")
+            print(f"test {runner.said_quality(best['quality'])} at {best['macs']['relative']:.4f} of the dense MACs")
             print(f"saved {trial_folder(self.out, number) / 'model.safetensors'}")
         return 0

@@ -8,14 +8,8 @@ from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, arg
 
-from dynamicgate import distributed
 from dynamicgate.files import write_text
-from dynamicgate.integrations.loggers import loggers_for
 from dynamicgate.lab.cli.options import Training
-from dynamicgate.lab.datasets.loading import load_dataset
-from dynamicgate.lab.methods import run_one, settings_hash
-from dynamicgate.lab.methods.pilots import choice_note
-from dynamicgate.training.folder_lock import only_process
 
 LOCK = ".train.lock"
 MODEL_HELP = (
@@ -32,6 +26,7 @@ class Train:
     For example:
       dynamicgate train --data digits --budget 0.3 --out runs/first
       dynamicgate train --data digits --log csv,tensorboard --out runs/logged
+      dynamicgate train --data houses.csv --target price --task regression --out runs/houses
       torchrun --nproc-per-node 2 -m dynamicgate train --data mnist --out runs/mnist
 
     Run the same command again to continue after Ctrl-C, a kill or a crash.
@@ -51,6 +46,12 @@ class Train:
 
     def run(self) -> int:
         """Train, measure, print."""
+        from dynamicgate import distributed
+        from dynamicgate.integrations.loggers import loggers_for
+        from dynamicgate.lab.datasets.loading import load_dataset
+        from dynamicgate.lab.methods import run_one, settings_hash
+        from dynamicgate.training.folder_lock import only_process
+
         device = distributed.choose_device(self.device)
         distributed.start(device)
         try:
@@ -62,11 +63,11 @@ class Train:
             settings = settings.resolved(splits)
             loggers = loggers_for([name.strip() for name in self.log.split(",") if name.strip()], self.out)
             with only_process(self.out, LOCK, device):  # from the mark of its settings to the result
-                _claim_folder(self.out, settings_hash(settings, splits))
+                _claim_folder(self.out, settings_hash(settings, splits), mark=distributed.rank() == 0)
                 found = run_one(settings, splits, self.out, device=str(device), callbacks=loggers)
             if distributed.rank() == 0:
                 macs, quality = found["macs"], found["quality"]
-                print(f"test accuracy {quality['accuracy']:.4f}, macro-F1 {quality['macro_f1']:.4f}")
+                print(quality_line(quality))
                 print(
                     f"executed MACs {macs['executed']:,.0f} of {macs['dense']:,.0f} in the dense network asked for "
                     f"= {macs['relative']:.4f}"
@@ -85,8 +86,17 @@ class Train:
         return 0
 
 
+def quality_line(quality: dict[str, float]) -> str:
+    """How good the answers for the test data are."""
+    if "accuracy" in quality:
+        return f"test accuracy {quality['accuracy']:.4f}, macro-F1 {quality['macro_f1']:.4f}"
+    return f"test RMSE {quality['rmse']:.6g}, MAE {quality['mae']:.6g}, R2 {quality['r2']:.4f}"
+
+
 def choice_lines(run: dict[str, Any]) -> list[str]:
     """For a model that chose its recipe what it chose, why, and what that took."""
+    from dynamicgate.lab.methods.pilots import choice_note
+
     return [f"chose {choice_note(run['choice'])}"] if run.get("choice") else []
 
 
@@ -106,13 +116,14 @@ def stage_lines(run: dict[str, Any]) -> list[str]:
     ]
 
 
-def _claim_folder(out: Path, fingerprint: str) -> None:
-    """Mark the folder with the settings of this run; refuse it if it already has a run with other settings."""
+def _claim_folder(out: Path, fingerprint: str, *, mark: bool) -> None:
+    """Mark the folder with the settings of this run (`mark`: of several processes one does); refuse it if it already
+    has a run with other settings."""
     marker = out / "settings.hash"
     # a refused attempt leaves neither; those of a cascade are in folders below
     has_run = any(found for name in ("last.safetensors", "run.json") for found in out.rglob(name))
     if has_run and marker.exists() and marker.read_text(encoding="utf-8", errors="replace") != fingerprint:
         raise ValueError(f"{out} has a run with other settings: choose another --out, or delete that folder")
     # A run that lost its mark is compared by what it has itself; a request that is then refused must not mark it.
-    if distributed.rank() == 0 and not has_run:
+    if mark and not has_run:
         write_text(marker, fingerprint)

@@ -1,8 +1,30 @@
-"""Datasets by name or path: `load_dataset` returns training, validation and test rows."""
+"""Datasets by name or path: `load_dataset` returns training, validation and test rows.
 
-from dynamicgate.lab.datasets.data_folders import default_data_dir
-from dynamicgate.lab.datasets.loading import LOADERS, load_dataset
-from dynamicgate.lab.datasets.sources import SOURCES
-from dynamicgate.lab.datasets.splits import Splits, stratified_split
+Names are imported when they are first used, so that lists of datasets and help texts load without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dynamicgate.lab.datasets.data_folders import default_data_dir
+    from dynamicgate.lab.datasets.loading import LOADERS, load_dataset
+    from dynamicgate.lab.datasets.sources import SOURCES
+    from dynamicgate.lab.datasets.splits import Splits, stratified_split
 
 __all__ = ["LOADERS", "SOURCES", "Splits", "default_data_dir", "load_dataset", "stratified_split"]
+
+_HOME = {
+    "LOADERS": "loading",
+    "SOURCES": "sources",
+    "Splits": "splits",
+    "default_data_dir": "data_folders",
+    "load_dataset": "loading",
+    "stratified_split": "splits",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

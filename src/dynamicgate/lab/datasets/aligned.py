@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from dynamicgate.data.alignment import class_texts, encode_table, number_classes
 from dynamicgate.data.arrays import Arrays
-from dynamicgate.data.cells import encode_cells
+from dynamicgate.data.cells import adata_values, encode_cells, gene_names
 from dynamicgate.data.checks import check_arrays
 from dynamicgate.data.columns import listed, refuse_missing
 from dynamicgate.data.schema import Schema
@@ -24,8 +25,13 @@ from dynamicgate.lab.datasets.npz_file import read_npz
 from dynamicgate.lab.datasets.single_cell.h5ad_file import read_h5ad, with_target
 from dynamicgate.lab.datasets.single_cell.preprocessing import split_cells
 from dynamicgate.lab.datasets.splits import PARTS, Splits, part_positions
-from dynamicgate.lab.datasets.table_file import SUFFIXES, given_parts, read_frame, refuse_unknown
-from dynamicgate.omics import adata_values, gene_names
+from dynamicgate.lab.datasets.table_file import (
+    SUFFIXES,
+    given_parts,
+    read_frame,
+    read_measurements,
+    refuse_unknown,
+)
 
 CELLS = ".h5ad"
 OF_TABLES = ("target", "drop", "split_column")
@@ -87,17 +93,24 @@ def _table(
         raise ValueError(f"{path}: {listed(read)} cannot be dropped: the model reads it")
     given = given_parts(frame, split_column, path)
     notes: list[str] = []
-    positions, y = torch.arange(len(frame)), np.zeros(len(frame), dtype=np.int64)
+    positions = torch.arange(len(frame))
+    y: npt.NDArray[Any] = np.zeros(len(frame), dtype=np.int64)
     if labelled:
-        target = _target(target, frame.columns, path)
-        refuse_missing(frame[target], str(path), "a row without a class cannot be scored: remove it from the file")
-        y, notes = number_classes(class_texts(frame[target]), schema, f"{path}: column {target!r}", allow=allow)
-        kept = np.flatnonzero(y >= 0)
+        holds = "measurements" if schema.task == "regression" else "classes"
+        target = _target(target, frame.columns, path, holds)
+        refuse_missing(frame[target], str(path), "a row without one cannot be scored: remove it from the file")
+        strata = np.zeros(len(frame), dtype=np.int64)
+        if schema.task == "regression":
+            y = read_measurements(frame[target], str(path))
+        else:
+            y, notes = number_classes(class_texts(frame[target]), schema, f"{path}: column {target!r}", allow=allow)
+            strata = y
+        kept = np.flatnonzero(strata >= 0)
         positions = torch.from_numpy(kept)
         if part != "all":
             parts = None if given is None else given[kept]
-            names = schema.classes
-            positions = positions[part_positions(torch.from_numpy(y[kept]), parts, seed, _all(path), names)[part]]
+            found = part_positions(torch.from_numpy(strata[kept]), parts, seed, _all(path), schema.classes)
+            positions = positions[found[part]]
     aside = {name for name in (target, split_column, schema.split_column) if name is not None}
     encoded = encode_table(frame.drop(columns=[c for c in aside if c in frame]), schema, str(path), allow=allow)
     rows = Arrays(torch.from_numpy(encoded.x), torch.from_numpy(y)).take(positions)
@@ -183,12 +196,12 @@ def _known(options: dict[str, Any], known: tuple[str, ...], name: str) -> dict[s
     return options
 
 
-def _target(target: str | None, columns: Any, path: Path) -> str:
+def _target(target: str | None, columns: Any, path: Path, holds: str = "classes") -> str:
     if target is None:
-        raise ValueError(f"{path}: give the column with the classes with --target, found {list(columns)}")
+        raise ValueError(f"{path}: give the column with the {holds} with --target, found {list(columns)}")
     if target not in columns:
         raise ValueError(
-            f"{path} has no column {target!r} with the classes, found {list(columns)}; give it with --target, or use "
+            f"{path} has no column {target!r} with the {holds}, found {list(columns)}; give it with --target, or use "
             "`dynamicgate predict`, which needs none"
         )
     return target

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 EXACT = 2**53  # above it, not every whole number is a float
+REGRESSION = "train a regression on it with --task regression"
+FEW_VALUES, LEAST_ROWS = 20, 5  # numbers with more values than that, and fewer rows for each, are hardly classes
 
 
 def encode_classes(column: Any, what: str) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
@@ -21,7 +23,7 @@ def encode_classes(column: Any, what: str) -> tuple[npt.NDArray[np.int64], tuple
         if len(fractional):
             raise ValueError(
                 f"{what} holds {values[fractional[0]]:g} at row {fractional[0]}, which is a measurement and not a "
-                "class; cut it into classes first (`pandas.cut`)"
+                f"class; {REGRESSION}, or cut it into classes first (`pandas.cut`)"
             )
         if len(values) and np.abs(values).max() > EXACT:
             raise ValueError(
@@ -36,6 +38,20 @@ def encode_classes(column: Any, what: str) -> tuple[npt.NDArray[np.int64], tuple
             "add rows of the other classes"
         )
     return y.astype(np.int64), tuple(map(str, names))
+
+
+def refuse_measurements(column: Any, what: str) -> None:
+    """Raise ValueError if a column of whole numbers has so many values that it hardly names classes."""
+    import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+
+    if isinstance(column.dtype, pd.CategoricalDtype) or not pd.api.types.is_numeric_dtype(column):
+        return
+    values = column.nunique()
+    if values > FEW_VALUES and len(column) < LEAST_ROWS * values:
+        raise ValueError(
+            f"{what} has {values} different numbers in {len(column)} rows, so that it looks like a measurement; "
+            f"{REGRESSION}, or, if every number is a class, give --task classification"
+        )
 
 
 def _sortable(column: Any) -> npt.NDArray[Any]:

@@ -48,7 +48,8 @@ class Splits(ShownAsText):
 
     def _brief(self) -> str:
         rows = ", ".join(f"{len(getattr(self, part)):,} {part}" for part in PARTS)
-        return f"{self.name}, {rows}, {self.train.features:,} features, {self.classes} classes"
+        task = "regression" if self.is_regression else f"{self.classes} classes"
+        return f"{self.name}, {rows}, {self.train.features:,} features, {task}"
 
     def __str__(self) -> str:
         names = f" ({', '.join(self.class_names)})" if self.class_names else ""
@@ -71,9 +72,24 @@ class Splits(ShownAsText):
             "arrays", self.train.features, self.classes, classes=names, source=self.name, rows=len(self.train)
         )
 
+    @property
+    def is_regression(self) -> bool:
+        """Whether targets are measurements."""
+        return self.schema is not None and self.schema.task == "regression"
+
     def info(self) -> dict[str, Any]:
-        """Sizes and class balance as plain numbers, ready for JSON; `class_counts` has one list for each part."""
+        """Sizes and class balance as plain numbers, ready for JSON; `class_counts` has one list for each part. Of a
+        regression, mean and standard deviation of the target in the training rows instead."""
         parts = {"train": self.train, "valid": self.valid, "test": self.test}
+        if self.is_regression:
+            y = self.train.y.double()
+            return {
+                "name": self.name,
+                **{part: len(arrays) for part, arrays in parts.items()},
+                "features": self.train.features,
+                "task": "regression",
+                "target": {"mean": float(y.mean()), "std": float(y.std(correction=0))},
+            }
         counts = {part: torch.bincount(arrays.y, minlength=self.classes).tolist() for part, arrays in parts.items()}
         return {
             "name": self.name,

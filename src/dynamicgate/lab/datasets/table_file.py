@@ -1,4 +1,4 @@
-"""Load a user's own table (`.csv`, `.tsv`, also `.gz`, or `.parquet`): one example a row, the class in one column."""
+"""Load a user's own table (`.csv`, `.tsv`, also `.gz`, or `.parquet`): one example a row, its target in one column."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dynamicgate.data.checks import check_arrays
-from dynamicgate.data.columns import encode_column, fit_column, missing_option, refuse_missing
+from dynamicgate.data.arrays import Arrays
+from dynamicgate.data.checks import check_arrays, check_features
+from dynamicgate.data.columns import encode_column, fit_column, is_text, missing_option, numbers, refuse_missing
 from dynamicgate.data.schema import Schema
-from dynamicgate.lab.datasets.class_encoding import encode_classes
+from dynamicgate.lab.datasets.class_encoding import encode_classes, refuse_measurements
 from dynamicgate.lab.datasets.limits import most_bytes, refuse_gzip_bomb, refuse_larger
 from dynamicgate.lab.datasets.normalisation import mean_and_std
 from dynamicgate.lab.datasets.splits import PARTS, Splits, part_positions
@@ -28,11 +29,11 @@ SUFFIXES = (*SEPARATORS, *PARQUET)
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A table as numbers: features [n, f] (float32), class numbers [n], the positions of the rows of each part, and the
-    schema that makes the same of other tables."""
+    """A table as numbers: features [n, f] (float32), class numbers or measurements [n], the positions of the rows of
+    each part, and the schema that makes the same of other tables."""
 
     x: npt.NDArray[np.float32]
-    y: npt.NDArray[np.int64]
+    y: npt.NDArray[Any]
     parts: dict[str, torch.Tensor]
     schema: Schema
 
@@ -46,21 +47,34 @@ def load_table(
     split_column: str | None = None,
     max_categories: int = 100,
     missing: str = "refuse",
+    task: str | None = None,
 ) -> Splits:
     """Use every column except `target`, `split_column` and those in `drop` as features, encoded as in `read_table`.
 
     `split_column` names a column with the values train, valid and test. A part it does not contain is split off from
     the training rows: test is a fixed 20 %, validation 15 % of the rest by `seed`. Mean and standard deviation of each
-    feature are those of the training rows, and so is what `missing` puts where a value is missing.
+    feature are those of the training rows, and so is what `missing` puts where a value is missing. task: None is
+    classification, unless the target looks like a measurement; "regression" takes its numbers as they are.
     """
     table = read_table(
-        path, target, seed=seed, drop=drop, split_column=split_column, max_categories=max_categories, missing=missing
+        path,
+        target,
+        seed=seed,
+        drop=drop,
+        split_column=split_column,
+        max_categories=max_categories,
+        missing=missing,
+        task=task,
     )
-    classes = table.schema.classes
-    rows = check_arrays(table.x, table.y, len(classes), str(path))
+    schema = table.schema
+    if schema.task == "regression":
+        rows = Arrays(check_features(table.x, str(path)), torch.from_numpy(table.y))
+    else:
+        rows = check_arrays(table.x, table.y, schema.outputs, str(path))
     train, valid, test = (rows.take(table.parts[part]) for part in PARTS)
     mean, std = mean_and_std(train.values)
-    return Splits(str(table.schema.source), train, valid, test, len(classes), mean, std, classes, table.schema)
+    names = schema.classes if schema.task == "classification" else ()
+    return Splits(str(schema.source), train, valid, test, schema.outputs, mean, std, names, schema)
 
 
 def read_table(
@@ -72,6 +86,7 @@ def read_table(
     split_column: str | None = None,
     max_categories: int = 100,
     missing: str = "refuse",
+    task: str | None = None,
 ) -> Table:
     """Read the columns in file order: numbers as they are, booleans as 0 and 1, text and categories one-hot.
 
@@ -83,14 +98,29 @@ def read_table(
     frame = read_frame(path)
     named = [target, *([drop] if isinstance(drop, str) else drop)] + ([] if split_column is None else [split_column])
     refuse_unknown(frame, named, path)
-    refuse_missing(frame[target], what, "a row without a class cannot be used: remove it from the file")
-    y, class_names = encode_classes(frame[target], f"{path}: column {target!r}")
+    if task not in (None, "classification", "regression"):
+        raise ValueError(f"task must be classification or regression, received {task!r}")
+    regression = task == "regression"
+    refuse_missing(
+        frame[target],
+        what,
+        f"a row without a {'measurement' if regression else 'class'} cannot be used: remove it from the file",
+    )
+    y: npt.NDArray[Any]
+    class_names: tuple[str, ...]
+    if regression:
+        y, class_names = read_measurements(frame[target], what), (target,)
+    else:
+        y, class_names = encode_classes(frame[target], f"{path}: column {target!r}")
+        if task is None:
+            refuse_measurements(frame[target], f"{path}: column {target!r}")
+    strata = torch.zeros(len(y), dtype=torch.int64) if regression else torch.from_numpy(y)
     features = frame.drop(columns=named)
     if features.shape[1] == 0:
         raise ValueError(f"{path} has no columns left as features, found only {list(frame.columns)}")
     # Columns that cannot be read are reported before rows that cannot be split.
     fit_all = [fit_column(features[name], what, max_categories=max_categories, missing=fill) for name in features]
-    parts = part_positions(torch.from_numpy(y), given_parts(frame, split_column, path), seed, what, class_names)
+    parts = part_positions(strata, given_parts(frame, split_column, path), seed, what, class_names)
     if fill is not None:
         train = parts["train"].numpy()
         fit_all = [
@@ -102,6 +132,7 @@ def read_table(
         "table",
         x.shape[1],
         len(class_names),
+        "regression" if regression else "classification",
         columns=tuple(fit_all),
         classes=class_names,
         target=target,
@@ -110,6 +141,20 @@ def read_table(
         rows=len(parts["train"]),
     )
     return Table(x, y, parts, schema)
+
+
+def read_measurements(column: Any, what: str) -> npt.NDArray[np.float32]:
+    """A column of numbers without missing ones, of which at least two differ."""
+    name = str(column.name)
+    if is_text(column, what, "choose another target"):
+        raise ValueError(
+            f"{what}: column {name!r} holds text ({str(column.iloc[0])!r:.40}), and a regression needs numbers: "
+            "correct these values, or train on its classes, without --task regression"
+        )
+    values = numbers(column, what, "remove these rows")
+    if len(values) > 1 and values.min() == values.max():
+        raise ValueError(f"{what}: column {name!r} is {values[0]:g} in all rows: there is nothing to predict")
+    return values
 
 
 def refuse_unknown(frame: Any, names: Sequence[str], path: Path) -> None:

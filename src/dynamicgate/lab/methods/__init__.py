@@ -1,7 +1,29 @@
-"""The compared models and their controls, their hyperparameters, and how one of them is trained."""
+"""The compared models and their controls, their hyperparameters, and how one of them is trained.
 
-from dynamicgate.lab.methods.hyperparameters import Hyperparameters, Settings, settings_hash
-from dynamicgate.lab.methods.models import MODELS
-from dynamicgate.lab.methods.train_one import run_one
+Names are imported when they are first used, so that help texts, which need `fields` alone, load without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dynamicgate.lab.methods.fields import Hyperparameters
+    from dynamicgate.lab.methods.hyperparameters import Settings, settings_hash
+    from dynamicgate.lab.methods.models import MODELS
+    from dynamicgate.lab.methods.train_one import run_one
 
 __all__ = ["MODELS", "Hyperparameters", "Settings", "run_one", "settings_hash"]
+
+_HOME = {
+    "Hyperparameters": "fields",
+    "MODELS": "models",
+    "Settings": "hyperparameters",
+    "run_one": "train_one",
+    "settings_hash": "hyperparameters",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

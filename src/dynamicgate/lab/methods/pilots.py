@@ -13,6 +13,7 @@ import torch
 
 from dynamicgate import distributed
 from dynamicgate.data import Arrays
+from dynamicgate.data.tasks import Task
 from dynamicgate.files import read_json, write_text
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, Settings, given, no_gates_note
@@ -24,16 +25,17 @@ CHOICE_FILE = "choice.json"
 
 
 def choose_settings(
-    s: Settings, splits: Splits, folder: Path, *, device: str = "auto", show: bool = True
+    s: Settings, splits: Splits, folder: Path, *, task: Task | None = None, device: str = "auto", show: bool = True
 ) -> tuple[Settings, dict[str, Any]]:
     """The settings that `sparsify` trains, and how they were chosen: `recipe`, `reason`, held-out `accuracy` of every
-    recipe that was tried, why others were `refused`, and the `steps` and `seconds` that this took.
+    recipe that was tried (of a regression, minus its loss), why others were `refused`, and the `steps` and `seconds`
+    that this took.
 
     The choice is kept in `folder`, so that an interrupted run does not repeat it. No test row takes part.
     """
     path = folder / CHOICE_FILE
     if not path.exists():
-        choice = describe(try_recipes(s, splits, device=device, show=show))
+        choice = describe(try_recipes(s, splits, task=task, device=device, show=show))
         if distributed.rank() == 0:
             write_text(path, json.dumps(choice))
     else:
@@ -41,7 +43,7 @@ def choose_settings(
     return recipes(s)[choice["recipe"]].resolved(splits), choice
 
 
-def try_recipes(s: Settings, splits: Splits, *, device: str, show: bool) -> Choice:
+def try_recipes(s: Settings, splits: Splits, *, task: Task | None = None, device: str, show: bool) -> Choice:
     """Train each recipe as it would be trained in full, but for 600 steps at most. Not for less where the training is
     that short itself: narrow networks learn more slowly, and would be judged before they have caught up."""
     steps = given(s.epochs) * math.ceil(len(splits.train) / given(s.batch))
@@ -50,9 +52,8 @@ def try_recipes(s: Settings, splits: Splits, *, device: str, show: bool) -> Choi
         return {name: build(one, splits, min(STEPS, steps)) for name, one in named.items()}
 
     plain, gated = builds(plain_recipes(s)), builds(gated_recipes(s))
-    return choose_trial(
-        splits.train, splits.valid, plain=plain, gated=gated, seed=s.seed, show=show, device=device, clock=s.clock
-    )
+    held: dict[str, Any] = {"task": task, "seed": s.seed, "show": show, "device": device, "clock": s.clock}
+    return choose_trial(splits.train, splits.valid, plain=plain, gated=gated, **held)
 
 
 def build(s: Settings, splits: Splits, steps: int) -> Build:

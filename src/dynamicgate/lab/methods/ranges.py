@@ -10,6 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from dynamicgate.lab.methods.fields import STAGED
+from dynamicgate.sparsity.patterns import parse_pattern
+
 
 class Range(NamedTuple):
     """From `low` to `high`; `above` leaves out `low`, `below` leaves out `high`."""
@@ -59,6 +62,37 @@ def check_ranges(values: Mapping[str, Any]) -> None:
         value = values.get(name)
         if value is not None and value not in allowed:
             raise ValueError(f"{name} must be {allowed}, received {value}")
+
+
+def check_task(values: Mapping[str, Any], regression: bool) -> None:
+    """Raise ValueError for settings that mean nothing for the task of the data."""
+    if not regression:
+        if values["loss"] != "auto":
+            raise ValueError(f"--loss {values['loss']} is for a regression: give --task regression, or leave it out")
+        return
+    if values["model"] in STAGED:
+        raise ValueError(f"{values['model']} stops by how sure it is of a class: choose another model for a regression")
+    for name, option in (("distill_weight", "--distill-weight"), ("balanced", "--balanced")):
+        if values[name]:
+            raise ValueError(f"{option} is for classes, and means nothing for a regression: leave it out")
+
+
+def check_sizes(values: Mapping[str, Any], sizes: Sequence[int]) -> None:
+    """Raise ValueError for a block, a tile or a division of the batch that is larger than what it divides. sizes: of
+    the model's layers, inputs and outputs included."""
+    inputs, *hidden, _ = sizes
+    block, batch, accumulate = (values[name] for name in ("block", "batch", "accumulate"))
+    if block is not None and hidden and block > max(hidden):
+        raise ValueError(f"block={block}: the widest hidden layer has {max(hidden)} units, which is the largest block")
+    if batch is not None and accumulate > batch >= 1:
+        raise ValueError(f"accumulate={accumulate}: a batch of {batch} rows has at most {batch} pieces")
+    tile = parse_pattern(values["pattern"])
+    outputs, read = max(sizes[1:]), max(inputs, *hidden)
+    if tile.rows > outputs or tile.columns > read:
+        raise ValueError(
+            f"pattern={tile.name}: no layer has so many outputs or inputs; the largest tile that fits any is "
+            f"{outputs}x{read}, and one that prunes something is smaller than the layers"
+        )
 
 
 def check_memory(sizes: Sequence[int]) -> None:

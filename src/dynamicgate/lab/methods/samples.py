@@ -97,6 +97,29 @@ class SampleStats:
         }
 
 
+class RegressionStats:
+    """Cost and absolute error of every sample of a dataset with measurements, in order."""
+
+    def __init__(self) -> None:
+        """Nothing recorded yet."""
+        self._recorded: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, outputs_B1: Tensor, macs_B: Tensor) -> None:
+        """Record a batch: what the model answers, and the MACs executed for each sample."""
+        self._recorded.append((outputs_B1.detach().double().flatten().cpu(), macs_B.double().cpu()))
+
+    def to_dict(self, splits: Splits) -> dict[str, Any]:
+        """Plain numbers: a histogram of the cost, and whether it goes along with the error."""
+        answer_N, macs_N = (torch.cat(column) for column in zip(*self._recorded, strict=True))
+        error_N = (answer_N - splits.test.y.double().cpu()).abs()
+        return {
+            "count": len(macs_N),
+            "task": "regression",
+            "macs": {"low": float(macs_N.min()), "high": float(macs_N.max()), "counts": histogram(macs_N)},
+            "correlation": rounded(correlation(error_N, macs_N)),
+        }
+
+
 def pack_rows(right_N: Tensor) -> str:
     """Which rows are right, as a short text: one bit a row, compressed."""
     return base64.b64encode(zlib.compress(np.packbits(right_N.numpy()).tobytes(), 9)).decode("ascii")
@@ -164,8 +187,9 @@ def show(splits: Splits, row: int) -> dict[str, Any]:
 
 
 def feature_names(splits: Splits) -> Sequence[str]:
-    """The names of the columns or genes of a dataset that keeps them, one for each feature; else none."""
-    names: Sequence[str] = getattr(getattr(splits, "schema", None), "feature_names", ())
+    """The names of the columns or genes (by symbol, where that is known) of a dataset that keeps them, one for each
+    feature; else none."""
+    names = () if splits.schema is None else splits.schema.shown_names
     return names if len(names) == splits.train.features else ()
 
 

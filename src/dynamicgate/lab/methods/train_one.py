@@ -26,7 +26,8 @@ from dynamicgate.lab.methods.dense_reference import NOTE, asked_for
 from dynamicgate.lab.methods.hyperparameters import GATED_SPARSE, SPARSIFY, Settings, given, no_gates_note
 from dynamicgate.lab.methods.models import MODELS, Prepared
 from dynamicgate.lab.methods.pilots import choice_note, choose_settings
-from dynamicgate.lab.methods.samples import SampleStats
+from dynamicgate.lab.methods.regression import answer_in_units_, scaled, task_of
+from dynamicgate.lab.methods.samples import RegressionStats, SampleStats
 from dynamicgate.training import Callback, fit
 from dynamicgate.training.folder_lock import only_process
 
@@ -82,20 +83,22 @@ def _run_one(
     if prepare is None and settings.model == "cascade":  # each of its networks has the teacher it may need
         return train_cascade(settings, splits, folder, run_one=run_one, device=device, label=label, show=show)
     asked, seconds, choice = settings, 0.0, dict[str, Any]()
+    task, (learned, scale) = task_of(settings, splits), scaled(splits)
     if prepare is None and settings.model == SPARSIFY:
-        settings, choice = choose_settings(asked, splits, folder, device=device, show=show)
+        settings, choice = choose_settings(asked, learned, folder, task=task, device=device, show=show)
         seconds, label = choice["seconds"], f"{label}, {choice['recipe']}"
     distillation = dict[str, Any]()
     if settings.distill_weight:
         teacher, of_teacher = _train_teacher(settings, splits, folder / "teacher", device)
         distillation, seconds = {"teacher": teacher, "distill_weight": settings.distill_weight}, seconds + of_teacher
     torch.manual_seed(settings.seed)
-    model, budget, sparsifier, stage_loss = (prepare or MODELS[settings.model])(settings, splits)
+    model, budget, sparsifier, stage_loss = (prepare or MODELS[settings.model])(settings, learned)
     dense = asked_for(settings, splits)
     history = fit(
         model,
-        splits.train,
-        valid=splits.valid,
+        learned.train,
+        valid=learned.valid,
+        loss=task,
         budget=budget,
         sparsifier=sparsifier,
         epochs=given(settings.epochs),
@@ -120,8 +123,9 @@ def _run_one(
     )
     if settings.model == "staged-random":
         open_at_random_(model, splits.valid)
-    stats = SampleStats()
-    found = relative_to(measure(model, splits.test, watch=stats.add), dense.macs).to_dict()
+    answer_in_units_(model, scale)
+    stats: SampleStats | RegressionStats = SampleStats() if task is None else RegressionStats()
+    found = relative_to(measure(model, splits.test, watch=stats.add, loss=task), dense.macs).to_dict()
     run = {
         "model": asked.model,
         "seed": settings.seed,

@@ -5,7 +5,7 @@ from dynamicgate.lab.report.label_placement import LINE_HEIGHT, MARKER_RADIUS, p
 from dynamicgate.lab.report.model_markers import colour_class, marker, model_styles
 from dynamicgate.lab.report.number_format import percent, plus_minus, shorten
 from dynamicgate.lab.report.reading import Results
-from dynamicgate.lab.report.run_metrics import accuracy_of, relative_of
+from dynamicgate.lab.report.run_metrics import accuracy_of, quality_word, relative_of
 from dynamicgate.lab.report.summary import Row, pareto_front, summarise
 from dynamicgate.lab.report.svg import (
     WIDE,
@@ -33,7 +33,7 @@ def accuracy_figure(results: Results, dataset: str, width: float = WIDE) -> str:
     if not runs:
         return ""
     rows = [row for row in summarise({"runs": on_dataset}) if row["relative"]["n"] and row["accuracy"]["n"]]
-    styles = model_styles(run["model"] for run in results["runs"])
+    styles, word = model_styles(run["model"] for run in results["runs"]), quality_word(on_dataset)
     x, y = plot_scales(rows, [cost for _, cost, _ in runs], [quality for _, _, quality in runs], width)
     x_ticks, y_ticks = (
         round_ticks(x.low, x.high, round(width / 120)),
@@ -50,7 +50,7 @@ def accuracy_figure(results: Results, dataset: str, width: float = WIDE) -> str:
             lambda tick: f"{tick * 100:.{digits_y}f}",
         ),
         words(x.end, y.start + 40, "executed MACs, relative to dense", class_="axis", text_anchor="end"),
-        words(8, 18, "accuracy, %", class_="axis"),
+        words(8, 18, f"{word}, %", class_="axis"),
         front_line(rows, x, y),
     ]
     body += [
@@ -68,7 +68,9 @@ def accuracy_figure(results: Results, dataset: str, width: float = WIDE) -> str:
     body += [mean_point(row, styles[row["model"]], x, y, control=True) for row in controls]
     body += [mean_point(row, styles[row["model"]], x, y, control=False) for row in rows if row not in controls]
     body.append(mean_labels(rows, styles, x, y))
-    return drawing(width, y.start + 52, f"Accuracy against executed MACs on {dataset}, one point per run", *body)
+    return drawing(
+        width, y.start + 52, f"{word[0].upper()}{word[1:]} against executed MACs on {dataset}, one point per run", *body
+    )
 
 
 def plot_scales(rows: list[Row], costs: list[float], qualities: list[float], width: float) -> tuple[Scale, Scale]:

@@ -1,7 +1,7 @@
 """What a reader should know before trusting the means: diverged runs, shared seeds, mixed budgets, too few runs."""
 
 from dynamicgate.lab.report.reading import Results, get_object
-from dynamicgate.lab.report.run_metrics import accuracy_of, number, target_of
+from dynamicgate.lab.report.run_metrics import accuracy_of, number, quality_word, target_of
 from dynamicgate.lab.report.summary import group_runs, has_several_datasets, spread
 
 LEAST_SEEDS = 3
@@ -19,7 +19,7 @@ def find_caveats(results: Results) -> list[str]:
         accuracy = spread(accuracy_of(run) for run in runs)
         if accuracy["n"] < len(runs):
             found.append(
-                f"{name}: {len(runs) - accuracy['n']} of {len(runs)} runs have no finite accuracy "
+                f"{name}: {len(runs) - accuracy['n']} of {len(runs)} runs have no finite {quality_word(runs)} "
                 "and are left out of the mean."
             )
         if len(set(seeds)) < len(seeds):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dynamicgate.lab.report.line_plot import Line, Strip, binned_curve, draw_line_plot, last_step
 from dynamicgate.lab.report.model_markers import colour_class
 from dynamicgate.lab.report.reading import Log, LogEntry, Run, get_object, sites_of
-from dynamicgate.lab.report.run_metrics import number
+from dynamicgate.lab.report.run_metrics import number, quality_word
 from dynamicgate.lab.report.summary import is_gated
 
 DASHES = (None, "7 4", "2 3", "10 3 2 3", "5 2 1 2 1 2")
@@ -27,14 +27,14 @@ def gate_figure(model: str, style: int, runs: list[Run], logs: list[Log]) -> str
         opened += lines_per_seed(site, css, runs, logs, read_site(site, "g"), DASHES[index % len(DASHES)])
     opened += lines_per_seed("executed", "relative", runs, logs, read_entry("relative"))
     opened += lines_per_seed("target", "target", runs, logs, read_entry("reference"))
-    accuracy = lines_per_seed("accuracy", css, runs, logs, validation_accuracy)
+    accuracy = lines_per_seed(quality_word(runs), css, runs, logs, validation_accuracy)
     tau_and_theta = [line for line in tau_and_theta_lines(sites, css, runs, logs) if is_varying(line)]
     multiplier = [line for line in lines_per_seed("λ", css, runs, logs, read_entry("lambda")) if is_varying(line)]
     return draw_line_plot(
         f"Gates over training: {model}",
         [
             Strip(opened, "open rate, executed MACs relative to dense", 180.0),
-            Strip(accuracy, "validation accuracy, %", LOW_STRIP, is_fraction=False),
+            Strip(accuracy, f"validation {quality_word(runs)}, %", LOW_STRIP, is_fraction=False),
             Strip(tau_and_theta, "τ and θ", LOW_STRIP, is_fraction=False),
             Strip(multiplier, "λ, the weight of the budget penalty", LOW_STRIP, is_fraction=False),
         ],
@@ -58,8 +58,9 @@ def read_site(site: str, key: str) -> Read:
 
 
 def validation_accuracy(entry: LogEntry) -> float | None:
-    """In percent."""
-    fraction = number(get_object(entry, "valid").get("accuracy"))
+    """In percent; of a regression R²."""
+    valid = get_object(entry, "valid")
+    fraction = number(valid.get("accuracy", valid.get("r2")))
     return None if fraction is None else 100 * fraction
 
 

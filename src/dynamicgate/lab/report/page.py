@@ -33,6 +33,7 @@ from dynamicgate.lab.report.reading import (
     read_sample_stats,
     read_timings,
 )
+from dynamicgate.lab.report.run_metrics import quality_word
 from dynamicgate.lab.report.sparsity_curves import sparsity_figure
 from dynamicgate.lab.report.stage_panels import stage_section
 from dynamicgate.lab.report.summary import dataset_names, group_runs, has_several_datasets, summarise
@@ -105,6 +106,7 @@ def page_content(
         "caveats": find_caveats(results),
         "models": described_models(results),
         "has_controls": any(is_control(results, dataset, model) for dataset, model in group_runs(results)),
+        "quality_word": quality_word(results["runs"]),
         "summary": summary_table(results),
         "has_savings": bool(savings_columns(summary)),
         "has_percentiles": bool(percentile_columns(summary)),

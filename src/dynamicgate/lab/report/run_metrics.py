@@ -1,7 +1,7 @@
 """Every number that is compared between runs, and how to read it from a run."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from dynamicgate.lab.report.reading import Run, gates_in, get_object
 
@@ -19,8 +19,19 @@ def ratio(above: float | None, below: float | None) -> float | None:
 
 
 def accuracy_of(run: Run) -> float | None:
-    """Fraction of the test samples that are classified correctly."""
-    return number(run["quality"].get("accuracy"))
+    """Fraction of the test samples that are classified correctly; of a regression, explained variance."""
+    quality = run["quality"]
+    return number(quality.get("r2" if is_regression(run) else "accuracy"))
+
+
+def is_regression(run: Run) -> bool:
+    """Whether its targets are measurements."""
+    return "accuracy" not in run["quality"] and "r2" in run["quality"]
+
+
+def quality_word(runs: Sequence[Run]) -> str:
+    """What `accuracy_of` is called."""
+    return "R²" if runs and all(map(is_regression, runs)) else "accuracy"
 
 
 def relative_of(run: Run) -> float | None:
@@ -56,6 +67,7 @@ def _sample(key: str) -> Callable[[Run], float | None]:
 METRICS: dict[str, Callable[[Run], float | None]] = {
     "accuracy": accuracy_of,
     "macro_f1": lambda run: number(run["quality"].get("macro_f1")),
+    "rmse": lambda run: number(run["quality"].get("rmse")),
     "executed": _macs("executed"),
     "relative": relative_of,
     "relative_zero_skip": _macs("relative_zero_skip"),

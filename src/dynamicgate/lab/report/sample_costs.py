@@ -84,7 +84,8 @@ def cost_caption(run: Run, stats: SampleStats) -> str:
         found.append(f"correctly classified samples cost {right:.3f}, misclassified ones {wrong:.3f}")
     correlation = number(stats.get("correlation"))
     if correlation is not None:
-        found.append(f"correlation of hardness and cost {signed(correlation)}")
+        with_cost = "absolute error" if stats.get("task") == "regression" else "hardness"
+        found.append(f"correlation of {with_cost} and cost {signed(correlation)}")
     return "; ".join(found)
 
 

@@ -15,7 +15,7 @@ from dynamicgate.lab.report.number_format import (
     signed_points,
 )
 from dynamicgate.lab.report.reading import Results, Run, gates_in, get_object, get_objects
-from dynamicgate.lab.report.run_metrics import number, relative_of, target_of
+from dynamicgate.lab.report.run_metrics import number, quality_word, relative_of, target_of
 from dynamicgate.lab.report.summary import Row, Spread, group_runs, has_several_datasets, spread, summarise
 
 PROXIES = {
@@ -65,8 +65,10 @@ def summary_table(results: Results) -> Table:
     summary = summarise(results)
     shown: list[tuple[str, str, Callable[[Spread], str]]] = [
         ("relative", "relative", lambda value: plus_minus(value, 3)),
-        ("accuracy, %", "accuracy", percent),
-        ("macro-F1, %", "macro_f1", percent),
+        (f"{quality_word(results['runs'])}, %", "accuracy", percent),
+        ("RMSE", "rmse", lambda value: plus_minus(value, 4))
+        if quality_word(results["runs"]) == "R²"
+        else ("macro-F1, %", "macro_f1", percent),
         ("executed MACs", "executed", quantity),
         *((heading, key, rounded_percent) for key, heading in savings_columns(summary).items()),
         *((key, key, lambda value: fixed(value["mean"], 3)) for key in percentile_columns(summary)),

@@ -10,7 +10,7 @@ from dynamicgate.lab.report.controls import subjects
 from dynamicgate.lab.report.latency import TimedRun, timed_runs
 from dynamicgate.lab.report.number_format import counted, percent, plus_minus, signed, signed_points
 from dynamicgate.lab.report.reading import Results, Run, Timing, gates_in
-from dynamicgate.lab.report.run_metrics import number
+from dynamicgate.lab.report.run_metrics import number, quality_word
 from dynamicgate.lab.report.stage_runs import cost_error, dealt_at_random, gain
 from dynamicgate.lab.report.summary import Row, group_runs, spread, summarise
 from dynamicgate.lab.statistics import t_quantile, welch_half
@@ -59,9 +59,9 @@ def headlines(results: Results, timings: Sequence[Timing] = ()) -> list[Headline
     every model, without verdicts. timings: of each run, in order, where runs were timed."""
     rows = summarise(results)
     groups = group_runs(results)
-    chosen = subjects(results)
+    chosen, word = subjects(results), quality_word(results["runs"])
     if not chosen:
-        return [Headline(row["data"], row["model"], cost_and_accuracy(row), []) for row in rows]
+        return [Headline(row["data"], row["model"], cost_and_accuracy(row, word), []) for row in rows]
     timed = timed_runs(results, timings) if timings else []
     found = []
     for subject in rows:
@@ -81,7 +81,7 @@ def headlines(results: Results, timings: Sequence[Timing] = ()) -> list[Headline
             input_verdict(groups[dataset, model]),
             stage_verdict(groups[dataset, model]),
         ]
-        found.append(Headline(dataset, model, cost_and_accuracy(subject), [item for item in verdicts if item]))
+        found.append(Headline(dataset, model, cost_and_accuracy(subject, word), [item for item in verdicts if item]))
     return found
 
 
@@ -91,14 +91,15 @@ def is_opponent(model: str, other: str, other_is_subject: bool) -> bool:
     return other != model and (not other_is_subject or (known is not None and other in known.rivals))
 
 
-def cost_and_accuracy(row: Row) -> str:
-    """The sentence that says how many MACs a model executes, its budget, and how accurate it is."""
+def cost_and_accuracy(row: Row, word: str = "accuracy") -> str:
+    """The sentence that says how many MACs a model executes, its budget, and how accurate it is; `word` is what that is
+    called."""
     target = row["target"]["mean"]
     budget = "" if target is None else f" (budget {target:.2f})"
     cost = plus_minus(row["relative"], 3) if row["relative"]["n"] else "an unknown fraction"
     accuracy = f"{percent(row['accuracy'])} %" if row["accuracy"]["n"] else "unknown"
     return (
-        f"{row['model']} executes {cost} of the dense MACs{budget} at {accuracy} accuracy, "
+        f"{row['model']} executes {cost} of the dense MACs{budget} at {accuracy} {word}, "
         f"over {counted(row['n'], 'seed')}."
     )
 

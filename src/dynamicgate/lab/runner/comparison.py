@@ -67,9 +67,10 @@ def compare(
     finished: dict[tuple[int, str], Finished] = {}
     for at, (one, found) in enumerate(done, start=1):
         finished[one.seed, one.model] = found
-        accuracy, relative = found.run["quality"]["accuracy"], found.run["macs"]["relative"]
+        quality, relative = found.run["quality"], found.run["macs"]["relative"]
+        said = f"accuracy {quality['accuracy']:.2%}" if "accuracy" in quality else f"R2 {quality['r2']:.4f}"
         print(
-            f"[{at}/{len(asked)}] {one.model} seed {one.seed}  accuracy {accuracy:.2%}  MACs {relative:.3f}  "
+            f"[{at}/{len(asked)}] {one.model} seed {one.seed}  {said}  MACs {relative:.3f}  "
             f"{found.run['seconds']:.0f} s{said_choice(found.run)}",
             file=sys.stderr,
             flush=True,

@@ -152,7 +152,7 @@ class FirstTrialPruner(BasePruner):
 
 
 class PruneByEpoch(Callback):
-    """Reports the validation accuracy of every epoch to the study, which may stop the trial."""
+    """Reports the validation accuracy of every epoch (of a regression R2) to the study, which may stop the trial."""
 
     def __init__(self, trial: Trial, reported: set[int]) -> None:
         """reported: epochs that an earlier process, which was killed, has reported already."""
@@ -164,12 +164,13 @@ class PruneByEpoch(Callback):
 
     def on_log(self, row: dict[str, float], step: int) -> bool | None:
         """After an epoch: report, and ask."""
-        if "valid/accuracy" not in row:
+        name = "valid/accuracy" if "valid/accuracy" in row else "valid/r2"
+        if name not in row:
             return None
         epoch = step // self.steps_per_epoch - 1
         if epoch not in self.reported:
             self.reported.add(epoch)
-            self.trial.report(row["valid/accuracy"], epoch)
+            self.trial.report(row[name], epoch)
         # an epoch that comes again, after a kill, was let pass the first time
         return epoch == max(self.reported) and self.trial.should_prune()
 

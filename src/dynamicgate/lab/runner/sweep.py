@@ -7,7 +7,7 @@ asked for. A trial whose process was killed is continued by whoever comes next.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -163,8 +163,19 @@ def run_trial(asked: Sweep, study: Study, trial: Trial, *, show: bool) -> str:
     if run["steps"] < whole:
         study.tell(trial, state=TrialState.PRUNED)
         return f"{name}  stopped after {run['steps']} of {whole} steps"
-    study.tell(trial, run["valid"]["accuracy"])
-    return f"{name}  valid accuracy {run['valid']['accuracy']:.2%}  MACs {run['valid']['relative']:.3f}"
+    study.tell(trial, run["valid"][quality_name(run["valid"])])
+    return f"{name}  valid {said_quality(run['valid'])}  MACs {run['valid']['relative']:.3f}"
+
+
+def quality_name(quality: Mapping[str, float]) -> str:
+    """What is best where it is highest: accuracy, or R2 of a regression."""
+    return "accuracy" if "accuracy" in quality else "r2"
+
+
+def said_quality(quality: Mapping[str, float]) -> str:
+    """It, in words."""
+    name = quality_name(quality)
+    return f"{name} {quality[name]:.4f}"
 
 
 def said(values: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from dynamicgate.data.arrays import Arrays
+from dynamicgate.data.cells import adata_values
 from dynamicgate.data.checks import check_arrays
 from dynamicgate.data.schema import Column, Schema
 from dynamicgate.data.sparse_rows import SparseRows, check_structure
@@ -26,7 +27,9 @@ from dynamicgate.lab.datasets.single_cell.preprocessing import (
     split_cells,
 )
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.omics import adata_values
+
+SYMBOLS = ("symbol", "gene_symbols", "feature_name")
+"""Columns of var that hold the symbols of genes which are named by their ids."""
 
 
 def load_h5ad(
@@ -69,6 +72,7 @@ def load_h5ad(
         rows=len(train),
         target=target,
         counts_of=measured * (preprocess != "none"),
+        symbols=next((name for name in SYMBOLS if name in cells.var), None),
     )
     return Splits(path.stem, train, valid, test, len(names), mean, std, names, schema)
 
@@ -95,7 +99,9 @@ def cell_schema(
             stacklevel=3,
         )
         return None
-    aliases = [None] * len(genes) if symbols is None else [str(text) for text in cells.var[symbols]]
+    aliases: list[str | None] = [None] * len(genes)
+    if symbols is not None:
+        aliases = [text if isinstance(text, str) and text else None for text in cells.var[symbols]]
     fills = [float(value) for value in mean.flatten().tolist()]
     x = cells.X.data if hasattr(cells.X, "tocsr") else np.asarray(cells.X)
     return Schema(
