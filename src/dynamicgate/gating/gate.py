@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.gating.channels import images, pooled, scale_channels
 from dynamicgate.gating.config import GateConfig, Policy
 from dynamicgate.gating.context import ContextNet
 from dynamicgate.gating.networks import StaticLogits, block_at, count_of, gate_net, resolved
@@ -223,17 +224,28 @@ class Gate(nn.Module):
             return g_BG
         return torch.maximum(g_BG, top_k_mask(p_BG, count_of(self.config.always_open, self.blocks)))
 
-    def decide_before(self, _source: nn.Module, args: tuple[Any, ...]) -> None:
+    def decide_before(self, source: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of the source: decide from its input, before the producers do any work."""
-        decision = self(args[0])
+        decision = self(pooled(args[0], source, self.site.width) if self.site.channels else args[0])
         watcher = self.watcher
         if watcher is not None and not recomputing():
             watcher(self, decision)
         self._pending.put(decision.scale)
 
-    def scale_before(self, _consumer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def scale_before(self, consumer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Forward pre-hook of the consumer: h <- g * h."""
+        if self.site.channels:
+            return (self._scale_channels(args[0], consumer), *args[1:])
         return (scale_units(args[0], self.take(args[0].shape[:-1]), self.block), *args[1:])
+
+    def _scale_channels(self, x: Tensor, consumer: nn.Module) -> Tensor:
+        factor_BG = self.take(images(x, consumer))
+        if factor_BG.shape[:-1] != images(x, consumer):
+            raise RuntimeError(
+                f"the gate of {self.site.consumer!r} decided for images {list(factor_BG.shape[:-1])}, and "
+                f"{self.site.consumer!r} reads {list(x.shape)}: what lies between must keep one row for each image"
+            )
+        return scale_channels(x, consumer, self.per_unit(factor_BG))
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""
@@ -241,7 +253,8 @@ class Gate(nn.Module):
         shape = {"low-rank": f", rank {c.rank}", "two-layer": f", inner {c.rank}"}.get(c.net, "")
         kind = c.kind if c.kind in ("static", "context") else f"{c.kind} ({c.net}{shape})"
         routes = f", top {c.top_k}, capacity {c.capacity}" if c.kind == "router" else ""
-        return f"{kind}, {self.site.width} units in {self.blocks} blocks{routes}"
+        units = "channels" if self.site.channels else "units"
+        return f"{kind}, {self.site.width} {units} in {self.blocks} blocks{routes}"
 
 
 def check_same_config(gate: Gate, config: GateConfig, where: str) -> None:
