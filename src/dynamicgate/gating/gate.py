@@ -200,7 +200,8 @@ class Gate(nn.Module):
         k = count_of(self.config.top_k, self.blocks)
         p_BG = torch.softmax(z_BG / self.tau, dim=-1)
         routed_BG = top_k_mask(p_BG.detach(), k)
-        capacity = self.expert_capacity(z_BG.shape[:-1].numel())
+        # Only where there is one: asking for the number of rows ties an exported program to that number.
+        capacity = None if self.config.capacity is None else self.expert_capacity(z_BG.shape[:-1].numel())
         drop_policy = self.config.drop_policy
         g_BG = routed_BG if capacity is None else drop_over_capacity(routed_BG, capacity, drop_policy)
         decided = self._past.take(torch.stack([routed_BG, g_BG]))
