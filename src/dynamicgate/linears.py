@@ -2,6 +2,7 @@
 
 They are `nn.Linear` and `Conv1D` of Hugging Face Transformers, which stores its weight transposed. An adapter such as
 LoRA replaces a layer by a wrapper with the same name in the model, and keeps it as `base_layer` below its own name.
+Beside them `nn.Conv2d`, which multiplies by one at every position of an image, with channels in place of units.
 """
 
 from __future__ import annotations
@@ -21,6 +22,16 @@ def is_linear(module: nn.Module) -> bool:
 def is_conv1d(module: nn.Module) -> bool:
     """Whether it is a linear layer of GPT-2, whose weight is [inputs, outputs]."""
     return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
+
+
+def is_conv2d(module: nn.Module) -> bool:
+    """Whether a module itself is an `nn.Conv2d`; a transposed one is not."""
+    return isinstance(module, nn.Conv2d)
+
+
+def is_depthwise(module: nn.Module) -> bool:
+    """Whether it is a Conv2d that computes each channel from the same channel of its input alone."""
+    return isinstance(module, nn.Conv2d) and module.groups == module.in_channels == module.out_channels
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -26,7 +26,7 @@ def test_layers_that_are_not_linear_are_counted_by_name() -> None:
 
 def test_the_error_names_layers_that_no_gate_closes_and_does_not_blame_the_gates() -> None:
     model, x = conv_net(), torch.randn(8, 1, 8, 8)
-    dg.gate_(model, dg.GateConfig(block=8))
+    dg.gate_(model, dg.GateConfig(block=8), where="7")
     budget = dg.Budget(target=0.4, counter=dg.count_macs(model, x))
     with pytest.raises(
         ValueError, match=r"Layers that no gate closes hold it back: '2' 0\.636, '0' 0\.079\. Ask"

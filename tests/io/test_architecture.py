@@ -27,6 +27,14 @@ EXAMPLES: dict[str, Callable[[], nn.Module]] = {
     "Linear": lambda: nn.Linear(6, 4, bias=False),
     "LayerNorm": lambda: nn.LayerNorm([3, 6], eps=0.1, bias=False),
     "BatchNorm1d": lambda: nn.BatchNorm1d(6, eps=0.2, momentum=None, affine=False, track_running_stats=False),
+    "Conv2d": lambda: nn.Conv2d(
+        6, 4, (3, 2), (1, 2), (2, 0), dilation=2, groups=2, bias=False, padding_mode="circular"
+    ),
+    "BatchNorm2d": lambda: nn.BatchNorm2d(6, eps=0.2, momentum=None),
+    "MaxPool2d": lambda: nn.MaxPool2d((3, 2), 2, 1, ceil_mode=True),
+    "AvgPool2d": lambda: nn.AvgPool2d(2, (1, 2), count_include_pad=False, divisor_override=3),
+    "AdaptiveAvgPool2d": lambda: nn.AdaptiveAvgPool2d((None, 2)),
+    "Dropout2d": lambda: nn.Dropout2d(0.3),
     "Dropout": lambda: nn.Dropout(0.3),
     "Flatten": lambda: nn.Flatten(0, 1),
     "GELU": lambda: nn.GELU("tanh"),

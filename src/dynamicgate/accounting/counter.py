@@ -1,4 +1,4 @@
-"""The one MAC counter: what every Linear layer executes, given which blocks are open (sec 3.6, 3.8(3)).
+"""The one MAC counter: what every layer executes, given which blocks are open (sec 3.6, 3.8(3)).
 
 A layer with gates on both sides executes, for one row, ``g_out^T C g_in`` multiply-accumulates, where C counts the
 existing connections between a block of outputs and a block of inputs. Counts are made per row and summed: a product of
@@ -9,7 +9,7 @@ probabilities in expectation, so that a penalty can be a differentiable cost.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.accounting.attention import AttentionMacs, module_around
+from dynamicgate.accounting.convolutions import ConvMacs
 from dynamicgate.accounting.scaling import Costs, Scaling
 from dynamicgate.accounting.sides import Side, StageSides
 from dynamicgate.gating.gate import Gate
@@ -92,17 +93,20 @@ class MacCounter:
         rows: Mapping[str, float],
         other: float = 0.0,
         attention: Mapping[str, float] | None = None,
+        positions: Mapping[str, float] | None = None,
         scaling: Scaling | None = None,
         shape: tuple[Any, ...] | None = None,
         readers_only: bool = False,
         other_layers: Mapping[str, float] | None = None,
     ) -> None:
-        """Count `model`, whose Linear layers process `rows` rows for one sample, by layer name.
+        """Count `model`, whose Linear layers process `rows` rows for one sample, and whose gated convolutions process
+        `rows` images, by layer name.
 
         rows: a layer that is absent was not called on its own (attention calls its projection by another way) and is
             part of `other`. `count_macs` finds both by running the model on an example.
-        other: MACs per sample of everything that is not a Linear layer, without those in `attention`.
+        other: MACs per sample of everything that is not a Linear layer, without those in `attention` and `positions`.
         attention: MACs per sample of the scores and the mixing of gated heads, by site name, with all heads open.
+        positions: of the outputs of convolutions with gates on their channels, in all images of a sample, by name.
         scaling: how all of these change with the tokens of a sample; None: they do not, or nobody knows how.
         shape: of the example that was counted; None: any.
         readers_only: count as the published MNIST and Speech Commands code does: a closed unit saves the work of the
@@ -112,7 +116,7 @@ class MacCounter:
         base = unwrap(model)
         self.gates = named_gates(base)
         self.sites = {name: gate.site_at(name) for name, gate in self.gates.items()}
-        self.scaling, self.shape = scaling, shape
+        self.scaling, self.shape, self.positions = scaling, shape, dict(positions or {})
         self.other_layers = dict(other_layers or {})
         self._writers = [name for name in self.gates if self.saves_producers(name) and not readers_only]
         written_by = {producer: name for name in self._writers for producer in self.sites[name].producers}
@@ -121,15 +125,24 @@ class MacCounter:
         inside_gates = {id(m) for gate in gate_modules for m in gate.modules()}
         sides = StageSides(base, self.stages)
         self.layers: list[LayerMacs] = []
+        self.convs: list[ConvMacs] = []
         for path, m in base.named_modules():
             name = outer_name(path)
-            if is_linear(m) and id(m) not in inside_gates and name in rows:
-                reads, writes = adapter_sides(name)
-                site = reads if reads in self.gates else None
-                read = sides.side(name, in_features(m), site, self.gates.get(reads), read=True)
-                out_site = written_by.get(writes)
-                out_gate = None if out_site is None else self.gates[out_site]
-                written = sides.side(name, out_features(m), out_site, out_gate, read=False)
+            is_conv = isinstance(m, nn.Conv2d) and name in self.positions
+            if not (is_linear(m) or is_conv) or id(m) in inside_gates or name not in rows:
+                continue
+            reads, writes = adapter_sides(name)
+            sizes = (m.in_channels, m.out_channels) if isinstance(m, nn.Conv2d) else (in_features(m), out_features(m))
+            site = reads if reads in self.gates else None
+            read = sides.side(name, sizes[0], site, self.gates.get(reads), read=True)
+            out_site = written_by.get(writes)
+            out_gate = None if out_site is None else self.gates[out_site]
+            written = sides.side(name, sizes[1], out_site, out_gate, read=False)
+            if isinstance(m, nn.Conv2d):
+                each = self.positions[name] / (rows[name] or 1.0)
+                conv = ConvMacs(name=name, conv=m, rows=rows[name], positions=each, read=read, written=written)
+                self.convs.append(conv)
+            else:
                 self.layers.append(LayerMacs(name=name, linear=m, rows=rows[name], read=read, written=written))
         # a vision tower that the example did not use: other samples may
         self._some_unused = len(self.layers) < sum(
@@ -137,7 +150,7 @@ class MacCounter:
         )  # fmt: skip
         self._stack_end = sides.names[-1] if self.stages is not None else None
         nets = [m for gate in self.gates.values() for m in gate.net.modules() if isinstance(m, nn.Linear)]
-        self._linears: list[nn.Module] = [*nets, *(layer.linear for layer in self.layers)]
+        self._masked: list[nn.Module] = [*nets, *(part.linear for part in self.layers), *(c.conv for c in self.convs)]
         self._cache: dict[str, tuple[Any, Any]] = {}
         self._set(Costs(dict(rows), other, dict(attention or {})))
 
@@ -145,6 +158,7 @@ class MacCounter:
         """Count samples of these costs. keys: of each token, by site of gated heads."""
         self.rows = costs.rows
         self.layers = [replace(layer, rows=costs.rows[layer.name]) for layer in self.layers]
+        self.convs = [replace(conv, rows=costs.rows[conv.name]) for conv in self.convs]
         # of gates that come too late to save it, attention is a fixed cost
         self.attention_macs = {name: macs for name, macs in costs.attention.items() if name in self._writers}
         self.other = costs.other + sum(costs.attention.values()) - sum(self.attention_macs.values())
@@ -180,7 +194,7 @@ class MacCounter:
         if self.shape is None:
             return False
         if self.scaling is None or self.scaling.one_length:
-            return self.other > 0 or {*self.rows.values()} != {1.0}
+            return self.other > 0 or bool(self.positions) or {*self.rows.values()} != {1.0}
         return self._some_unused or any(holds_numbers for _, _, holds_numbers, _ in self.shape)
 
     def counts(self, gates: Mapping[str, Gate], stages: StageGate | None) -> bool:
@@ -190,13 +204,14 @@ class MacCounter:
     def to_dict(self) -> dict[str, Any]:
         """What `from_dict` needs, as plain JSON values."""
         costs = {"rows": dict(self.rows), "other": self.other, "attention": dict(self.attention_macs)}
+        costs |= {"positions": self.positions} if self.positions else {}
         return {**costs, "scaling": None if self.scaling is None else asdict(self.scaling), "shape": self.shape}
 
     @classmethod
     def from_dict(cls, model: nn.Module, saved: Mapping[str, Any]) -> MacCounter:
         """The counter of `model` that `to_dict` wrote down for the same model."""
         scaling = None if saved["scaling"] is None else Scaling(**saved["scaling"])
-        costs = {name: saved[name] for name in ("rows", "other", "attention")}
+        costs: dict[str, Any] = {name: saved.get(name) for name in ("rows", "other", "attention", "positions")}
         shape = saved.get("shape")  # absent in checkpoints from before images of several sizes were counted
         if shape is not None:  # JSON has lists only
             shape = tuple((name, tuple(size), *others) for name, size, *others in shape)
@@ -206,17 +221,18 @@ class MacCounter:
     def for_mlp(cls, model: nn.Module, *, readers_only: bool = False) -> MacCounter:
         """The counter of an MLP: every Linear layer runs exactly once for every sample, and nothing else costs MACs.
         Nothing checks that; for any other model use `count_macs(model, example)`."""
-        linears = [outer_name(name) for name, m in unwrap(model).named_modules() if is_linear(m)]
-        return cls(model, rows=dict.fromkeys(linears, 1.0), readers_only=readers_only)
+        layers = [outer_name(n) for n, m in unwrap(model).named_modules() if is_linear(m) or isinstance(m, nn.Conv2d)]
+        return cls(model, rows=dict.fromkeys(layers, 1.0), readers_only=readers_only)
 
     @property
-    def parts(self) -> list[LayerMacs | AttentionMacs]:
-        """Everything whose cost depends on gates or masks: the linear layers, and the attention of gated heads."""
-        return [*self.layers, *self.attention]
+    def parts(self) -> list[LayerMacs | AttentionMacs | ConvMacs]:
+        """Everything whose cost depends on gates or masks: convolutions with gated channels, the linear layers, and the
+        attention of gated heads."""
+        return [*self.convs, *self.layers, *self.attention]
 
     @property
     def always_executed(self) -> dict[str, float]:
-        """By module, the MACs per sample that no gate can save: Linear layers without one, and what is no Linear."""
+        """By module, the MACs per sample that no gate can save: layers without one, and what is no such layer."""
         fixed = {p.name: p.present * p.rows for p in self.parts if not (p.read.closes or p.written.closes)}
         return dict(sorted((fixed | self.other_layers).items(), key=lambda item: -item[1]))
 
@@ -233,16 +249,25 @@ class MacCounter:
     @property
     def gate(self) -> float:
         """MACs per sample of all gate networks, counted in full: they run on every input."""
+        return self._of_gates(self.gates)
+
+    @property
+    def gate_on_channels(self) -> float:
+        """Those of gates on channels."""
+        return self._of_gates([name for name, site in self.sites.items() if site.channels])
+
+    def _of_gates(self, names: Iterable[str]) -> float:
         macs = self._cached("gate", lambda: {name: gate.macs for name, gate in self.gates.items()})
-        return float(sum(macs[name] * rows for name, rows in self._gate_rows.items()))
+        return float(sum(macs[name] * self._gate_rows[name] for name in names))
 
     @property
     def all_open(self) -> float:
         """`relative` with every gate open: the most that the present connections can execute."""
-        present = self._cached("present", lambda: [layer.present for layer in self.layers])
-        linear = sum(macs * layer.rows for macs, layer in zip(present, self.layers, strict=True))
+        layers: list[LayerMacs | ConvMacs] = [*self.convs, *self.layers]
+        present = self._cached("present", lambda: [layer.present for layer in layers])
+        connected = sum(macs * layer.rows for macs, layer in zip(present, layers, strict=True))
         heads = sum(self.stages.head_macs) * self.stage_rows if self.stages is not None else 0.0
-        return (linear + sum(self.attention_macs.values()) + heads + self.gate + self.other) / self.dense
+        return (connected + sum(self.attention_macs.values()) + heads + self.gate + self.other) / self.dense
 
     def all_open_without(self, removed: Callable[[Any], float]) -> float:
         """`all_open` after `removed(layer)` more connections of each Linear layer have been pruned."""
@@ -253,7 +278,7 @@ class MacCounter:
     def _cached(self, name: str, count: Callable[[], Any]) -> Any:
         """What is counted for a row, again only when a mask has changed: every training step asks, and on a GPU an
         answer is a wait."""
-        masks = [connections(linear) for linear in self._linears]
+        masks = [connections(layer) for layer in self._masked]
         now = [None if mask is None else (id(mask), mask._version) for mask in masks]
         now += [(id(gate), gate.net.counts._version) for gate in self.gates.values() if gate.config.kind == "context"]
         if name not in self._cache or self._cache[name][0] != now:

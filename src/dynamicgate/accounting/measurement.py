@@ -1,8 +1,9 @@
 """Measure what a model really does: quality, executed MACs per sample, the paper's proxies, what its gates depend on.
 
-Counting rules. Hard gates as deployed; every Linear layer with both of its gates and its mask; gate networks and the
-output layer included; per sample and summed, never a product of means. A gate evaluated softly saves nothing. What is
-saved is split: first the connections that do not exist, then, of those that do, the ones between closed units.
+Counting rules. Hard gates as deployed; every Linear layer with both of its gates and its mask, and every convolution
+with the gates on its channels; gate networks and the output layer included; per sample and summed, never a product of
+means. A gate evaluated softly saves nothing. What is saved is split: first the connections that do not exist, then, of
+those that do, the ones between closed units.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.accounting.attention import AttentionMacs
+from dynamicgate.accounting.convolutions import ConvMacs
 from dynamicgate.accounting.counted import CountsRows, measure_rows
 from dynamicgate.accounting.counter import LayerMacs, MacCounter, deployed
 from dynamicgate.accounting.proxies import Openness, product_of_means, proxies, where_products_mislead
@@ -231,16 +233,17 @@ class _Tally:
             if layer.written.closes:
                 units = float(layer.written.open_units(g).sum(dtype=torch.float64))
                 self.open_units[layer.name] = self.open_units.get(layer.name, 0.0) + units
-            if isinstance(layer, AttentionMacs):
+            if not isinstance(layer, LayerMacs):  # which skip no zeros
                 skipping = skipping + macs.sum()
                 continue
             skipping = skipping + zero_skipping(layer, g, nonzero[layer.name])
             for name, gate in counter.gates.items():
-                if counter.sites[name].source == layer.name:
+                if counter.sites[name].source == layer.name and not gate.site.channels:
                     live = nonzero[layer.name]
                     if layer.read.gate is not gate and (open_BI := layer.read.per_unit(g)) is not None:
                         live = live * open_BI  # it reads h^(l-1) as gated
                     skipping = skipping + gate_zero_skipping(gate, live)
+        skipping = skipping + counter.gate_on_channels * samples  # which read means, and hardly ever zeros
         if (deciding := counter.deciding(g)) is not None:
             macs = deciding.double().to(out.device).reshape(samples, -1).sum(1)
             total, skipping = total + macs, skipping + macs.sum()
@@ -269,11 +272,11 @@ class _Tally:
             return next(iter(self.samples))
         count = sum(self.samples.values())
         other = sum(counter.other * samples for counter, samples in self.samples.items()) / count
-        rows, attention = (
+        rows, attention, positions = (
             _weighted_mean([(getattr(counter, name), samples / count) for counter, samples in self.samples.items()])
-            for name in ("rows", "attention_macs")
+            for name in ("rows", "attention_macs", "positions")
         )
-        return MacCounter(self.model, rows=rows, other=other, attention=attention)
+        return MacCounter(self.model, rows=rows, other=other, attention=attention, positions=positions)
 
     def result(self, params: int) -> Measurement:
         counter, per_sample, relative = self._mean_counter(), torch.cat(self.per_sample), torch.cat(self.relative)
@@ -304,12 +307,12 @@ class _Tally:
             curve=curve,
         )
 
-    def _open_rate(self, layer: LayerMacs | AttentionMacs) -> float:
+    def _open_rate(self, layer: LayerMacs | AttentionMacs | ConvMacs) -> float:
         """The mean open rate of the units a layer writes."""
         sums = self.open_units.get(layer.name)
         return 1.0 if sums is None else sums / sum(self.samples.values()) / layer.rows / layer.written.units
 
-    def _layer_row(self, layer: LayerMacs | AttentionMacs, count: int) -> dict[str, Any]:
+    def _layer_row(self, layer: LayerMacs | AttentionMacs | ConvMacs, count: int) -> dict[str, Any]:
         return {
             "name": layer.name,
             "open": self._open_rate(layer),

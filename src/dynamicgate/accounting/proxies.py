@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dynamicgate.accounting.attention import AttentionMacs
+from dynamicgate.accounting.convolutions import ConvMacs
 from dynamicgate.accounting.counter import LayerMacs, MacCounter
 from dynamicgate.gating.gate import Gate
 
@@ -83,9 +84,11 @@ class Openness:
 def proxies(counter: MacCounter, openness: Mapping[str, Openness]) -> dict[str, float]:
     """ComputeProxy, RelMAC and RelMAC_fuse with alpha from p and from g, over the hidden layers (all but the last).
 
-    An ungated hidden layer counts with alpha = 1; gates on input features have no term in the paper's sums.
+    An ungated hidden layer counts with alpha = 1; gates on input features have no term in the paper's sums, and neither
+    have convolutions without gates on their channels.
     """
-    hidden = counter.layers[:-1]
+    layers: list[LayerMacs | ConvMacs] = [*counter.convs, *counter.layers]
+    hidden = layers[:-1]
     found: dict[str, float] = {}
     for letter in ("p", "g"):
         alphas = []
@@ -103,7 +106,7 @@ def proxies(counter: MacCounter, openness: Mapping[str, Openness]) -> dict[str, 
     return found
 
 
-def product_of_means(layer: LayerMacs | AttentionMacs, openness: Mapping[str, Openness]) -> float:
+def product_of_means(layer: LayerMacs | AttentionMacs | ConvMacs, openness: Mapping[str, Openness]) -> float:
     """MACs per sample that density x open rate of the inputs x open rate of the outputs would claim."""
     sides = [(side, side.site) for side in (layer.read, layer.written) if side.site is not None]
     return layer.present * layer.rows * math.prod(side.open_fraction(openness[site].open) for side, site in sides)
@@ -139,11 +142,11 @@ def _misleads(claim: float, exact: float) -> bool:
     return abs(claim - exact) > MISLEADING * exact
 
 
-def _masked(layer: LayerMacs | AttentionMacs) -> bool:
+def _masked(layer: LayerMacs | AttentionMacs | ConvMacs) -> bool:
     return layer.present < layer.dense
 
 
-def _reason(layer: LayerMacs | AttentionMacs, *, more: bool) -> str:
+def _reason(layer: LayerMacs | AttentionMacs | ConvMacs, *, more: bool) -> str:
     if not _masked(layer):
         return f"open inputs and open outputs meet {'more' if more else 'less'} often than by chance"
     if layer.read.gate is not None and layer.written.gate is not None:

@@ -9,6 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.gating.channels import per_value
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.stages import STAGES, StageGate, stack_names
 from dynamicgate.gating.units_in_stages import stage_of_blocks
@@ -20,7 +21,8 @@ class Side:
 
     A layer may write more than the units of its gate. If it writes two values for each (gate and up in one layer), both
     are open with the unit. If it writes keys and values beside the queries of heads, these are always computed; where
-    they lie is not known, so that with a mask on that layer its queries are counted in full as well.
+    they lie is not known, so that with a mask on that layer its queries are counted in full as well. A Linear may read
+    several values of each channel of a convolution, one channel after the other.
     """
 
     units: int
@@ -42,6 +44,8 @@ class Side:
     @cached_property
     def group_of_units(self) -> Tensor:
         """The group of each unit."""
+        if self.gate is not None and self.gate.site.channels:
+            return per_value(torch.arange(self.gate.site.width), self.units) // self.gate.block
         if self.gate is not None:
             return torch.arange(self.units) % self.gate.site.width // self.gate.block
         if self.stage_of_units is not None:

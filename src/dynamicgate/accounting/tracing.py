@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dynamicgate.accounting.attention import module_around
+from dynamicgate.accounting.convolutions import gated_convs
 from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.accounting.grouped_matmul import grouped_formulas
 from dynamicgate.accounting.scaling import Scaling
@@ -39,11 +40,12 @@ def count_macs(model: nn.Module, example: Inputs) -> MacCounter:
 
     base, samples = unwrap(model), count_samples(example)
     around = {name: module_around(g.site_at(name)) for name, g in named_gates(base).items() if g.site.is_heads}
+    convs = gated_convs(base)
     flops = FlopCounterMode(display=False, custom_mapping=grouped_formulas())
     fastpath = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # the fused attention kernel is one op that no counter looks into
     with watch_tokens(base, {}) as tokens:
-        trace = _Trace(base, tokens, flops, around.values())
+        trace = _Trace(base, tokens, flops, around.values(), convs)
         try:
             # MATH: the counter does not know the fused attention of the CPU. Gradients on: without, a view of a
             # parameter (static logits, once for each row) claims to need a gradient that it does not have, and the
@@ -57,6 +59,7 @@ def count_macs(model: nn.Module, example: Inputs) -> MacCounter:
             torch.backends.mha.set_fastpath_enabled(fastpath)
             trace.remove_hooks()
     trace.check_experts()
+    positions = {outer_name(name): count / samples for name, count in trace.positions.items()}
     work = None if tokens is None else tokens.work()
     if tokens is None or work is None:
         attention = {site: max(0.0, round(trace.macs[name] / samples)) for site, name in around.items()}
@@ -69,13 +72,14 @@ def count_macs(model: nn.Module, example: Inputs) -> MacCounter:
             rows=by_outer_name,
             other=other,
             attention=attention,
+            positions=positions,
             shape=shape_of(example),
-            other_layers=_other_layers(base, flops, samples),
+            other_layers=_other_layers(base, flops, samples, convs),
         )
     scaling = _scaling(tokens, trace, around, samples)
     costs = scaling.costs(work)
     shape = shape_of(example)
-    counter = MacCounter(base, **costs._asdict(), scaling=scaling, shape=shape)
+    counter = MacCounter(base, **costs._asdict(), positions=positions, scaling=scaling, shape=shape)
     return counter.at(work)
 
 
@@ -94,13 +98,15 @@ def shape_of(inputs: Inputs) -> Shape:
     )
 
 
-def _other_layers(model: nn.Module, flops: Any, samples: int) -> dict[str, float]:
-    """By module without modules of its own, such as a convolution: the MACs per sample. Not those of linear layers."""
+def _other_layers(model: nn.Module, flops: Any, samples: int, convs: Mapping[str, nn.Conv2d]) -> dict[str, float]:
+    """By module without modules of its own, such as a convolution: the MACs per sample. Not those of linear layers and
+    of `convs`."""
     found = {}
     root = type(model).__name__
     for name, module in model.named_modules():
         inside = any(module is part for gate in named_gates(model).values() for part in gate.modules())
-        if name and not any(True for _ in module.children()) and not is_linear(module) and not inside:
+        leaf = not any(True for _ in module.children())
+        if name and leaf and not is_linear(module) and not inside and name not in convs:
             macs = sum(flops.flop_counts.get(f"{root}.{name}", {}).values()) / 2 / samples
             if macs:
                 found[name] = macs
@@ -135,14 +141,24 @@ def _scaling(tokens: Tokens, trace: _Trace, around: Mapping[str, str], samples: 
 class _Trace:
     """Hooks that see how many rows each linear layer processes, and which module computes everything else."""
 
-    def __init__(self, model: nn.Module, tokens: Tokens | None, flops: Any, others: Iterable[str]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        tokens: Tokens | None,
+        flops: Any,
+        others: Iterable[str],
+        convs: Mapping[str, nn.Conv2d],
+    ) -> None:
         self.tokens, self.flops = tokens, flops
         self.rows: dict[str, float] = {}
         self.fixed: dict[str, float] = {}
         """Rows that belong to no stream."""
         self.streams: dict[str, Counter[str]] = {}
+        self.positions: dict[str, float] = {}
+        """By convolution with gated channels: the positions of its outputs in all images."""
         self.linear = 0.0
-        """MACs of all linear layers. Masked weights are multiplied all the same here, and gate networks too."""
+        """MACs of all linear layers and of these convolutions. Masked weights are multiplied all the same here, and
+        gate networks too."""
         modules = dict(model.named_modules())
         watched = [] if tokens is None else [*tokens.parts, *tokens.attentions]
         self._experts = [name for name, m in modules.items() if _holds_experts(m)]
@@ -160,6 +176,7 @@ class _Trace:
         self._handles += [
             m.register_forward_pre_hook(self._context) for m in modules.values() if isinstance(m, ContextNet)
         ]
+        self._handles += [conv.register_forward_hook(self._conv(name)) for name, conv in convs.items()]
         self._seen = self._seen_batched = 0
 
     def remove_hooks(self) -> None:
@@ -205,19 +222,35 @@ class _Trace:
     def _context(self, net: Any, args: tuple[Any, ...]) -> None:
         """Products with prototypes are those of a gate network, which the counter knows."""
         if net.named is None:
-            macs = args[0].shape[:-1].numel() * net.prototypes.numel()
-            self.linear += macs
-            if self._running and self._running[-1] in self.macs:
-                self.macs[self._running[-1]] -= macs
+            self._known(args[0].shape[:-1].numel() * net.prototypes.numel())
+
+    def _known(self, macs: float) -> None:
+        """These MACs are those of a layer that the counter knows."""
+        self.linear += macs
+        if self._running and self._running[-1] in self.macs:
+            self.macs[self._running[-1]] -= macs
+
+    def _conv(self, name: str) -> Any:
+        def count(conv: nn.Conv2d, _args: tuple[Any, ...], out: Tensor) -> None:
+            images, positions = out.shape[:-3].numel(), out.shape[-2:].numel()
+            if self.rows.get(name) and self.positions[name] / self.rows[name] != positions:
+                raise ValueError(
+                    f"{name!r} has a gate on its channels and runs on images of several sizes in one forward pass, "
+                    "which cannot be counted: take the gate off with ungate_"
+                )
+            for found in (self.rows, self.fixed):
+                found[name] = found.get(name, 0.0) + images
+            self.positions[name] = self.positions.get(name, 0.0) + images * positions
+            self._known(images * positions * conv.weight.numel())
+
+        return count
 
     def _linear(self, name: str) -> Any:
         def count(module: nn.Module, args: tuple[Any, ...]) -> None:
             x: Tensor = args[0]
             rows, macs = x.shape[:-1].numel(), x.shape[:-1].numel() * module.weight.numel()  # type: ignore[operator]
             self.rows[name] = self.rows.get(name, 0.0) + rows
-            self.linear += macs
-            if self._running and self._running[-1] in self.macs:
-                self.macs[self._running[-1]] -= macs
+            self._known(macs)
             stream = None if self.tokens is None else self.tokens.stream(name, x)
             if stream is None:
                 self.fixed[name] = self.fixed.get(name, 0.0) + rows

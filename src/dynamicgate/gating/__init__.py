@@ -6,7 +6,7 @@ from dynamicgate.gating.gate import Decision, Gate
 from dynamicgate.gating.patterns import register_pattern
 from dynamicgate.gating.recording import Usage, named_gates, usage
 from dynamicgate.gating.roles import Roles
-from dynamicgate.gating.sites import Site, find_sites
+from dynamicgate.gating.sites import Site, find_sites, why_not_sites
 
 __all__ = [
     "Decision",
@@ -21,4 +21,5 @@ __all__ = [
     "register_pattern",
     "ungate_",
     "usage",
+    "why_not_sites",
 ]

@@ -14,13 +14,13 @@ from dynamicgate.gating.gate import Gate, GateConfig
 from dynamicgate.gating.integrations import structure_changed
 from dynamicgate.gating.patterns import describe, find_matches, is_word
 from dynamicgate.gating.recording import named_gates
-from dynamicgate.gating.site_layers import check_layers
+from dynamicgate.gating.site_layers import check_kind, check_layers, features_read
 from dynamicgate.gating.sites import Site, find_sites, gives_output, why_not_sites
 from dynamicgate.gating.stages import STAGES, attach_stages, detach_stages, new_stages, stages_of
 from dynamicgate.gating.units_in_stages import check_fits, check_fits_at, keep_order_
 from dynamicgate.gating.where import hidden
 from dynamicgate.gating.wrapping import gate_hooks
-from dynamicgate.linears import in_features, unwrapped
+from dynamicgate.linears import unwrapped
 
 Where = Callable[[Site], bool] | str | Iterable["str | Site"]
 
@@ -28,19 +28,19 @@ Where = Callable[[Site], bool] | str | Iterable["str | Site"]
 def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hidden) -> nn.Module:
     """Put a gate on every site that `where` selects, in place, and return the model.
 
-    `where` is a predicate on `Site` (`hidden`, `inputs`, `everywhere` or your own), "mlp" for the feed-forward layers
-    of a Transformer, "heads" for its attention heads, a site name or glob, or a list of names, globs and explicit
-    `Site` objects (for a forward pass that cannot be traced). For "mlp" and "heads" a line is printed that says what
-    was found; `dynamicgate.gating.patterns` says how. Base parameters keep their names and values; only keys that
-    contain ``.gate.`` are new (``.stages.``, and masks, for stages). Call it again with another `where` for another
-    kind.
+    `where` is a predicate on `Site` (`hidden`, `channels`, `inputs`, `everywhere` or your own), "mlp" for the
+    feed-forward layers of a Transformer, "heads" for its attention heads, a site name or glob, or a list of names,
+    globs and explicit `Site` objects (for a forward pass that cannot be traced). For "mlp" and "heads" a line is
+    printed that says what was found; `dynamicgate.gating.patterns` says how. Base parameters keep their names and
+    values; only keys that contain ``.gate.`` are new (``.stages.``, and masks, for stages). Call it again with another
+    `where` for another kind.
     """
     config = config or GateConfig()
     where = where if callable(where) or isinstance(where, str) else list(where)
     chosen = select_sites(model, where)
     taken = named_gates(model)
     if config.kind == "stages":
-        _add_stages(model, chosen, config)
+        _add_stages(model, _without_channels(chosen, where), config)
         structure_changed(model)
         return model
     for site in chosen:
@@ -49,6 +49,7 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
                 f"{site.name!r} already has a gate; take it off with ungate_ first, or leave it out of `where`"
             )
     for site in chosen:
+        check_kind(site, config)
         check_layers(model, site)
         check_fits(model, site, config)
     gates = [_new_gate(model, site, config) for site in chosen]
@@ -112,6 +113,18 @@ def _add_stages(model: nn.Module, chosen: list[Site], config: GateConfig) -> Non
         keep_order_(model, name, gate)
 
 
+def _without_channels(chosen: list[Site], where: Where) -> list[Site]:
+    """The sites that stages can divide. A predicate means those among its sites; named channels are an error."""
+    channels = [site for site in chosen if site.channels]
+    left = [site for site in chosen if not site.channels]
+    if channels and (not callable(where) or not left):
+        raise ValueError(
+            f"stages divide stacks of Linear layers, and the site {channels[0]} has channels of convolutions, which "
+            "have no stages: choose Linear layers with where=, or take kind='dynamic' or 'static' for the channels"
+        )
+    return left
+
+
 def _stack(chosen: list[Site]) -> list[Site]:
     """The sites in the order of the forward pass; an error unless each feeds the next."""
     hidden_sites = [site for site in chosen if not site.is_input]
@@ -135,7 +148,7 @@ def _new_gate(model: nn.Module, site: Site, config: GateConfig) -> Gate:
         site = replace(site, source=site.consumer)
     consumer, source = (unwrapped(model.get_submodule(name)) for name in (site.consumer, site.source))
     weights: list[Any] = [consumer.weight, source.weight]
-    gate = Gate(site, config, features=in_features(source)).to(weights[0].device)
+    gate = Gate(site, config, features=features_read(source, site)).to(weights[0].device)
     gate.net.to(weights[1].dtype)  # it reads what the source reads; tau and theta stay float32
     return gate.train(consumer.training)
 
@@ -199,8 +212,8 @@ def _nothing_matched(where: str, sites: list[Site], model: nn.Module | None) -> 
     if not sites:
         between = f" What lies between:{because}\n" if because else " "
         return (
-            f"`where` ({where}) matches nothing: no Linear layer in this model feeds another one through unit-wise "
-            f"operations alone.{between}Describe the site yourself: "
+            f"`where` ({where}) matches nothing: no Linear layer or convolution in this model feeds another one "
+            f"through unit-wise operations alone.{between}Describe the site yourself: "
             "where=[Site(consumer=..., producers=(...), source=..., width=...)]"
         )
     listed = "\n  ".join(str(site) for site in sites)

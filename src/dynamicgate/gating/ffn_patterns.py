@@ -6,7 +6,8 @@ from torch import nn
 
 from dynamicgate.activations import is_of_transformers, of_module
 from dynamicgate.gating.roles import Roles, normalizes, sizes_below
-from dynamicgate.gating.sites import UNIT_WISE_MODULES, traced_sites
+from dynamicgate.gating.sites import traced_sites
+from dynamicgate.gating.unit_wise import UNIT_WISE_MODULES
 from dynamicgate.linears import is_linear, unwrapped
 
 GATED = (

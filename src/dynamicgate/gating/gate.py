@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.gating.config import RANK, GateConfig, Policy
+from dynamicgate.gating.channels import images, pooled, scale_channels
+from dynamicgate.gating.config import GateConfig, Policy
 from dynamicgate.gating.context import ContextNet
+from dynamicgate.gating.networks import StaticLogits, block_at, count_of, gate_net, resolved
 from dynamicgate.gating.ownership import OWNER, put_owner_
 from dynamicgate.gating.pending import OfThread, PendingFactors
 from dynamicgate.gating.recomputation import PastDecisions, recomputing
@@ -54,10 +56,10 @@ class Gate(nn.Module):
         """A gate for `site` whose network, if it has one, reads `features` values."""
         super().__init__()
         self.site = site
-        self.block = _block_at(site, config)
+        self.block = block_at(site, config)
         self.blocks = math.ceil(site.width / self.block)
-        self.config = _resolved(replace(config, block=self.block), features, self.blocks)
-        self.net = _gate_net(self.config, features, self.blocks)
+        self.config = resolved(replace(config, block=self.block), features, self.blocks)
+        self.net = gate_net(self.config, features, self.blocks)
         # Buffers, not attributes: they must travel with the checkpoint, and changing them must not recompile the model.
         self.register_buffer("tau", torch.tensor(float(config.tau), dtype=torch.float32))
         self.register_buffer("theta", torch.tensor(float(config.theta), dtype=torch.float32))
@@ -198,7 +200,8 @@ class Gate(nn.Module):
         k = count_of(self.config.top_k, self.blocks)
         p_BG = torch.softmax(z_BG / self.tau, dim=-1)
         routed_BG = top_k_mask(p_BG.detach(), k)
-        capacity = self.expert_capacity(z_BG.shape[:-1].numel())
+        # Only where there is one: asking for the number of rows ties an exported program to that number.
+        capacity = None if self.config.capacity is None else self.expert_capacity(z_BG.shape[:-1].numel())
         drop_policy = self.config.drop_policy
         g_BG = routed_BG if capacity is None else drop_over_capacity(routed_BG, capacity, drop_policy)
         decided = self._past.take(torch.stack([routed_BG, g_BG]))
@@ -222,17 +225,28 @@ class Gate(nn.Module):
             return g_BG
         return torch.maximum(g_BG, top_k_mask(p_BG, count_of(self.config.always_open, self.blocks)))
 
-    def decide_before(self, _source: nn.Module, args: tuple[Any, ...]) -> None:
+    def decide_before(self, source: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of the source: decide from its input, before the producers do any work."""
-        decision = self(args[0])
+        decision = self(pooled(args[0], source, self.site.width) if self.site.channels else args[0])
         watcher = self.watcher
         if watcher is not None and not recomputing():
             watcher(self, decision)
         self._pending.put(decision.scale)
 
-    def scale_before(self, _consumer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def scale_before(self, consumer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Forward pre-hook of the consumer: h <- g * h."""
+        if self.site.channels:
+            return (self._scale_channels(args[0], consumer), *args[1:])
         return (scale_units(args[0], self.take(args[0].shape[:-1]), self.block), *args[1:])
+
+    def _scale_channels(self, x: Tensor, consumer: nn.Module) -> Tensor:
+        factor_BG = self.take(images(x, consumer))
+        if factor_BG.shape[:-1] != images(x, consumer):
+            raise RuntimeError(
+                f"the gate of {self.site.consumer!r} decided for images {list(factor_BG.shape[:-1])}, and "
+                f"{self.site.consumer!r} reads {list(x.shape)}: what lies between must keep one row for each image"
+            )
+        return scale_channels(x, consumer, self.per_unit(factor_BG))
 
     def extra_repr(self) -> str:
         """Shown by print(model)."""
@@ -240,7 +254,8 @@ class Gate(nn.Module):
         shape = {"low-rank": f", rank {c.rank}", "two-layer": f", inner {c.rank}"}.get(c.net, "")
         kind = c.kind if c.kind in ("static", "context") else f"{c.kind} ({c.net}{shape})"
         routes = f", top {c.top_k}, capacity {c.capacity}" if c.kind == "router" else ""
-        return f"{kind}, {self.site.width} units in {self.blocks} blocks{routes}"
+        units = "channels" if self.site.channels else "units"
+        return f"{kind}, {self.site.width} {units} in {self.blocks} blocks{routes}"
 
 
 def check_same_config(gate: Gate, config: GateConfig, where: str) -> None:
@@ -276,72 +291,6 @@ def _straight_through(hard: Tensor, soft: Tensor, *, scale: bool) -> Tensor:
     return value + (soft - soft.detach())  # the bracket is exactly zero, so the value is `hard` bit for bit
 
 
-class StaticLogits(nn.Module):
-    """A learnable logit per block, the same for every input: learned structural dropout (sec 3.1)."""
-
-    def __init__(self, blocks: int) -> None:
-        """One logit for each of `blocks`."""
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(blocks))
-
-    def forward(self, x_BD: Tensor) -> Tensor:
-        """The logits, once for each row of `x_BD`."""
-        return self.bias.expand(*x_BD.shape[:-1], -1)
-
-
-def _block_at(site: Site, config: GateConfig) -> int:
-    """The units of a block at this site."""
-    block = config.block or site.default_block
-    if site.head_dim is not None and block % site.head_dim:
-        raise ValueError(
-            f"blocks of {block} units cut through the heads of {site.name!r}, which have {site.head_dim} units: "
-            f"expected a multiple of them, or None for the {site.heads_per_group} that share keys and values"
-        )
-    return block
-
-
-def _resolved(config: GateConfig, features: int, blocks: int) -> GateConfig:
-    """The config with its defaults filled in for a gate of this size."""
-    if config.kind in ("static", "context"):
-        return config
-    net, rank = config.net, RANK if config.rank is None else config.rank
-    if config.kind == "router":
-        config = replace(config, top_k=config.top_k or 1)
-        net = "linear" if net == "auto" else net
-    if net == "auto":
-        net = "linear" if features * blocks <= rank * (features + blocks) else "low-rank"
-    return replace(config, net=net, rank=None if net == "linear" else rank)
-
-
-def _gate_net(config: GateConfig, features: int, blocks: int) -> nn.Module:
-    if config.kind == "context":
-        assert config.contexts is not None
-        return ContextNet(features, blocks, config.contexts)
-    if config.kind == "static":
-        net: nn.Module = StaticLogits(blocks)
-        last = net
-    elif config.net == "linear":
-        net = last = nn.Linear(features, blocks)
-    else:
-        assert config.rank is not None
-        reduce = nn.Linear(features, config.rank, bias=config.net == "two-layer")
-        last = nn.Linear(config.rank, blocks)
-        net = nn.Sequential(reduce, *([nn.ReLU()] if config.net == "two-layer" else []), last)
-    with torch.no_grad():
-        # Open start: at p0 the gate is a little above its threshold for every input, whatever the temperature. A bias
-        # that all experts share would not move a softmax, but would cost a router z-loss.
-        start = 0.0 if config.kind == "router" else config.tau * math.log(config.open / (1.0 - config.open))
-        last.bias.fill_(start)  # type: ignore[operator]
-    return net
-
-
 def _logistic_noise(like: Tensor) -> Tensor:
     u = torch.rand_like(like).clamp_(1e-6, 1.0 - 1e-6)
     return torch.log(u) - torch.log1p(-u)
-
-
-def count_of(amount: int | float, blocks: int) -> int:
-    """A float is a fraction of the blocks, rounded up; an integer is a count."""
-    if isinstance(amount, float):
-        return math.ceil(amount * blocks - 1e-9)  # 0.07 * 100 is a little more than 7
-    return min(amount, blocks)

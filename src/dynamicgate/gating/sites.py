@@ -5,7 +5,8 @@ A site is a vector of hidden units between the layers that write it and the one 
     source input ──> producers ──> activation, dropout ──> [gate] ──> consumer
 
 Sites are found by tracing the data flow from `nn.Linear` to `nn.Linear` through unit-wise operations only: a closed
-unit must not be able to change its neighbours (a LayerNorm in between would).
+unit must not be able to change its neighbours (a LayerNorm in between would). The units may also be the channels of
+`nn.Conv2d`, see `channel_sites`.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch.nn import functional as F
 
-from dynamicgate.activations import ACTIVATIONS, is_of_transformers
+from dynamicgate.gating.channel_sites import Channels, channels_before
+from dynamicgate.gating.unit_wise import UNIT_WISE_FUNCTIONS, UNIT_WISE_MODULES, is_reshape, passes_units
+from dynamicgate.gating.why_not import is_layer, why_blocked
 
 OF_HEADS = ("head_dim", "heads_per_group")
+LAYERS = (nn.Linear, nn.Conv2d)
 
 
 @dataclass(frozen=True)
@@ -37,8 +40,13 @@ class Site:
     """Units of one attention head; None where the units are not heads."""
     heads_per_group: int = 1
     """Heads that share their keys and values; for heads only."""
+    channels: bool = False
+    """Whether the units are channels, written by `nn.Conv2d` layers and decided once for an image. The consumer is a
+    Conv2d, or a Linear that reads one value of each channel, or several, channel after channel."""
 
     def __post_init__(self) -> None:
+        if self.channels and self.head_dim is not None:
+            raise ValueError("a site is of channels or of heads, received channels=True and head_dim")
         if self.head_dim is None and self.heads_per_group != 1:
             raise ValueError(f"heads_per_group is for heads: expected head_dim too, received {self.heads_per_group}")
         if self.head_dim is not None and self.width % (self.head_dim * self.heads_per_group):
@@ -57,9 +65,10 @@ class Site:
         return 1 if self.head_dim is None else self.head_dim * self.heads_per_group
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, as files hold them; those of heads are left out for other units."""
+        """Plain values, as files hold them; those of heads and of channels are left out for other units."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in found.items() if self.is_heads or name not in OF_HEADS}
+        others = (() if self.is_heads else OF_HEADS) + (() if self.channels else ("channels",))
+        return {name: value for name, value in found.items() if name not in others}
 
     @property
     def name(self) -> str:
@@ -93,13 +102,15 @@ class Site:
 
     def __str__(self) -> str:
         written = " and ".join(self.producers) or "the input"
-        return f"{self.name!r}: {self.width} units from {written}, read by {self.consumer}"
+        units = "channels" if self.channels else "units"
+        return f"{self.name!r}: {self.width} {units} from {written}, read by {self.consumer}"
 
 
 def find_sites(model: nn.Module) -> list[Site]:
     """All candidate sites of `model`, in the order of the forward pass; the ones on input features come first."""
-    if isinstance(model, nn.Linear):
-        raise ValueError("a single Linear layer has no hidden units to gate; pass the model that contains it")
+    if isinstance(model, LAYERS):
+        kind = "Linear layer" if isinstance(model, nn.Linear) else "convolution"
+        raise ValueError(f"a single {kind} has no hidden units to gate; pass the model that contains it")
     return list(_sites_below(model, prefix=""))
 
 
@@ -109,13 +120,13 @@ def _sites_below(module: nn.Module, prefix: str) -> Iterator[Site]:
 
 
 def why_not_sites(model: nn.Module) -> list[str]:
-    """For each Linear that reads another one through something that is not unit-wise: what lies between, in words."""
+    """For each layer that reads another one and is no site: what lies between, or who else reads it, in words."""
     return [found for found in _found_below(model, "") if isinstance(found, str)]
 
 
 def _found_below(module: nn.Module, prefix: str) -> Iterator[Site | str]:
     """The sites, and sentences about what is none."""
-    if not any(isinstance(m, nn.Linear) for m in module.modules()):
+    if not any(isinstance(m, LAYERS) for m in module.modules()):
         return
     traced = _traced(module, prefix)
     if traced is not None:
@@ -128,7 +139,7 @@ def _found_below(module: nn.Module, prefix: str) -> Iterator[Site | str]:
             up, down = f"{prefix}linear1", f"{prefix}linear2"
             yield Site(consumer=down, producers=(up,), source=up, width=module.linear2.in_features)
     for name, child in module.named_children():
-        if not isinstance(child, nn.Linear):
+        if not isinstance(child, LAYERS):
             yield from _found_below(child, f"{prefix}{name}.")
 
 
@@ -140,25 +151,62 @@ def traced_sites(module: nn.Module, prefix: str = "") -> list[Site] | None:
 
 def _traced(module: nn.Module, prefix: str) -> list[Site | str] | None:
     """The sites of a traced module, and sentences about what is none."""
-    try:
-        graph = _LinearTracer().trace(module)
-    except Exception:  # fx raises whatever the traced forward raises on a symbolic value; the children may still trace
+    graph, untraced = _graph(module)
+    if graph is None:
         return None
     modules = dict(module.named_modules())
-    calls = [node for node in graph.nodes if _is_linear(node, modules)]
+    calls = [node for node in graph.nodes if is_layer(node, modules)]
+    order = [prefix + str(node.target) for node in calls]
     found: dict[str, set[Site | str | None]] = {}
     for node in calls:
-        found.setdefault(str(node.target), set()).add(_site_before(node, modules, prefix))
-    order = [prefix + str(node.target) for node in calls]
+        found.setdefault(str(node.target), set()).add(_read_by(node, modules, prefix, order))
     only = [sites.pop() for sites in found.values() if len(sites) == 1]
-    return [each for each in only if isinstance(each, str) or (each is not None and _takes_turns(each, order))]
+    kept = [each for each in only if isinstance(each, str) or (each is not None and _takes_turns(each, order))]
+    sites = [each for each in kept if isinstance(each, Site)]
+    kept = [each for each in kept if isinstance(each, str) or not _closed_further_on(each, sites)]
+    return [*kept, *(each for name in untraced for each in _found_below(modules[name], f"{prefix}{name}."))]
+
+
+def _graph(module: nn.Module) -> tuple[fx.Graph | None, list[str]]:
+    """The graph of a module, and the modules with convolutions that it does not look into: where a part with
+    convolutions cannot be traced, the Linear layers around it still may be. None if nothing can be traced."""
+    kinds: list[tuple[type[nn.Module], ...]] = [LAYERS, (nn.Linear,)]
+    if not any(isinstance(m, nn.Conv2d) for m in module.modules()):
+        kinds = [(nn.Linear,)]
+    for inside in kinds:
+        try:
+            graph = _LayerTracer(inside).trace(module)
+        except Exception:  # fx raises whatever the traced forward raises on a symbolic value; the children may trace
+            continue
+        names = dict.fromkeys(str(node.target) for node in graph.nodes if node.op == "call_module")
+        parts = {name: module.get_submodule(name) for name in names}
+        return graph, [name for name, part in parts.items() if not isinstance(part, LAYERS)]
+    return None, []
+
+
+def _read_by(node: fx.Node, modules: dict[str, nn.Module], prefix: str, order: list[str]) -> Site | str | None:
+    """The site that a layer reads, or why it reads none."""
+    channels = channels_before(node, modules, prefix)
+    name = prefix + str(node.target)
+    if isinstance(channels, Channels):
+        if any(order.count(layer) > 1 for layer in (name, *channels.producers)):
+            return f"{name!r} or what it reads runs more than once in a forward pass: a gate on channels decides once"
+        return Site(name, channels.producers, channels.producers[0], channels.width, channels=True)
+    if channels is not None or isinstance(modules[str(node.target)], nn.Conv2d):
+        return channels
+    return _site_before(node, modules, prefix)
+
+
+def _closed_further_on(site: Site, sites: list[Site]) -> bool:
+    """Whether the channels that a depthwise convolution reads are closed together with those that it writes."""
+    return site.channels and any({site.consumer, site.producers[0]} <= {*other.producers} for other in sites)
 
 
 def gives_output(model: nn.Module, layer: str) -> bool:
     """Whether what the layer computes is what the model returns; True where that cannot be traced."""
     try:
-        graph = _LinearTracer().trace(model)
-    except Exception:  # as in _sites_below
+        graph = _LayerTracer((nn.Linear,)).trace(model)
+    except Exception:  # as in _graph
         return True
     (returned,) = (node for node in graph.nodes if node.op == "output")
     value = returned.args[0]
@@ -173,45 +221,18 @@ def _takes_turns(site: Site, order: list[str]) -> bool:
     return turn[-1] == site.consumer and runs == turn * (len(runs) // len(turn))
 
 
-class _LinearTracer(fx.Tracer):
+class _LayerTracer(fx.Tracer):
+    def __init__(self, wanted: tuple[type[nn.Module], ...]) -> None:
+        super().__init__()
+        self.wanted = wanted
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Look inside a module only if there is a Linear to find."""
-        return isinstance(m, nn.Linear) or not any(isinstance(child, nn.Linear) for child in m.modules())
-
-
-ACTIVATION_CALLS = {call for activation in ACTIVATIONS.values() for call in activation.calls}
-UNIT_WISE_MODULES = (
-    *(activation.module for activation in ACTIVATIONS.values()), nn.ELU, nn.SELU, nn.CELU, nn.ReLU6, nn.LeakyReLU,
-    nn.Sigmoid, nn.Softplus, nn.Hardswish, nn.Mish, nn.Dropout, nn.BatchNorm1d,
-)  # fmt: skip
-UNIT_WISE_FUNCTIONS = {call for call in ACTIVATION_CALLS if callable(call)} | {
-    F.elu, F.selu, F.celu, F.relu6, F.leaky_relu, F.sigmoid, F.softplus, F.hardswish, F.mish, F.dropout, torch.sigmoid,
-    torch.square, torch.mul, operator.mul,
-}  # fmt: skip
-UNIT_WISE_METHODS = {call for call in ACTIVATION_CALLS if isinstance(call, str)} | {
-    "sigmoid", "square", "mul", "contiguous", "clone",
-}  # fmt: skip
-RESHAPES = {torch.flatten, "flatten", "view", "reshape"}
+        """Look inside a module only if there is a layer to find, but never into a layer: its child may be a gate."""
+        return isinstance(m, LAYERS) or not any(isinstance(child, self.wanted) for child in m.modules())
 
 
 def _is_linear(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
     return node.op == "call_module" and isinstance(modules[str(node.target)], nn.Linear)
-
-
-def _passes_units(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    if node.op == "call_module":
-        module = modules[str(node.target)]
-        unit_wise = isinstance(module, UNIT_WISE_MODULES) or is_of_transformers(module)
-        return unit_wise or getattr(module, "unit_wise", False)
-    if node.op == "call_function":
-        return node.target in UNIT_WISE_FUNCTIONS
-    return node.op == "call_method" and node.target in UNIT_WISE_METHODS
-
-
-def _is_reshape(node: fx.Node, modules: dict[str, nn.Module]) -> bool:
-    if node.op == "call_module":
-        return isinstance(modules[str(node.target)], nn.Flatten)
-    return node.op in ("call_function", "call_method") and node.target in RESHAPES
 
 
 def _is_half(node: fx.Node) -> bool:
@@ -223,28 +244,6 @@ def _is_half(node: fx.Node) -> bool:
         return False
     given: list[Any] = [*cut.args[1:], *(cut.kwargs[key] for key in ("chunks", "dim") if key in cut.kwargs)]
     return given == [2, -1]
-
-
-def _blocked(reader: fx.Node, node: fx.Node, modules: dict[str, nn.Module], prefix: str) -> str | None:
-    """A sentence about an operation that is not unit-wise, if another Linear lies behind it."""
-    pending, seen = [node], set[fx.Node]()
-    while pending:
-        before = pending.pop()
-        if before not in seen:
-            seen.add(before)
-            pending += before.all_input_nodes
-    writers = [prefix + str(before.target) for before in seen if _is_linear(before, modules)]
-    if not writers:
-        return None
-    module = modules[str(node.target)] if node.op == "call_module" else None
-    what = f"{type(module).__name__} {prefix + str(node.target)!r}" if module is not None else f"`{node.name}`"
-    norms = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.Softmax)
-    why = (
-        "it mixes the units, so that a closed one would change the others"
-        if isinstance(module, norms)
-        else ("it is not known to act on each unit by itself")
-    )
-    return f"{prefix + str(reader.target)!r} reads through {what}: {why}"
 
 
 def _site_before(reader: fx.Node, modules: dict[str, nn.Module], prefix: str) -> Site | str | None:
@@ -261,8 +260,8 @@ def _site_before(reader: fx.Node, modules: dict[str, nn.Module], prefix: str) ->
         between.add(node)
         if _is_linear(node, modules):
             writers.append(node)
-        elif _passes_units(node, modules) or _is_reshape(node, modules):
-            reshaped = reshaped or _is_reshape(node, modules)
+        elif passes_units(node, modules) or is_reshape(node, modules):
+            reshaped = reshaped or is_reshape(node, modules)
             pending.extend(n for n in node.all_input_nodes if n not in between)
         elif _is_half(node):
             values = 2
@@ -270,7 +269,7 @@ def _site_before(reader: fx.Node, modules: dict[str, nn.Module], prefix: str) ->
             between.add(cut)
             pending.extend(n for n in cut.all_input_nodes if n not in between)
         else:
-            return _blocked(reader, node, modules, prefix)
+            return why_blocked(reader, node, modules, prefix, "unit")
     if any(user not in between and user is not reader for node in between for user in node.users):
         # Another consumer reads these units ungated (a residual path, say). Input features may be shared: closing
         # them for this consumer saves this consumer's work.

@@ -6,8 +6,13 @@ from dynamicgate.gating.sites import Site
 
 
 def hidden(site: Site) -> bool:
-    """The default of `gate_`: every vector of hidden units."""
+    """The default of `gate_`: every vector of hidden units, channels of convolutions included."""
     return not site.is_input
+
+
+def channels(site: Site) -> bool:
+    """Gates on the channels of convolutions alone."""
+    return site.channels
 
 
 def inputs(site: Site) -> bool:

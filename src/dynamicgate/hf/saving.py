@@ -273,6 +273,9 @@ def _site_in(model: PreTrainedModel, site: Site) -> Site:
     """The site with the names and the width it has in `model`; that other widths do not fit the saved values is said
     when these are loaded."""
     moved = site.moved_to(_name_in(model, site.consumer))
+    if moved.channels:
+        writer: Any = model.get_submodule(moved.producers[0])
+        return replace(moved, width=writer.out_channels)
     return replace(moved, width=in_features(model.get_submodule(moved.consumer)))
 
 

@@ -36,7 +36,7 @@ class _Tracer(fx.Tracer):
         gate = getattr(m.down, "gate", None) if isinstance(m, Switch) else None
         if isinstance(gate, Gate) and gate.config.capacity is not None:
             return True
-        known = isinstance(m, nn.Linear | nn.MultiheadAttention)
+        known = isinstance(m, nn.Linear | nn.Conv2d | nn.MultiheadAttention)  # a Conv2d may have a gate as a child
         return known or not any(isinstance(child, nn.Linear) for child in m.modules())
 
 

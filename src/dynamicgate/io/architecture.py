@@ -6,7 +6,7 @@ and needs an instance when it is loaded: ``load(path, into=model)``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,8 +57,13 @@ def _from_arguments(cls: type[nn.Module], *names: str) -> Layer:
     return Layer(
         cls,
         describe=lambda module: {name: getattr(module, name) for name in names},
-        build=lambda d, _path: cls(**{name: d[name] for name in names}),
+        build=lambda d, _path: cls(**_arguments(d, names)),
     )
+
+
+def _arguments(d: Description, names: Iterable[str]) -> dict[str, Any]:
+    """Arguments of a class by name; JSON has lists only, and sizes of images are tuples."""
+    return {name: tuple(d[name]) if isinstance(d[name], list) else d[name] for name in names}
 
 
 def _describe_gated_mlp(module: GatedMLP) -> Description:
@@ -151,6 +156,22 @@ def _build_linear(d: Description, _path: Path) -> nn.Module:
     return nn.Linear(inputs, outputs, bias=d["bias"])
 
 
+_CONV_ARGUMENTS = ("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+
+
+def _describe_conv2d(module: nn.Conv2d) -> Description:
+    return {
+        "size": [module.in_channels, module.out_channels],
+        "bias": module.bias is not None,
+        **{name: getattr(module, name) for name in _CONV_ARGUMENTS},
+    }
+
+
+def _build_conv2d(d: Description, _path: Path) -> nn.Module:
+    inputs, outputs = d["size"]
+    return nn.Conv2d(inputs, outputs, bias=d["bias"], **_arguments(d, _CONV_ARGUMENTS))
+
+
 def _describe_layer_norm(module: nn.LayerNorm) -> Description:
     affine = {"elementwise_affine": module.weight is not None, "bias": module.bias is not None}
     return {"shape": list(module.normalized_shape), "eps": module.eps, **affine}
@@ -159,6 +180,8 @@ def _describe_layer_norm(module: nn.LayerNorm) -> Description:
 def _build_layer_norm(d: Description, _path: Path) -> nn.Module:
     return nn.LayerNorm(d["shape"], d["eps"], elementwise_affine=d["elementwise_affine"], bias=d["bias"])
 
+
+_BATCH_NORM_ARGUMENTS = ("num_features", "eps", "momentum", "affine", "track_running_stats")
 
 LAYERS: dict[str, Layer] = {
     layer.cls.__name__: layer
@@ -171,8 +194,14 @@ LAYERS: dict[str, Layer] = {
         Layer(nn.Sequential, _describe_sequential, _build_sequential),
         Layer(nn.Linear, _describe_linear, _build_linear),
         Layer(nn.LayerNorm, _describe_layer_norm, _build_layer_norm),
-        _from_arguments(nn.BatchNorm1d, "num_features", "eps", "momentum", "affine", "track_running_stats"),
-        _from_arguments(nn.Dropout, "p"),
+        Layer(nn.Conv2d, _describe_conv2d, _build_conv2d),
+        *(_from_arguments(cls, *_BATCH_NORM_ARGUMENTS) for cls in (nn.BatchNorm1d, nn.BatchNorm2d)),
+        _from_arguments(nn.MaxPool2d, "kernel_size", "stride", "padding", "dilation", "return_indices", "ceil_mode"),
+        _from_arguments(
+            nn.AvgPool2d, "kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override"
+        ),
+        _from_arguments(nn.AdaptiveAvgPool2d, "output_size"),
+        *(_from_arguments(cls, "p") for cls in (nn.Dropout, nn.Dropout2d)),
         _from_arguments(nn.Flatten, "start_dim", "end_dim"),
         _from_arguments(nn.ELU, "alpha"),
         _from_arguments(nn.Softplus, "beta", "threshold"),

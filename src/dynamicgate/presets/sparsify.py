@@ -18,7 +18,7 @@ from dynamicgate.data.tasks import OwnLoss, Task, as_task
 from dynamicgate.gating.attach import Where, gate_, ungate_
 from dynamicgate.gating.gate import GateConfig
 from dynamicgate.gating.recording import is_gated, named_gates
-from dynamicgate.gating.sites import UNIT_WISE_MODULES
+from dynamicgate.gating.unit_wise import UNIT_WISE_MODULES
 from dynamicgate.gating.where import hidden
 from dynamicgate.nn import GatedMLP, Normalize
 from dynamicgate.presets.feed_forward import gate_feed_forward_, is_transformer
@@ -171,7 +171,8 @@ def sparsify_(
     loss: what `fit` will be given as loss, so that the short trainings learn the same; without classes the mean loss of
         held-out rows decides.
     example: a few inputs. Needed unless the model is a stack of Linear layers and unit-wise operations.
-    where: the units to gate, as in `gate_`, with "units". pattern, seed: as in `RigL`; "16x1" is for speed on CPUs.
+    where: the units to gate, as in `gate_`, with "units"; no channels of convolutions. pattern, seed: as in `RigL`;
+        "16x1" is for speed on CPUs.
     every: optimizer steps between updates of the connections. None: 100, or fewer in a short run.
     show: print what each short training reached.
     clock: "auto" takes gates only where the compiled model is not slower with them than without, by more than 3 % at
@@ -292,8 +293,13 @@ def _without_gates(model: nn.Module, macs: float, *, example: Inputs | None, **o
 def _with_gates(model: nn.Module, macs: float, *, example: Inputs | None, where: Where, **options: Any) -> SparsityPlan:
     """Gates on blocks of units, and layers pruned from dense."""
     layers = _layers(model, macs, example)
-    gate_(model, GateConfig(block=BLOCK, net="linear"), where)
+    gate_(model, GateConfig(block=BLOCK, net="linear"), _of_linears(where))
     try:
+        if channels := [name for name, gate in named_gates(model).items() if gate.site.channels]:
+            raise ValueError(
+                f"{channels[0]!r} reads channels of convolutions, which this recipe does not gate: leave it out of "
+                "where=, or use gate_ and a Budget in place of sparsify_"
+            )
         cost, blocks = _count(model, example).gate, sum(gate.blocks for gate in named_gates(model).values())
         found = affordable_densities(layers.affordable, layers.full, layers.kept, cost, blocks, spending(macs))
         if not found.gates:
@@ -306,6 +312,11 @@ def _with_gates(model: nn.Module, macs: float, *, example: Inputs | None, where:
         ungate_(model)
         raise
     return SparsityPlan(Budget(target=macs, sparsifier=sparsifier), sparsifier, _notes(macs))
+
+
+def _of_linears(where: Where) -> Where:
+    """The same predicate without channels: what this recipe spends, it spends on Linear layers."""
+    return (lambda site: where(site) and not site.channels) if callable(where) else where
 
 
 def _pruned_from_dense(model: nn.Module, layers: Sequence[str], found: Densities, **options: Any) -> RigL:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.distributed import sum_
+from dynamicgate.gating.channels import per_value
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import Usage, named_gates
 
@@ -123,8 +124,11 @@ class Endpoints:
 
 def _per_value(gate: Gate, value_G: Tensor, size: int) -> Tensor | None:
     """The value of its unit for each of the `size` values that a layer writes or reads. A layer may write two for each
-    unit, one half after the other; where the queries of heads lie between keys and values is not known: None."""
+    unit, one half after the other, and read several of each channel, channel after channel. Where the queries of heads
+    lie between keys and values is not known: None."""
     times, rest = divmod(size, gate.site.width)
+    if gate.site.channels:
+        return per_value(gate.per_unit(value_G), size)
     return None if rest or (times > 1 and gate.site.is_heads) else gate.per_unit(value_G).repeat(times)
 
 

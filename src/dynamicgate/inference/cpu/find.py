@@ -167,6 +167,8 @@ def _why_split(site: Site, config: GateConfig, chains: list[LinearChain], in_tor
     members = {*site.producers, site.source, site.consumer}
     if members <= in_torch:
         return None
+    if site.channels:
+        return f"the gate of {site.name!r} closes channels of convolutions, which run dense in torch"
     if config.capacity is not None:
         return f"the experts of {site.name!r} have a capacity, which depends on the other rows of the batch"
     if config.kind == "context":

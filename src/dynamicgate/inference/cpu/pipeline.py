@@ -19,7 +19,13 @@ from dynamicgate.inference.cpu.stage_candidates import StagedCandidates, candida
 from dynamicgate.inference.cpu.verify import verify_model
 from dynamicgate.inference.graph import replace_nodes, trace
 from dynamicgate.inference.plan import Plan
-from dynamicgate.inference.profiling import executed_macs, never_open_blocks, never_open_notes, rows_at_nodes
+from dynamicgate.inference.profiling import (
+    CLOSED_CHANNELS,
+    executed_macs,
+    never_open_blocks,
+    never_open_notes,
+    rows_at_nodes,
+)
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, held_bytes, stop_sharing_
 from dynamicgate.inference.timing import threads_of_torch
 
@@ -45,6 +51,7 @@ def compile_on_cpu(
         macs, open_rates = executed_macs(reference, gates, example)
         never_open = never_open_blocks(reference, gates, calibration)
         graph, found, notes = _find(reference, gates, example)
+        notes += _conv_notes(gates)
         lowered = [lower_chain(chain, gates, never_open if drop_never_open else {}) for chain in found]
         if any(low.removed for low in lowered):
             notes.append(REMOVED)
@@ -95,6 +102,11 @@ def _find(
         return None, [], [f"the model runs in torch as it is: {error}"]
     chains, reasons = find_chains(reference, graph, gates, example[:8])
     return graph if chains else None, chains, _torch_notes(reference, reasons)
+
+
+def _conv_notes(gates: Mapping[str, Gate]) -> list[str]:
+    names = ", ".join(repr(name) for name, gate in gates.items() if gate.site.channels)
+    return [f"convolutions run dense in torch with the gates of {names} as masks: {CLOSED_CHANNELS}"] if names else []
 
 
 def _torch_notes(reference: nn.Module, reasons: Mapping[str, str]) -> list[str]:

@@ -76,9 +76,10 @@ def _reference_model(model: nn.Module, x: Tensor) -> nn.Module:
 
 def _rows_to_compare(x: Tensor, model: nn.Module) -> Tensor:
     """Rows of the example and as many random ones of the same mean and spread, the same ones every time."""
-    cost = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear)) * max(
-        1, x[0].numel() // x.shape[-1]
+    linears, convs = (
+        sum(m.weight.numel() for m in model.modules() if isinstance(m, kind)) for kind in (nn.Linear, nn.Conv2d)
     )
+    cost = linears * max(1, x[0].numel() // x.shape[-1]) + convs * x[0].shape[-2:].numel()
     count = int(min(len(x), 256, max(8, MAX_REFERENCE_MACS / max(1, cost) / 2)))
     generator = torch.Generator().manual_seed(0)
     spread, middle = float(x.std(correction=0)), float(x.mean())

@@ -17,6 +17,7 @@ from dynamicgate.activations import IN_TRITON
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.sites import Site
 from dynamicgate.inference.graph import Step, steps_of, trace
+from dynamicgate.inference.profiling import CLOSED_CHANNELS
 from dynamicgate.nn.ffn import unwatched
 from dynamicgate.ops.ffn.tune import DTYPES
 
@@ -85,6 +86,8 @@ def find_ffns(model: nn.Module, gates: Mapping[str, Gate]) -> tuple[list[TracedM
 def unsupported(gate: Gate) -> str | None:
     """Why no feed-forward kernel can take over from this gate; None if one can."""
     config = gate.config
+    if gate.site.channels:
+        return f"it closes channels of convolutions, which run dense: {CLOSED_CHANNELS}"
     if gate.site.is_input:
         return "it decides about input features"
     if config.reads == "same":
