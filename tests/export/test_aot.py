@@ -31,13 +31,12 @@ else:
     raise SystemExit("dynamicgate was there")
 x = torch.load({x!r})
 model = {load}
-y = torch.cat([model(part) for part in x.split({rows})])
-torch.save(y, {y!r})
+torch.save([torch.cat([model(part) for part in x.split(rows)]) for rows in {rows}], {y!r})
 """
 
 
-def run_alone(load: str, x: torch.Tensor, rows: int, folder: Path) -> torch.Tensor:
-    """The outputs in a process in which `dynamicgate` cannot be imported."""
+def run_alone(load: str, x: torch.Tensor, rows: tuple[int, ...], folder: Path) -> list[torch.Tensor]:
+    """The outputs, with so many rows at a time, in a process in which `dynamicgate` cannot be imported."""
     torch.save(x, folder / "x.pt")
     code = ALONE.format(x=str(folder / "x.pt"), y=str(folder / "y.pt"), load=load, rows=rows)
     subprocess.run([sys.executable, "-c", code], check=True, cwd=folder, env={"PATH": "/usr/bin:/bin"})
@@ -55,8 +54,8 @@ def test_a_package_runs_where_this_package_cannot_be_imported(tmp_path: Path) ->
     assert "rows that stop leave out later stages" in str(exported)
     load = f"torch._inductor.aoti_load_package({str(tmp_path / 'm.pt2')!r})"
     with torch.no_grad():
-        for rows in (1, 7):
-            torch.testing.assert_close(run_alone(load, x, rows, tmp_path), model(x), rtol=0.0, atol=1e-5)
+        for y in run_alone(load, x, (1, 7), tmp_path):
+            torch.testing.assert_close(y, model(x), rtol=0.0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["gated", "staged", "plan"])
@@ -74,7 +73,8 @@ def test_programs_have_torch_operators_only_and_load_without_this_package(kind: 
     if kind == "plan":
         torch.export.save(program, tmp_path / "p.pt2")
         load = f"torch.export.load({str(tmp_path / 'p.pt2')!r}).module()"
-        torch.testing.assert_close(run_alone(load, x, 7, tmp_path), model(x).detach(), rtol=0.0, atol=1e-5)
+        (y,) = run_alone(load, x, (7,), tmp_path)
+        torch.testing.assert_close(y, model(x).detach(), rtol=0.0, atol=1e-5)
 
 
 def test_the_name_of_a_package_ends_in_pt2(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
     "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1, fused=True),
     "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.001, momentum=0.9, centered=True),
 }
+EXAMPLES = settings.default.max_examples  # make fuzz asks for more
 PATTERNS = ("unstructured", "fan-in", "16x1", "4x4", "3x2", "1x5")
 
 
@@ -36,7 +37,7 @@ def off_mask(sparsifier: Sparsifier) -> float:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES // 5, deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(2, 5)),
     density=st.floats(0.05, 1.0),
@@ -108,7 +109,7 @@ def follows_pattern(mask: torch.Tensor, pattern: str) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=EXAMPLES // 5, deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(2, 30), st.integers(2, 5)),
     density=st.floats(0.05, 0.95),

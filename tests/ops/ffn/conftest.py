@@ -3,12 +3,14 @@ because Triton reads its environment once, when it is imported."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests import forked
 from tests.ops.ffn.compiled import Compiled
 from tests.places import ROOT
 
@@ -25,8 +27,15 @@ def interpreted() -> Callable[[str], None]:
     pytest.importorskip("triton")
 
     def run(name: str) -> None:
-        words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", str(Path(__file__).parent / name)]
-        done = forked.run(words, cwd=ROOT, env={"TRITON_INTERPRET": "1"})
+        quiet = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", *quiet, str(Path(__file__).parent / name)],
+            cwd=ROOT,
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
 
     return run
