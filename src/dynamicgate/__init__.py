@@ -6,7 +6,7 @@ Gates that learn which units to run for which input, a budget that is met, and a
 >>> dg.gate_(model, dg.GateConfig(block=16))        # in place; base parameter names stay
 >>> history = dg.fit(model, train, budget=dg.Budget(target=0.3))
 >>> print(dg.measure(model, test))
->>> fast = dg.compile(model, example=x)              # checked, timed, never slower than dense
+>>> fast = dg.compile(model, example=x)              # checked, the fastest form of each layer
 
 Names are imported when they are first used, so that parts that need no torch (reports) load without it.
 """

@@ -234,6 +234,9 @@ class MacCounter:
     def always_executed(self) -> dict[str, float]:
         """By module, the MACs per sample that no gate can save: layers without one, and what is no such layer."""
         fixed = {p.name: p.present * p.rows for p in self.parts if not (p.read.closes or p.written.closes)}
+        rest = self.other - sum(self.other_layers.values())
+        if rest > 0.0:
+            fixed["what is no Linear layer, such as attention"] = rest
         return dict(sorted((fixed | self.other_layers).items(), key=lambda item: -item[1]))
 
     def saves_producers(self, site: str) -> bool:

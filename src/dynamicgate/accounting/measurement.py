@@ -84,6 +84,7 @@ class Measurement(ShownAsText):
 
     def __str__(self) -> str:
         m = self.macs
+        rest = m["executed"] - m["gate"] - sum(x["macs"] for x in self.layers)  # attention, convolutions without gates
         lines = [
             *(f"{name:<22}{value:.4f}" for name, value in self.quality.items()),
             f"{'executed MACs':<22}{m['executed']:,.0f} of {m['dense']:,.0f} per sample = {m['relative']:.4f}",
@@ -96,6 +97,7 @@ class Measurement(ShownAsText):
             "",
             f"{'layer':<22}{'open':>8}{'density':>9}{'MACs':>14}",
             *(f"{x['name']:<22}{x['open']:>8.3f}{x['density']:>9.3f}{x['macs']:>14,.0f}" for x in self.layers),
+            *([f"{'all that is no Linear':<22}{'':>17}{rest:>14,.0f}"] if rest > 0.5 else []),
             *_stage_lines(self.stages),
             *(["", *self.notes] if self.notes else []),
         ]

@@ -52,7 +52,7 @@ def fit_column(
     order. `train` are the rows that missing values are filled in from, all if None; `what` names the table in errors.
     """
     name = str(column.name)
-    leave_out = f"leave the column out with drop=[{name!r}]"
+    leave_out = f"leave the column out with drop=[{name!r}] (--data-option drop={name!r})"
     if name.startswith("Unnamed: "):
         raise ValueError(
             f"{what} has a column without a name ({name!r}), usually a row index; {leave_out}, "
@@ -60,7 +60,11 @@ def fit_column(
         )
     absent = column.isna().to_numpy()
     if missing is None:
-        refuse_missing(column, what, f"have them filled in with missing=median (or missing=fill), or {leave_out}")
+        refuse_missing(
+            column,
+            what,
+            f"have them filled in with missing='median' (--data-option missing=median) or 'fill', or {leave_out}",
+        )
     elif absent.all():
         raise ValueError(f"{what}: column {name!r} has no value in any row; {leave_out}")
     trained = np.zeros(len(column), dtype=bool)

@@ -34,6 +34,8 @@ class Exported:
                 f"  verified on {v.rows} rows: off by at most {v.error:.1e} of the largest output"
                 + (f"; {v.near_threshold} rows near a threshold left out" if v.near_threshold else "")
             )
+        else:
+            lines.append("  verified on the example, no row left out")
         return "\n".join(lines)
 
 

@@ -35,7 +35,7 @@ def build(description: Description, path: Path) -> nn.Module:
     if kind == "custom":
         raise ValueError(
             f"{path} holds a model of your own class {description['class']}: pass an instance with "
-            "load(path, into=model)"
+            "load(path, into=model). A command cannot: take dynamicgate.compile and dynamicgate.export in Python"
         )
     if kind not in LAYERS:
         raise ValueError(

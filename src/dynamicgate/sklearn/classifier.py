@@ -26,7 +26,7 @@ class DynamicGateClassifier(ClassifierMixin, DynamicGateEstimator):
     epochs: None is as many as give 1500 steps, between 10 and 200. batch: rows per step. lr: peak learning rate, None
         is 2e-3. weight_decay: of weight matrices, None is 0.01. dropout: of hidden units.
     class_weight: None, "balanced", or a weight for each class by name.
-    compile: predict by the compiled network, which is checked and never slower than the dense one.
+    compile: predict by the compiled network, which is checked.
     device: "auto", "cpu" or "cuda". random_state, verbose: as in scikit-learn.
 
     After `fit`: `classes_`, `model_` (a torch module), `macs_` and `executed_macs_` (relative, and per row),

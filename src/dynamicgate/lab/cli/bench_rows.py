@@ -50,7 +50,7 @@ def bench_rows(
     candidates["ours"] = compiled_model
     times = [_time(candidates, rows, batch, seconds) for batch in batches]
     print(_table(list(candidates), times))
-    print(f"\ndense: {described}\ngains: median and range of {REPEATS} timings")
+    print(f"\ndense: {described}\ngains: median and range of {REPEATS} timings{_verdict(times)}")
     out = out or path.with_name("timing.json")
     found = {
         "meta": environment(command),
@@ -103,6 +103,17 @@ def _time(
 def fastest_dense(times: Mapping[str, float]) -> float:
     """The time of the dense network at its best: eager, under torch.compile, or in our kernels."""
     return min(time for name, time in times.items() if name.startswith("dense"))
+
+
+def _verdict(times: Sequence[Mapping[str, Any]]) -> str:
+    """What to do where the dense network is faster in every timing; nothing where it is not."""
+    slower = [str(row["batch"]) for row in times if row["gate_gain"][-1] < 1.0]
+    if not slower:
+        return ""
+    return (
+        f"\nslower than the dense network at its best at batch {', '.join(slower)}: run that one there, or train "
+        "larger blocks (--block 16), sparse layers (--model rigl) or what pays on this machine (--model sparsify --clock)"
+    )
 
 
 def _low_mid_high(values: Sequence[float]) -> list[float]:
