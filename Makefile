@@ -1,7 +1,8 @@
 # Two commands to know: `make demo` (a first look, minutes) and `make test`. Both make their own .venv.
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/pip install --quiet -c constraints.txt
+# what is never imported, most of it, needs no bytecode; Python makes the rest when it is imported
+PIP := $(BIN)/pip install --quiet --no-compile -c constraints.txt
 # One thread a worker: two workers with two threads each would wait for each other on two cores. A worker that is done
 # takes tests of the other, mostly whole files. Bytecode is kept, also that of tests: many processes read it.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
