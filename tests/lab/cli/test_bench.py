@@ -11,7 +11,7 @@ import torch
 
 import dynamicgate as dg
 from dynamicgate.data import Column, Schema
-from dynamicgate.lab.cli import main
+from dynamicgate.lab.cli import bench_rows, main
 from dynamicgate.lab.cli.bench import Bench
 
 QUICK = ["--batches", "1,16", "--seconds", "0.02", "--no-torch-compile"]
@@ -109,3 +109,10 @@ def test_bench_finds_columns_by_name_and_refuses_what_does_not_fit(
 def test_options_of_a_dataset_are_refused_where_none_is_read(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", str(saved), *QUICK, "--data", "random", "--target", "kind"]) == 2
     assert "--target means nothing for random inputs" in capsys.readouterr().err
+
+
+def test_a_model_that_dense_beats_in_every_timing_says_what_to_do() -> None:
+    rows = [{"batch": batch, "gate_gain": gain} for batch, gain in ((1, [0.9, 1.0, 1.1]), (16, [0.3, 0.4, 0.5]))]
+    said = bench_rows._verdict(rows)
+    assert "slower than the dense network at its best at batch 16: run that one there" in said
+    assert bench_rows._verdict(rows[:1]) == ""

@@ -112,7 +112,7 @@ def _verdict(times: Sequence[Mapping[str, Any]]) -> str:
         return ""
     return (
         f"\nslower than the dense network at its best at batch {', '.join(slower)}: run that one there, or train "
-        "larger blocks (--block 16), sparse layers (--model rigl) or what pays on this machine (--model sparsify --clock)"
+        "larger blocks (--block 16), sparse layers (--model rigl) or what pays here (--model sparsify --clock)"
     )
 
 
