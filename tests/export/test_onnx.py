@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamicgate as dg
+from dynamicgate.data.schema import Column, Schema, put_schema_
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.inference.cpu.folding import with_layer
 from tests.inference.models import (
@@ -305,3 +307,16 @@ def test_files_above_the_limit_of_the_format_are_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr(onnx_file, "MOST_BYTES", 1000)
     with pytest.raises(ValueError, match="an ONNX file holds 2 GB"):
         to_onnx(gated_mlp(dg.GateConfig(block=8)), torch.randn(4, 20), tmp_path / "m.onnx")
+
+
+def test_a_file_names_its_features_and_classes(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    to_onnx(model, torch.randn(8, 3), tmp_path / "plain.onnx")
+    assert onnxruntime.InferenceSession(tmp_path / "plain.onnx").get_modelmeta().custom_metadata_map == {}
+    columns = (Column("age"), Column("site", ("Kyoto", "Lima")))
+    schema = Schema(kind="table", features=3, outputs=2, columns=columns, classes=("ill", "well"))
+    put_schema_(model, schema)
+    to_onnx(model, torch.randn(8, 3), tmp_path / "named.onnx")
+    found = onnxruntime.InferenceSession(tmp_path / "named.onnx").get_modelmeta().custom_metadata_map
+    assert json.loads(found["features"]) == list(schema.feature_names)
+    assert json.loads(found["classes"]) == ["ill", "well"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import tempfile
 import warnings
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.data.contract import Inputs
+from dynamicgate.data.schema import Schema, schema_of
 from dynamicgate.export.chains import ChainParts, split_model
 from dynamicgate.export.example import as_example, batch_dimensions, keywords_of
 from dynamicgate.export.exported import Exported, Form, check_form, copy_atomically
@@ -66,6 +68,7 @@ def to_onnx(model: nn.Module, example: Inputs, path: str | Path, *, form: Form =
             forms.append(_described(parts, skip=skip))
             _write_chain(proto, node, parts, skip=skip)
         _finish(proto)
+        _name_features(proto, schema_of(model))
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / "model.onnx"
         _save(proto, draft)
@@ -196,6 +199,16 @@ def _finish(proto: onnx.ModelProto) -> None:
     kept = [entry for entry in proto.opset_import if entry.domain != DOMAIN]
     del proto.opset_import[:]
     proto.opset_import.extend(kept)
+
+
+def _name_features(proto: onnx.ModelProto, schema: Schema | None) -> None:
+    """Write what the inputs and outputs mean into the metadata of the file, as JSON: for who encodes rows elsewhere."""
+    if schema is None:
+        return
+    import onnx
+
+    columns = {"features": schema.feature_names, "classes": schema.classes}
+    onnx.helper.set_model_props(proto, {name: json.dumps(list(found)) for name, found in columns.items() if found})
 
 
 def _save(proto: onnx.ModelProto, path: Path) -> None:
