@@ -154,7 +154,7 @@ class Plan(ShownAsText):
         if self.verification:
             found = self.verification
             lines += ["", f"verified: {found.rows} rows agree with the reference model within {found.error:.1e}, "
-                      f"{found.near_threshold} near a threshold left out"]  # fmt: skip
+                      f"{found.near_threshold} near a threshold left out (rounding may change them)"]  # fmt: skip
         return "\n".join([*lines, *self.notes])
 
 

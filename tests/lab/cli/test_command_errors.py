@@ -165,8 +165,11 @@ def test_a_folder_with_a_run_of_other_settings_is_refused_and_not_changed(
     assert main(command) == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     line = error_line([*command, "--lr", "0.01"], capsys)
-    assert f"{tmp_path} has a run with other settings: choose another --out, or delete that folder" in line
+    assert f"{tmp_path} has a run with other settings (lr " in line
+    assert ", now 0.01): choose another --out, or delete that folder" in line
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "settings.json").unlink()  # a run of an earlier version
+    assert "has a run with other settings: choose another" in error_line([*command, "--lr", "0.01"], capsys)
 
 
 def test_a_refused_run_does_not_occupy_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

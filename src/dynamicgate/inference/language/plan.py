@@ -91,5 +91,5 @@ class LanguagePlan:
         if self.verification:
             found = self.verification
             lines += ["", f"verified: {found.rows} positions agree with float64 within {found.error:.1e}, "
-                      f"{found.near_threshold} near a threshold left out"]  # fmt: skip
+                      f"{found.near_threshold} near a threshold left out (rounding may change them)"]  # fmt: skip
         return "\n".join([*lines, *self.notes])

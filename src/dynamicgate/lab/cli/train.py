@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import OmitArgPrefixes, arg
 
-from dynamicgate.files import write_text
+from dynamicgate.files import read_json, write_text
 from dynamicgate.lab.cli.options import Training
 
 LOCK = ".train.lock"
 MODEL_HELP = (
     "dense, small (a dense network with the MACs of the budget), dropout, static, random, gate, pruned, static-sparse, "
     "set, rigl, gate+rigl, switch, staged (easy inputs stop early), cascade, staged-random, or sparsify (tries the "
-    "recipes of sparsify_, pruned and small for a short while, and trains what held-out rows prefer)."
+    "recipes of sparsify_, small, set and pruned for a short while, and trains what held-out rows prefer)."
 )
 
 
@@ -63,7 +65,8 @@ class Train:
             settings = settings.resolved(splits)
             loggers = loggers_for([name.strip() for name in self.log.split(",") if name.strip()], self.out)
             with only_process(self.out, LOCK, device):  # from the mark of its settings to the result
-                _claim_folder(self.out, settings_hash(settings, splits), mark=distributed.rank() == 0)
+                asked = settings_hash(settings, splits), settings.to_json()
+                _claim_folder(self.out, *asked, mark=distributed.rank() == 0)
                 found = run_one(settings, splits, self.out, device=str(device), callbacks=loggers)
             if distributed.rank() == 0:
                 macs, quality = found["macs"], found["quality"]
@@ -116,14 +119,28 @@ def stage_lines(run: dict[str, Any]) -> list[str]:
     ]
 
 
-def _claim_folder(out: Path, fingerprint: str, *, mark: bool) -> None:
+def _claim_folder(out: Path, fingerprint: str, settings: Mapping[str, Any], *, mark: bool) -> None:
     """Mark the folder with the settings of this run (`mark`: of several processes one does); refuse it if it already
     has a run with other settings."""
-    marker = out / "settings.hash"
+    marker, asked = out / "settings.hash", out / "settings.json"
     # a refused attempt leaves neither; those of a cascade are in folders below
     has_run = any(found for name in ("last.safetensors", "run.json") for found in out.rglob(name))
     if has_run and marker.exists() and marker.read_text(encoding="utf-8", errors="replace") != fingerprint:
-        raise ValueError(f"{out} has a run with other settings: choose another --out, or delete that folder")
+        raise ValueError(
+            f"{out} has a run with other settings{_differences(asked, settings)}: choose another --out, or delete that "
+            "folder"
+        )
     # A run that lost its mark is compared by what it has itself; a request that is then refused must not mark it.
     if mark and not has_run:
         write_text(marker, fingerprint)
+        write_text(asked, json.dumps(settings, indent=1) + "\n")
+
+
+def _differences(path: Path, now: Mapping[str, Any]) -> str:
+    """Which settings differ from those that a run was started with, in brackets; nothing where they are not known, or
+    where the data differ and not the settings."""
+    if not path.is_file():
+        return ""
+    then = read_json(path)
+    differ = [name for name in now if then.get(name) != now[name]]
+    return f" ({'; '.join(f'{name} {then.get(name)}, now {now[name]}' for name in differ)})" if differ else ""
