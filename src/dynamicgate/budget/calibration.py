@@ -12,7 +12,9 @@ from dynamicgate.accounting.counter import MacCounter, deployed
 from dynamicgate.accounting.shape_counters import COUNTED_SAMPLES, ShapeCounters
 from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.budget.stage_cut import calibrate_stages_
-from dynamicgate.data.contract import Inputs, call, count_samples, iterate, move, take_first
+from dynamicgate.data.by_name import batches_by_name
+from dynamicgate.data.contract import Inputs, call, count_samples, move, take_first
+from dynamicgate.data.schema import schema_of
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import is_gated, named_gates, usage
 from dynamicgate.modules import evaluating
@@ -58,7 +60,8 @@ def calibrate_(
     With stages the cut moves: one model can be put anywhere on the curve that `measure` draws. Otherwise the logits of
     all gates are shifted by one amount.
 
-    data: inputs that are not used for testing, see `dynamicgate.data.contract`; targets are not needed.
+    data: inputs that are not used for testing, see `dynamicgate.data.contract`; targets are not needed. A model that
+        carries a schema finds columns of DataFrames and genes of AnnData by name.
     counter: from `count_macs(model, example)`; None counts `data`. Batches of another shape are counted with their own.
     rounds: of the search for the shift.
     keep: sites whose gates stay as they are.
@@ -68,7 +71,8 @@ def calibrate_(
     if not is_gated(model):
         raise ValueError("calibration moves gates, and this model has none: call dynamicgate.gate_(model, ...) first")
     device = next(model.parameters()).device
-    inputs = [move(x, device) for x, _ in iterate(data, CALIBRATION_BATCH)]
+    named = batches_by_name(data, schema_of(model), CALIBRATION_BATCH, targets=False)
+    inputs = [move(x, device) for x, _ in named.batches]
     if not inputs:
         raise ValueError("nothing to calibrate on: the dataset is empty")
     counter = counter or count_macs(model, take_first(inputs[0], COUNTED_SAMPLES))

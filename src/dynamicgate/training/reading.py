@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from dynamicgate.accounting.quality import check_answers
 from dynamicgate.data.contract import Inputs, call, check_inputs, count_samples, halves, move, take_first, with_targets
 from dynamicgate.data.many_inputs import Samples
+from dynamicgate.data.schema import schema_of
 from dynamicgate.data.tasks import IGNORED, Task
 from dynamicgate.modules import evaluating
 from dynamicgate.training.loader_stream import LoaderStream
@@ -63,6 +64,7 @@ def _read(
         check_answers(task, outputs, stream.example_targets.to(device), what)
         return stream, example, outputs
     x, y = halves(data, what)
+    _refuse_other_columns(model, x, what)
     inputs = check_inputs(x, what, whole=_reads_whole_numbers(model, x, device))
     example = move(_first_rows(inputs), device)
     outputs = outputs_of(model, example)
@@ -139,4 +141,17 @@ def _say_empty_classes(y: Tensor, classes: int) -> None:
             f"the model has {classes} outputs, and no training row has class {shown}: classes are numbered from 0; "
             "renumber labels that leave some out with `numpy.unique(y, return_inverse=True)[1]`",
             stacklevel=4,
+        )
+
+
+def _refuse_other_columns(model: nn.Module, x: Any, what: str) -> None:
+    """Training reads columns by position: a DataFrame in another order than the model was trained on is no mistake that
+    anyone would notice."""
+    schema, columns = schema_of(model), getattr(x, "columns", None)
+    if schema is None or not schema.columns or columns is None:
+        return
+    names = [column.name for column in schema.columns]
+    if sorted(map(str, columns)) == sorted(names) and list(map(str, columns)) != names:
+        raise ValueError(
+            f"the columns of the {what} stand in another order than the model knows them: pass frame[{names!r}]"
         )
