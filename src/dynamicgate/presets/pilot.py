@@ -141,10 +141,10 @@ def choose_trial(
     if not fitting:
         raise ValueError("; ".join(f"{name}: {reason}" for name, reason in refused.items()))
     base = min(_level_with_best({name: right[name] for name in fitting}), key=losses.__getitem__)  # first of equals
-    example = next(iter(parts[-1][1].batches(EXAMPLES)))[0]
 
     def slower(name: str) -> dict[int, float] | None:
-        if not clock or not isinstance(example, Tensor):
+        example = next(iter(parts[-1][1].batches(EXAMPLES)))[0] if clock else None
+        if not isinstance(example, Tensor):
             return None
         ratios = slowdown(models[name], models[base], example.to(next(models[name].parameters()).device))
         return ratios if is_slower(ratios) else None
@@ -171,14 +171,14 @@ def _decide(
     for best in sorted(gated, key=lambda name: -float(gated[name].mean())):
         gain = gated[best] - plain
         error = float(gain.std()) / math.sqrt(len(gain))
-        shown = _compared(best, gated[best], base, plain, error, task) + too_slow
+        shown = _compared(best, gated[best], base, plain, error, task)
         if float(gain.mean()) <= error:
-            return base, f"{base}: {shown}"
+            break
         ratios = slower(best)
         if ratios is None:
-            return best, f"{best}: {shown}"
+            return best, f"{best}: {shown}{too_slow}"
         too_slow += f"; compiled for this CPU {best} takes {in_words(ratios)}"
-    return base, f"{base}: {_compared(best, gated[best], base, plain, error, task)}{too_slow}"
+    return base, f"{base}: {shown}{too_slow}"
 
 
 def _compared(best: str, gated: Tensor, base: str, plain: Tensor, error: float, task: Task) -> str:
