@@ -131,9 +131,13 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
 }
 
 void run_stages_of_rows(const Call& call, int64_t first, int rows, const Pool* pool) {
+  OddRows odd;
+  odd.clear(rows);
+  for (int row = 0; row < rows; ++row)  // first of all: it brings the inputs into the cache
+    if (!is_ordinary_row(call, first + row)) odd.add(row);
   run_stages(call, first, rows, pool);
-  for (int64_t row = first; row < first + rows; ++row)
-    if (!is_ordinary_row(call, row)) run_plain_stages(call, row);
+  for (int row = 0; odd.any && row < rows; ++row)
+    if (odd.is_odd[row]) run_plain_stages(call, first + row);
 }
 
 int64_t rows_at_once(const Program& program) {
@@ -151,9 +155,11 @@ void run_some_rows(const Call& call, int64_t first, int rows, const Pool* pool) 
 // which a row is summed depends on the rows beside it, and the same input must give the same bits on any machine load.
 int64_t chunk_rows(const Call& call) {
   constexpr int32_t kCachedLines = 1 << 14;  // 1 MB
-  constexpr int64_t kParts = 8, kFewest = 32, kFewestUncached = 256;
-  // Every chunk reads all weights, which is cheap only while they stay in a core's cache.
-  const int64_t fewest = call.program->weights <= kCachedLines ? kFewest : kFewestUncached;
+  constexpr int64_t kParts = 8, kFewest = 32, kFewestInStages = 256, kFewestUncached = 256;
+  // Every chunk reads all weights, which is cheap only while they stay in a core's cache. Of the rows of a chunk in stages
+  // few reach the last stage, and kernels need sixteen of them to be fast.
+  const int64_t if_cached = call.program->stages ? kFewestInStages : kFewest;
+  const int64_t fewest = call.program->weights <= kCachedLines ? if_cached : kFewestUncached;
   return least(rows_at_once(*call.program), most(fewest, (call.rows + kParts - 1) / kParts));
 }
 

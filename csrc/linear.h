@@ -86,14 +86,14 @@ void run_step(Step& s, int* panels, const Pool* pool) {
     if (needed) panels[s.panel_count++] = p;
   }
   s.panels = panels;
-  if (s.linear->layout == dynamicgate::kCsr && !s.is_packed) pack_rows(s);
   Parts parts = {&s, 1};
   if (pool && pool->threads > 1) {
     const int64_t useful = least<int64_t>(work(s) / kWorkWorthATask, pool->threads * 2);
-    parts.tasks = static_cast<int>(least<int64_t>(useful, s.panel_count));
-    if (parts.tasks > 1) return pool->run(*pool, parts.tasks, run_task, &parts);
-    parts.tasks = 1;
+    parts.tasks = static_cast<int>(most<int64_t>(1, least<int64_t>(useful, s.panel_count)));
   }
+  s.packs_tiles = s.packs_tiles && parts.tasks == 1;
+  if (s.linear->layout == dynamicgate::kCsr && !s.is_packed && !s.packs_tiles) pack_rows(s);
+  if (parts.tasks > 1) return pool->run(*pool, parts.tasks, run_task, &parts);
   run_task(0, &parts);
 }
 

@@ -68,20 +68,54 @@ DG_INLINE float sparse_dot(const float* x, const float* value, const uint16_t* i
   return sums[0];
 }
 
-// Sixteen rows at once, from the transposed copy: each weight multiplies one vector of sixteen inputs.
-void sparse_tile(const float* packed, const float* value, const uint16_t* index, int count, float* out) {
-  Vec acc[2][kVectors16] = {};
+// Up to sixteen rows at once, from the transposed copy: each weight multiplies one vector of inputs, or several.
+template <int kVectors>
+DG_INLINE void sparse_vectors(const float* packed, const float* value, const uint16_t* index, int count, float* out) {
+  constexpr int kSets = kVectors > 2 ? 2 : 4;  // of sums: each waits for its last addition
+  Vec acc[kSets][kVectors] = {};
   int k = 0;
-  for (; k + 2 <= count; k += 2)
-    for (int set = 0; set < 2; ++set)
-      for (int v = 0; v < kVectors16; ++v)
+  for (; k + kSets <= count; k += kSets)
+    DG_UNROLL for (int set = 0; set < kSets; ++set)
+      DG_UNROLL for (int v = 0; v < kVectors; ++v)
         acc[set][v] += load(packed + index[k + set] * kPanel + v * kLanes) * value[k + set];
   for (; k < count; ++k)
-    for (int v = 0; v < kVectors16; ++v) acc[0][v] += load(packed + index[k] * kPanel + v * kLanes) * value[k];
-  for (int v = 0; v < kVectors16; ++v) store(out + v * kLanes, acc[0][v] + acc[1][v]);
+    for (int v = 0; v < kVectors; ++v) acc[0][v] += load(packed + index[k] * kPanel + v * kLanes) * value[k];
+  for (int v = 0; v < kVectors; ++v) {
+    for (int set = 1; set < kSets; ++set) acc[0][v] += acc[set][v];
+    store(out + v * kLanes, acc[0][v]);
+  }
+}
+
+// Only the vectors that hold one of `height` rows.
+DG_INLINE void sparse_tile(int height, const float* packed, const float* value, const uint16_t* index, int count, float* out) {
+  switch ((height + kLanes - 1) / kLanes) {
+    case 1: return sparse_vectors<1>(packed, value, index, count, out);
+    case 2: return sparse_vectors<least(2, kVectors16)>(packed, value, index, count, out);
+    case 3: return sparse_vectors<least(3, kVectors16)>(packed, value, index, count, out);
+    default: return sparse_vectors<kVectors16>(packed, value, index, count, out);
+  }
 }
 
 constexpr int kSparseTileRows = 6;  // from this many rows on, a tile of 16, even if not full, is faster than single rows
+
+// Up to sixteen rows of inputs -> [inputs][16]. The places of missing rows get copies of the last one, which nothing reads.
+void pack_tile(const Step& s, int first, int height, float* to) {
+  const float* row[kPanel];
+  for (int m = 0; m < kPanel; ++m) row[m] = s.input(first + least(m, height - 1));
+  const int inputs = s.linear->inputs, fours = inputs / 4 * 4;
+  for (int k = 0; k < fours; k += 4)
+    for (int m = 0; m < kPanel; m += 4) transpose_four(row + m, k, to + static_cast<int64_t>(k) * kPanel + m, kPanel);
+  for (int k = fours; k < inputs; ++k)
+    for (int m = 0; m < kPanel; ++m) to[static_cast<int64_t>(k) * kPanel + m] = row[m][k];
+}
+
+// All rows: [rows][inputs] -> [rows / 16][inputs][16].
+void pack_rows(const Step& s) {
+  for (int first = 0; first < s.rows; first += kPanel) {
+    const int height = least(kPanel, s.rows - first);
+    if (height >= kSparseTileRows) pack_tile(s, first, height, s.packed + static_cast<int64_t>(first) * s.linear->inputs);
+  }
+}
 
 // One panel of sixteen outputs, for up to sixteen rows: result[n][m] -> out[m][n].
 DG_INLINE void write_panel(const Step& s, int panel, int first, int height, const float (*result)[kPanel]) {
@@ -116,7 +150,8 @@ void run_csr(const Step& s, int begin, int end) {
   float result[kPanel][kPanel];  // [outputs][rows]
   for (int first = 0; first < s.rows; first += kPanel) {
     const int height = least(kPanel, s.rows - first);
-    const float* packed = s.packed + static_cast<int64_t>(first) * s.linear->inputs;
+    const float* packed = s.packed + (s.packs_tiles ? 0 : static_cast<int64_t>(first) * s.linear->inputs);
+    if (s.packs_tiles && height >= kSparseTileRows) pack_tile(s, first, height, s.packed);
     for (int p = begin; p < end; ++p) {
       for (int i = 0; i < kPanel; ++i) {
         const int n = s.panels[p] * kPanel + i, block = unit_block(s, n), count = start[n + 1] - start[n];
@@ -124,25 +159,13 @@ void run_csr(const Step& s, int begin, int end) {
         if (s.out_open.is_open && (block >= s.out_open.blocks || !s.out_open.count[block])) continue;
         const float* value = s.weight + start[n];
         if (height >= kSparseTileRows)
-          sparse_tile(packed, value, index + start[n], count, result[i]);
+          sparse_tile(height, packed, value, index + start[n], count, result[i]);
         else
           for (int m = 0; m < height; ++m)
-            result[i][m] = sparse_dot<8>(s.in + (first + m) * s.in_stride, value, index + start[n], count);
+            result[i][m] = sparse_dot<8>(s.input(first + m), value, index + start[n], count);
       }
       write_panel(s, s.panels[p], first, height, result);
     }
-  }
-}
-
-// [rows][inputs] -> [rows / 16][inputs][16]; missing rows of the last tile are zero.
-void pack_rows(const Step& s) {
-  for (int first = 0; first < s.rows; first += kPanel) {
-    const int height = least(kPanel, s.rows - first);
-    if (height < kSparseTileRows) continue;
-    float* to = s.packed + static_cast<int64_t>(first) * s.linear->inputs;
-    for (int k = 0; k < s.linear->inputs; ++k)
-      for (int m = 0; m < kPanel; ++m)
-        to[static_cast<int64_t>(k) * kPanel + m] = m < height ? s.in[(first + m) * s.in_stride + k] : 0.0f;
   }
 }
 

@@ -20,6 +20,13 @@ struct InputZeros {
   bool counted = false, many = false, listed = false;
 };
 
+// What later stages read of the inputs: sparse rows find them where they are, other layouts need open rows side by side.
+bool moves_inputs(const Program& program) {
+  for (int k = 1; k < program.stages; ++k)
+    if (program.parts(k)[0].linear.layout != dynamicgate::kCsr) return true;
+  return false;
+}
+
 struct StageRun {
   const Call& call;
   const Program& program;
@@ -29,6 +36,7 @@ struct StageRun {
   int64_t x_stride;
   int rows;       // that are still open
   InputZeros zeros;
+  const bool moves;  // open rows of the inputs to the front
   float* hidden(int layer, int64_t row) const {
     return buffers.hidden + (static_cast<int64_t>(layer) * kept_rows + row) * buffers.hidden_stride;
   }
@@ -49,7 +57,7 @@ StageBuffers allot_stages(const Call& call, int rows, Allotter& memory) {
   StageBuffers b = {};
   b.hidden_stride = width + kPanel;  // not a power of two: rows would fall into the same sets of the cache
   b.sum_stride = program.parts(0)[program.layers - 1].linear.width;
-  const bool moves = rows > 1 || call.x_column_stride != 1;
+  const bool moves = (rows > 1 && moves_inputs(program)) || call.x_column_stride != 1;
   if (moves) b.x = memory.take<float>(static_cast<int64_t>(rows) * program.inputs);
   b.hidden = memory.take<float>((program.layers - 1) * static_cast<int64_t>(rows) * b.hidden_stride);
   b.sum = memory.take<float>(rows * b.sum_stride);
@@ -69,8 +77,8 @@ StageBuffers allot_stages(const Call& call, int rows, Allotter& memory) {
 }
 
 // One part of a layer for `rows` rows. `zeros`: what earlier stages found in this input, or null.
-void run_linear(StageRun& run, const Linear& linear, const float* in, int64_t in_stride, float* out, int64_t out_stride,
-                int rows, const Nonzero& list, InputZeros* zeros) {
+void run_linear(StageRun& run, const Linear& linear, const float* in, const int* in_row, int64_t in_stride, float* out,
+                int64_t out_stride, int rows, const Nonzero& list, InputZeros* zeros) {
   const Openness all = everything(linear.inputs);
   bool skip = false;
   if (!reads_densely(linear)) {
@@ -82,13 +90,14 @@ void run_linear(StageRun& run, const Linear& linear, const float* in, int64_t in
     }
   }
   Step s = make_step(run.call, linear, in, in_stride, all, out, out_stride, everything(linear.width), rows);
+  s.in_row = in_row;
   s.nonzero = list;
   if (skip && (linear.layout == dynamicgate::kPanels || linear.skip_zeros) && !(zeros && zeros->listed)) {
     list_nonzeros(s);
     if (zeros) zeros->listed = true;
   }
   s.skip = skips(linear, skip, rows);
-  s.packed = run.buffers.packed;
+  s.packed = run.buffers.packed, s.packs_tiles = true;
   run_step(s, run.buffers.panels, run.pool);
 }
 
@@ -102,18 +111,20 @@ void run_stage(StageRun& run, int k, int begin, int rows) {
   float* result = k ? b.added : sum;
   for (int l = 0; l <= last; ++l) {
     const Part& part = parts[l];
-    const float* in = l ? run.hidden(l - 1, begin) + part.from : run.x + begin * run.x_stride;
+    const bool in_place = !l && k && !run.moves;  // in the first stage all rows are where they were
+    const float* in = l ? run.hidden(l - 1, begin) + part.from : run.x + (in_place ? 0 : begin * run.x_stride);
     float* out = l == last ? result : run.hidden(l, begin) + part.to;
     // A single row is never moved, so what was found in its inputs stays true.
-    run_linear(run, part.linear, in, l ? b.hidden_stride : run.x_stride, out, l == last ? b.sum_stride : b.hidden_stride,
-               rows, l ? b.of_hidden : b.of_x, l || run.kept_rows > 1 ? nullptr : &run.zeros);
+    run_linear(run, part.linear, in, in_place ? b.row + begin : nullptr, l ? b.hidden_stride : run.x_stride, out,
+               l == last ? b.sum_stride : b.hidden_stride, rows, l ? b.of_hidden : b.of_x,
+               l || run.kept_rows > 1 ? nullptr : &run.zeros);
   }
   if (k)
     for (int row = 0; row < rows; ++row)
       for (int c = 0; c < program.outputs; ++c) sum[row * b.sum_stride + c] += result[row * b.sum_stride + c];
   if (program.decide == dynamicgate::kHead && k + 1 < program.stages) {
     const Part& head = parts[program.layers];
-    run_linear(run, head.linear, run.hidden(last - 1, begin) + head.from, b.hidden_stride,
+    run_linear(run, head.linear, run.hidden(last - 1, begin) + head.from, nullptr, b.hidden_stride,
                b.score + static_cast<int64_t>(begin) * kPanel, kPanel, rows, b.of_hidden, nullptr);
   }
 }
@@ -159,7 +170,7 @@ void close_ranks(StageRun& run, int k, int open) {
   const int read_again = program.decide == dynamicgate::kHead ? hidden_layers : hidden_layers - 1;
   for (int to = 0; to < open; ++to) {
     const int from = b.open[to];
-    if (!is_copied || from != to)
+    if (run.moves && (!is_copied || from != to))
       memcpy(b.x + static_cast<int64_t>(to) * program.inputs, run.x + from * run.x_stride, sizeof(float) * program.inputs);
     if (from == to) continue;
     for (int l = 0; l < read_again; ++l) {
@@ -169,7 +180,7 @@ void close_ranks(StageRun& run, int k, int open) {
     memcpy(b.sum + to * b.sum_stride, b.sum + from * b.sum_stride, sizeof(float) * program.outputs);
     b.row[to] = b.row[from];
   }
-  run.x = b.x, run.x_stride = program.inputs;
+  if (run.moves) run.x = b.x, run.x_stride = program.inputs;
   run.rows = open;
 }
 
@@ -181,7 +192,7 @@ void run_stages(const Call& call, int64_t first, int rows, const Pool* pool) {
   Allotter memory = {&workspace};
   const Program& program = *call.program;
   StageRun run = {call, program, pool, allot_stages(call, rows, memory), call.x + first * call.x_row_stride,
-                  call.x_row_stride, rows, {}, rows};
+                  call.x_row_stride, rows, {}, moves_inputs(program), rows};
   StageBuffers& b = run.buffers;
   if (call.x_column_stride != 1) {
     for (int row = 0; row < rows; ++row)

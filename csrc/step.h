@@ -38,7 +38,9 @@ struct Step {
   const float* bias;
   const int32_t* words;  // of the whole program
   const float* in;
+  const int* in_row;     // which of its rows are meant, or null for the first ones; only csr looks at it
   int64_t in_stride;
+  const float* input(int row) const { return in + (in_row ? in_row[row] : row) * in_stride; }
   Openness in_open;
   float* out;
   int64_t out_stride;
@@ -48,6 +50,7 @@ struct Step {
   bool skip;             // zero inputs are skipped: `nonzero` has been filled
   float* packed;         // [rows / 16][inputs][16] for csr
   bool is_packed;        // it has been filled with these rows
+  bool packs_tiles;      // nobody else reads it: it is filled with sixteen rows at a time, which stay in the cache
   const int* panels;     // panels with at least one open output
   int panel_count;
   int panel_block(int panel) const { return out_open.is_open ? panel * kPanel / out_open.block_width : 0; }

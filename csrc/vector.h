@@ -50,6 +50,27 @@ DG_INLINE float sum(Vec v) {
     DG_UNROLL for (int i = 0; i < half; ++i) part[i] += part[i + half];
   return part[0];
 }
+typedef float Four __attribute__((vector_size(16)));
+typedef float FourInMemory __attribute__((vector_size(16), aligned(4), may_alias));
+#if defined(__clang__)
+#define DG_SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#else
+typedef int FourIndices __attribute__((vector_size(16)));
+#define DG_SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, FourIndices{i, j, k, l})
+#endif
+
+// Four values from each of four rows -> four values of all rows at each of four places, `stride` apart.
+DG_INLINE void transpose_four(const float* const* row, int64_t offset, float* to, int64_t stride) {
+  Four in[4];
+  DG_UNROLL for (int i = 0; i < 4; ++i) in[i] = *reinterpret_cast<const FourInMemory*>(row[i] + offset);
+  const Four a = DG_SHUFFLE(in[0], in[1], 0, 4, 1, 5), b = DG_SHUFFLE(in[0], in[1], 2, 6, 3, 7);
+  const Four c = DG_SHUFFLE(in[2], in[3], 0, 4, 1, 5), d = DG_SHUFFLE(in[2], in[3], 2, 6, 3, 7);
+  *reinterpret_cast<FourInMemory*>(to) = DG_SHUFFLE(a, c, 0, 1, 4, 5);
+  *reinterpret_cast<FourInMemory*>(to + stride) = DG_SHUFFLE(a, c, 2, 3, 6, 7);
+  *reinterpret_cast<FourInMemory*>(to + 2 * stride) = DG_SHUFFLE(b, d, 0, 1, 4, 5);
+  *reinterpret_cast<FourInMemory*>(to + 3 * stride) = DG_SHUFFLE(b, d, 2, 3, 6, 7);
+}
+
 template <class T>
 constexpr T least(T a, T b) {
   return a < b ? a : b;

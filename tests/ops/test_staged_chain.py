@@ -84,6 +84,20 @@ def test_stages_may_have_different_layouts() -> None:
                 run_and_check(staged, rows, zeros=0.5)
 
 
+@pytest.mark.parametrize("stride", ["rows", "columns", "wide"])
+@pytest.mark.parametrize("first", LAYOUTS)
+def test_sparse_rows_find_open_inputs_where_they_are(first: str, stride: str, threads: int) -> None:
+    staged = build_staged([[20, 33, 40]], inputs=75, layout=[first, "panels", "csr", "panels", "csr", "rows"])
+    for rows in (1, 5, 17, 300, 520):  # 520 rows are three chunks
+        run_and_check(staged, rows, stride)
+
+
+def test_tiles_with_any_number_of_rows_match_the_reference() -> None:
+    staged = build_staged([[20, 33]], inputs=75, layout="csr")
+    for rows in range(1, 34):
+        run_and_check(staged, rows)
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_padding_stays_zero_behind_every_activation(activation: str) -> None:
     staged = build_staged(SIZES["two layers, three stages"], activation=activation)
