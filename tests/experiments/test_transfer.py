@@ -77,8 +77,8 @@ def test_a_stored_run_has_only_what_a_page_needs() -> None:
     assert stripped(run).keys() == {"model", "seed", "quality", "macs", "choice"}
 
 
-def stored(root: Path, accuracy: dict[str, list[float]]) -> Experiment:
-    """Runs on wine at 0.1 with these accuracies by method, one a seed."""
+def stored(root: Path, accuracy: dict[str, list[float]], valid: dict[str, float] | None = None) -> Experiment:
+    """Runs on wine at 0.1 with these accuracies by method, one a seed. valid: on validation rows, if it differs."""
     experiment = replace(TRANSFER, root=root)
     runs: list[dict[str, Any]] = []
     for job in experiment.jobs([experiment.table("wine")]):
@@ -88,6 +88,7 @@ def stored(root: Path, accuracy: dict[str, list[float]]) -> Experiment:
         run: dict[str, Any] = {
             "model": job.model, "seed": job.seed, "hash": job.hash, "steps": 500, "settings": {"hidden": [256]},
             "quality": {"accuracy": accuracy[method][job.seed]}, "meta": {"created": "", "data": SIZES},
+            "valid": {"accuracy": (valid or {}).get(method, accuracy[method][job.seed]), "loss": 1.0},
             "macs": {"relative": {"dense": 1.0, "gate": 0.15}.get(method, 0.1)},
         }  # fmt: skip
         if method == "sparsify":
@@ -106,11 +107,12 @@ def test_the_page_compares_with_the_best_control_that_meets_the_budget(tmp_path:
     text = page.pages(experiment)[page.PAGE]
     assert "**13 of 140 runs are there so far.**" in text
     assert "| gate | – | 100.00 ± 0.00 at 0.150 | – |" in text
-    assert "| best control | – | small | – |" in text
+    assert "| best by validation rows | – | small | – |" in text
+    assert "| best by test rows | – | small | – |" in text
     assert "| difference, points | – | -0.33 ± 1.43 | – |" in text
     assert "| recipes chosen | – | small 2, pruned 1 | – |" in text
     assert "| steps of choosing | – | 9.0 times | – |" in text
-    assert "Of 1 comparisons `sparsify` is better than the best control in 0, level in 1 and worse in 0. " in text
+    assert "Of 1 comparisons `sparsify` is better than that control in 0, level in 1 and worse in 0. " in text
     assert "- Behind, within the interval: wine at 0.1 against small: -0.33 ± 1.43 points." in text
     assert page.losing_cells(experiment) == ["wine at 0.1 against small: -0.33 ± 1.43 points"]
 
@@ -124,9 +126,21 @@ def test_a_loss_beyond_the_interval_is_said_first(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_validation_rows_pick_a_control_without_the_test_rows(tmp_path: Path) -> None:
+    accuracy = {"dense": [1.0], "small": [0.9] * 3, "rigl": [0.95] * 3, "sparsify": [0.9, 0.91, 0.92]}
+    experiment = stored(tmp_path, accuracy, {"small": 0.99})
+    found = page.read_found(experiment, "wine").found
+    assert [page.cells_of("wine", found, rows)[0].control for rows in ("valid", "test")] == ["small", "rigl"]
+    text = page.pages(experiment)[page.PAGE]
+    assert text.index("that validation rows pick") < text.index("that test rows pick")
+    assert page.losing_cells(experiment) == [
+        "wine at 0.1 against rigl: -4.00 ± 2.48 points, beyond the interval"
+    ]  # fmt: skip
+
+
 def test_seeds_that_only_one_of_the_two_has_are_not_compared(tmp_path: Path) -> None:
     experiment = stored(tmp_path, {"dense": [1.0], "small": [0.9, 0.9, 0.9, 0.1], "sparsify": [0.9] * 3})
-    (cell,) = page.cells_of("wine", page.read_found(experiment, "wine").found)
+    (cell,) = page.cells_of("wine", page.read_found(experiment, "wine").found, "test")
     assert (cell.points, cell.half) == (0.0, 0.0)
     few = stored(tmp_path / "few", {"dense": [1.0], "small": [0.9, 0.9, 0.9], "sparsify": [0.9, 0.8]})
-    assert page.cells_of("wine", page.read_found(few, "wine").found) == [], "two seeds are too few"
+    assert page.cells_of("wine", page.read_found(few, "wine").found, "test") == [], "two seeds are too few"
