@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.results import read_results
 from dynamicgate.lab.statistics import Interval, holm, interval, paired, t_quantile
 from experiments.frontier.datasets import DATASETS, method_of
-from experiments.frontier.methods import BUDGETS, CONTROLS, NO_GATES, OURS, WITHOUT_GATES
+from experiments.frontier.methods import ANY_SPEED, BUDGETS, CONTROLS, NO_GATES, OURS, WITHOUT_GATES
 from experiments.frontier.tables import Chosen, kind_of
 
 CELLS = len(DATASETS) * len(BUDGETS)
@@ -85,6 +85,18 @@ def read_entries(experiment: Experiment, name: str, chosen: Chosen) -> tuple[Ent
             if has_no_gates(chosen, name, method, budget) and (without, budget) in entries:
                 entries[method, budget] = entries[without, budget]
     return entries, data.get(name, {})
+
+
+def ask_the_clock(entries: Entries, refused: Collection[tuple[str, float]]) -> Entries:
+    """The entries with ours as the recipe without gates where the clock refuses its gates. Its runs with them stay,
+    under another name."""
+    asked = dict(entries)
+    for method, budget in refused:
+        without = WITHOUT_GATES[method]
+        if (method, budget) in entries and (without, budget) in entries:
+            asked[method + ANY_SPEED, budget] = entries[method, budget]
+            asked[method, budget] = entries[without, budget]
+    return asked
 
 
 def has_no_gates(chosen: Chosen, name: str, method: str, budget: float) -> bool:

@@ -169,6 +169,11 @@ def twins(found: Mapping[str, Latencies]) -> list[Twins]:
     return rows
 
 
+def refused(latencies: Latencies) -> set[tuple[str, float]]:
+    """By method and budget the gated models of a dataset that are slower than their twins at some batch size."""
+    return {(row.method, row.budget) for row in twins({"": latencies}) if row.ratio > MOST_SLOWER}
+
+
 def mean_ratio(rows: list[Twins]) -> float:
     """The geometric mean of ratios."""
     return geometric_mean(row.ratio for row in rows)

@@ -21,6 +21,7 @@ TUNED = (DENSE, *CONTROLS, UNGATED, UNGATED_IN_TILES, PRUNED_IN_TILES)
 AT_A_BUDGET = (*CONTROLS, UNGATED, OURS, PRUNED_IN_TILES, UNGATED_IN_TILES, OURS_IN_TILES)
 WITHOUT_GATES = {OURS: UNGATED, OURS_IN_TILES: UNGATED_IN_TILES}
 NO_GATES = "no gates"
+ANY_SPEED = ", any speed"  # ours with gates that are slower than none, which the clock refuses
 KINDS = (NO_GATES, "units", "two stages", "three stages")
 PLANS = {"two stages": "two", "three stages": "three"}
 SPARSE = ("pruned", "set", "rigl", UNGATED, UNGATED_IN_TILES, PRUNED_IN_TILES)

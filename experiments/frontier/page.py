@@ -8,10 +8,20 @@ from statistics import fmean
 from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.docs_pages import ABSENT, Pages, markdown
 from experiments.frontier.clock import latency_section, latency_summary
-from experiments.frontier.comparisons import Entries, read_entries
+from experiments.frontier.comparisons import Entries, ask_the_clock, read_entries
 from experiments.frontier.datasets import DATASETS
-from experiments.frontier.latency import read_latencies
-from experiments.frontier.methods import AT_A_BUDGET, BUDGETS, DENSE, NO_GATES, OURS, OURS_IN_TILES, UNGATED
+from experiments.frontier.latency import read_latencies, refused
+from experiments.frontier.methods import (
+    ANY_SPEED,
+    AT_A_BUDGET,
+    BUDGETS,
+    DENSE,
+    NO_GATES,
+    OURS,
+    OURS_IN_TILES,
+    UNGATED,
+    WITHOUT_GATES,
+)
 from experiments.frontier.plot import by_cost
 from experiments.frontier.record import collapses, kinds, looks, search
 from experiments.frontier.summary import accuracy, areas, every_control, gate_against_small, overview, primary, tiles
@@ -45,7 +55,8 @@ python -m experiments.frontier page       # this page again, from the committed 
   for, from 0.2 on half as wide again, at the same cost. A dense start then takes correspondingly longer to train.
 - **Gates where validation rows say that they pay.** Three kinds are tried against none: gates that open and close
   blocks of 16 units and are as sparse as the layers they gate, or two or three stages, where easy inputs stop early.
-  Where a gate on units could read fewer than four inputs for what it may cost, that kind is no candidate.
+  Where a gate on units could read fewer than four inputs for what it may cost, that kind is no candidate. Gates that
+  make the compiled model slower than none at equal MACs are refused by the clock.
 - **Gates save what they must save in the end.** The budget asks gates to save the fraction of the existing connections
   that they will have to save of the final ones. If they had to meet the whole budget while most connections are still
   to be pruned, they would close far more than they ever need to, and closed units are slow to come back.
@@ -61,12 +72,16 @@ def pages(experiment: Experiment) -> Pages:
     where = f"{experiment.work.relative_to(experiment.root).as_posix()}/" if experiment.quick else ""
     chosen = {} if experiment.quick else read_chosen()
     read = {name: read_entries(experiment, name, chosen) for name in DATASETS}
-    found = {name: entries for name, (entries, _) in read.items() if entries}
     latencies = {name: times for name, times in read_latencies(experiment).items() if times}
+    found = {
+        name: ask_the_clock(entries, refused(latencies.get(name, {}))) for name, (entries, _) in read.items() if entries
+    }
 
     def kind(name: str, method: str, budget: float) -> str:
         entries = found.get(name, {})
         asked = kind_of(chosen.get(name, {}), method, budget)
+        if (method + ANY_SPEED, budget) in entries:
+            return f"{asked}, refused by the clock"
         runs = entries[method, budget].runs if (method, budget) in entries else []
         return asked if asked == NO_GATES or any(run["gates"] or run.get("stages") for run in runs) else NO_GATES
 
@@ -112,7 +127,11 @@ def dataset_section(name: str, entries: Entries, data: Mapping[str, int]) -> str
 def accuracy_table(entries: Entries) -> str:
     """Mean and interval of every method at every budget."""
     columns = ["accuracy, %", *(f"{budget:g}" for budget in BUDGETS)]
-    rows = [[method, *(accuracy(entries.get((method, b)), b) for b in BUDGETS)] for method in AT_A_BUDGET]
+    shown = (
+        *AT_A_BUDGET,
+        *(o + ANY_SPEED for o in WITHOUT_GATES if any(method == o + ANY_SPEED for method, _ in entries)),
+    )
+    rows = [[method, *(accuracy(entries.get((method, b)), b) for b in BUDGETS)] for method in shown]
     seeds = max(len(entry.runs) for entry in entries.values())
     full = accuracy(entries.get((DENSE, None)))
     return f"{markdown(columns, rows, numbers=True)}\n\nDense, at full cost: {full}. Up to {seeds} seeds."
@@ -121,7 +140,7 @@ def accuracy_table(entries: Entries) -> str:
 def gate_table(entries: Entries) -> str:
     """Whether gates depend on the input, and what that is worth."""
     rows = []
-    for method in ("gate", OURS, OURS_IN_TILES):
+    for method in ("gate", OURS, OURS_IN_TILES, OURS + ANY_SPEED, OURS_IN_TILES + ANY_SPEED):
         for budget in BUDGETS:
             runs = entries[method, budget].runs if (method, budget) in entries else ()
             runs = [run for run in runs if run["gates"]]

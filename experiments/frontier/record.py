@@ -12,13 +12,23 @@ from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
 from experiments.frontier.comparisons import Entries
 from experiments.frontier.datasets import DATASETS
 from experiments.frontier.looks import read_looks
-from experiments.frontier.methods import AT_A_BUDGET, BUDGETS, DENSE, NO_GATES, OURS, OURS_IN_TILES, TUNED, TUNED_AT
+from experiments.frontier.methods import (
+    ANY_SPEED,
+    AT_A_BUDGET,
+    BUDGETS,
+    DENSE,
+    NO_GATES,
+    OURS,
+    OURS_IN_TILES,
+    TUNED,
+    TUNED_AT,
+)
 from experiments.frontier.search import FACTOR, Trial, Tried, best_of, is_at_edge
 from experiments.frontier.tables import GATES, Chosen
 from experiments.frontier.tuning import Tuning
 
 FLOOR = 0.02  # of the blocks of a layer: fewer are open in a layer that is dead
-GATED = ("gate", "static", OURS, OURS_IN_TILES)
+GATED = ("gate", "static", OURS, OURS_IN_TILES, OURS + ANY_SPEED, OURS_IN_TILES + ANY_SPEED)
 
 
 def search(experiment: Experiment) -> str:

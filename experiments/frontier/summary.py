@@ -17,10 +17,12 @@ from experiments.frontier.comparisons import (
     area,
     best_control,
     compare,
+    corrected,
     mean_difference,
 )
 from experiments.frontier.datasets import DATASETS
 from experiments.frontier.methods import (
+    ANY_SPEED,
     AT_A_BUDGET,
     BUDGETS,
     CONTROLS,
@@ -114,9 +116,10 @@ def primary(found: Found, kind: Kind) -> str:
         own = [cell for cell in gates if not cell.same]
         apart = f" Over the other {len(own)}: {points(*mean_difference(found, own))}." if own and same else ""
         parts += [
-            f"### Ours against ours without gates\n\nIn {same} of {len(gates)} cells validation rows chose no gates: "
-            f"both are the same model, and the cell is tied.{apart}",
+            f"### Ours against ours without gates\n\nIn {same} of {len(gates)} cells validation rows chose no gates, "
+            f"or the clock refused them: both are the same model, and the cell is tied.{apart}",
             family(gates, lambda cell: kind(cell.name, cell.ours, cell.budget), "gates"),
+            at_any_speed(found),
         ]
     if best:
         parts += [
@@ -125,6 +128,23 @@ def primary(found: Found, kind: Kind) -> str:
         ]
     parts += [lost("gates", gates), lost("best control", best)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def at_any_speed(found: Found) -> str:
+    """What the gates that the clock refused would have given, as the protocol had it before the clock was asked."""
+    refused = against(found, OURS + ANY_SPEED, UNGATED)
+    if not refused:
+        return ""
+    every = corrected(
+        compare(name, budget, entries, OURS + ANY_SPEED if (OURS + ANY_SPEED, budget) in entries else OURS, UNGATED)
+        for name, entries in found.items()
+        for budget in BUDGETS
+    )
+    names = "; ".join(f"{c.name} at {c.budget:g} {with_half(c.difference, c.half, '+')}" for c in refused)
+    return (
+        "Gates that are slower than none at equal MACs, so that the clock refused them, in points of accuracy: "
+        f"{names}. With them, as the protocol had it at first: {in_one_line(found, every)}."
+    )
 
 
 def family(cells: Sequence[Cell], what: Callable[[Cell], str], title: str) -> str:

@@ -18,6 +18,7 @@ from experiments.frontier.comparisons import (
     against,
     against_best,
     area,
+    ask_the_clock,
     best_control,
     entries_of,
     mean_difference,
@@ -25,8 +26,9 @@ from experiments.frontier.comparisons import (
 )
 from experiments.frontier.datasets import DATASETS, method_of
 from experiments.frontier.experiment import FRONTIER
-from experiments.frontier.latency import DENSE_EAGER, DENSE_PLAN, DENSE_TORCH, rival_of, twins
+from experiments.frontier.latency import DENSE_EAGER, DENSE_PLAN, DENSE_TORCH, refused, rival_of, twins
 from experiments.frontier.methods import (
+    ANY_SPEED,
     AT_A_BUDGET,
     BUDGETS,
     CONTROLS,
@@ -156,6 +158,21 @@ def test_ours_without_gates_has_the_runs_of_the_recipe_without_them(tmp_path: Pa
     assert entries[OURS, 0.1].runs is entries[UNGATED, 0.1].runs
     (cell,) = against({"digits": entries}, OURS, UNGATED)
     assert (cell.same, cell.n, cell.budget) == (True, 10, 0.1)
+
+
+def test_gates_that_the_clock_refuses_are_replaced_by_none_and_kept_under_another_name() -> None:
+    entries: Entries = {(OURS, 0.1): entry(0.9, 0.93), (OURS, 0.2): entry(0.9, 0.9), (UNGATED, 0.1): entry(0.8, 0.81)}
+    slow, fast = timed(ours=2.2, twin=2.0), timed(ours=2.05, twin=2.0)
+    assert (refused(slow), refused(fast), refused({})) == ({(OURS, 0.1)}, set(), set())
+    asked = ask_the_clock(entries, refused(slow))
+    assert asked[OURS, 0.1] is entries[UNGATED, 0.1]
+    assert asked[OURS + ANY_SPEED, 0.1] is entries[OURS, 0.1]
+    assert asked[OURS, 0.2] is entries[OURS, 0.2], "its twin was not run"
+    found = {"clouds": asked}
+    assert [cell.same for cell in against(found, OURS, UNGATED)] == [True]
+    text = summary.primary(found, lambda *_: "units")
+    assert "so that the clock refused them, in points of accuracy: clouds at 0.1 +11.00 ± " in text
+    assert ask_the_clock(entries, refused(fast)) == entries
 
 
 def test_the_best_control_meets_the_budget_and_is_named() -> None:
