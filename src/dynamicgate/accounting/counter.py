@@ -259,6 +259,10 @@ class MacCounter:
         """Those of gates on channels."""
         return self._of_gates([name for name, site in self.sites.items() if site.channels])
 
+    def gate_macs(self, site: str) -> float:
+        """MACs per sample of the gate network at a site."""
+        return self._of_gates([site])
+
     def _of_gates(self, names: Iterable[str]) -> float:
         macs = self._cached("gate", lambda: {name: gate.macs for name, gate in self.gates.items()})
         return float(sum(macs[name] * self._gate_rows[name] for name in names))
@@ -283,6 +287,7 @@ class MacCounter:
         answer is a wait."""
         masks = [connections(layer) for layer in self._masked]
         now = [None if mask is None else (id(mask), mask._version) for mask in masks]
+        now += [(id(gate.net), 0) for gate in self.gates.values()]  # a gate may become constant in training
         now += [(id(gate), gate.net.counts._version) for gate in self.gates.values() if gate.config.kind == "context"]
         if name not in self._cache or self._cache[name][0] != now:
             self._cache[name] = (now, count())

@@ -17,6 +17,7 @@ from dynamicgate.accounting.shape_counters import ShapeCounters
 from dynamicgate.budget.base import GateBudget
 from dynamicgate.budget.calibration import CALIBRATION_BATCH, calibrate_, check_reachable, check_steerable
 from dynamicgate.budget.controller import Controller
+from dynamicgate.budget.folding import WATCHED, Folded, GateWatch
 from dynamicgate.budget.new_rows import closed_to_new_rows, opened_by, restore_layers_
 from dynamicgate.budget.next_inputs import NextInputs
 from dynamicgate.budget.penalties import straight_through_usage
@@ -43,6 +44,8 @@ class Budget(GateBudget):
     steer: how far the logit biases move per step and unit of error; see `Controller`.
     counter: from `count_macs(model, example)`. None: the first forward pass after `apply_` is counted, and again when
         inputs have another shape. In a Hugging Face model either counts sequences of all lengths, each with its own.
+    fold: make gates constant that move less than their network costs, once the budget has come down, so that units get
+        its MACs; `folded` names them. Not for several processes.
     sparsifier: the one that prunes this model, so that gates do not pay for connections that are still to be pruned;
         `fit` sets it.
     The other arguments are those of `GateBudget`.
@@ -54,8 +57,11 @@ class Budget(GateBudget):
     gain: float = 20.0
     integral: float = 0.5
     steer: float = 0.3
+    fold: bool = False
     counter: MacCounter | None = None
     sparsifier: Sparsifier | None = None
+    folded: list[Folded] = field(default_factory=list, init=False, repr=False)
+    _watch: GateWatch = field(default_factory=GateWatch, init=False, repr=False)
     _controller: Controller = field(default_factory=Controller, init=False, repr=False)
     _given: bool = field(default=False, init=False, repr=False)
     """Whether the counter was passed, so that it may not be replaced."""
@@ -108,6 +114,7 @@ class Budget(GateBudget):
             if self._next_inputs is not None:
                 self._next_inputs.stop()
             self._next_inputs = NextInputs(model)
+        self.folded += self._watch.fold_(self._gates)
         nudge, self._controller.nudge = self._controller.nudge, 0.0
         for name, gate in self._gates.items():
             if nudge and not (nudge > 0.0 and self._at_floor(name)):
@@ -153,7 +160,20 @@ class Budget(GateBudget):
             warmup=self.warmup, anneal=self.anneal, gain=self.gain, integral=self.integral, steer=self.steer,
         )  # fmt: skip
         self.lambda_ = self._controller.lambda_ * self._rescue.relief
+        if self.fold:
+            self._look_for_constant_gates(used, counter, progress)
         return self.lambda_ * relative, dict(zip(used, rates, strict=True))
+
+    def _look_for_constant_gates(self, used: Usage, counter: MacCounter, progress: float) -> None:
+        """Average decisions once the budget has come down, then find the gates that do not earn their network."""
+        begin = self.warmup + self.anneal
+        if progress < begin or self._watch.decided:
+            return
+        if world_size() > 1:
+            raise ValueError("fold=True changes the model in training, which several processes cannot: leave it out")
+        self._watch.add(self._gates, used)
+        if progress >= min(begin + WATCHED, 1.0):
+            self._watch.decide(counter, used, progress)
 
     def _advance_stages(self, used: Usage, counter: MacCounter, means: RowMeans) -> tuple[Tensor, dict[str, float]]:
         """With stages the cut alone is steered: it needs no penalty, because it can be put where the target is."""
@@ -242,11 +262,14 @@ class Budget(GateBudget):
         super().reset()
         self._forget_counter()
         self._controller, self._stage_steps, self._saved_counter = Controller(), 0, None
+        self._watch, self.folded = GateWatch(), []
 
     def state_dict(self) -> dict[str, Any]:
         """The controller's memory and everything recorded, as plain JSON values."""
         own: dict[str, Any] = {"controller": self._controller.state_dict(), "stage_steps": self._stage_steps}
         scales = self.counter is not None and self.counter.scaling is not None  # else the next inputs are counted
+        if self.fold:
+            own |= {"watch": self._watch.state_dict(), "folded": [vars(one) for one in self.folded]}
         own["counter"] = self.counter.to_dict() if self.counter is not None and scales else None
         return {**super().state_dict(), **own}
 
@@ -254,6 +277,9 @@ class Budget(GateBudget):
         """Continue where `state_dict` was taken."""
         super().load_state_dict(state)
         self._controller = Controller(**state["controller"])
+        if "watch" in state:
+            self._watch = GateWatch.from_state(state["watch"])
+            self.folded = [Folded(**one) for one in state["folded"]]
         self._stage_steps = state.get("stage_steps", 0)  # absent in checkpoints from before there were stages
         if not self._given and "counter" in state:  # the model comes with the next `apply_`
             self._forget_counter()

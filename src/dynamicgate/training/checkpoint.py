@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.budget import GateBudget
+from dynamicgate.gating.folding import fold_as_in_
 from dynamicgate.io.tensor_file import naming_damage, read_tensors, restore, write_tensors
 from dynamicgate.sparsity import Sparsifier
 
@@ -55,6 +56,7 @@ def load_checkpoint(
     tensors, header = read_tensors(path, kind="checkpoint")
     with naming_damage(path):
         refuse_other_settings(path, header["settings"], settings)
+        fold_as_in_(model, _under("model.", tensors))
         restore(model, _under("model.", tensors), path)
         optimizer.load_state_dict(_unflatten(_under("optimizer.", tensors), header["optimizer"]))
         if budget is not None and header["budget"] is not None:

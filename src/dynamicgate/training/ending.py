@@ -17,6 +17,7 @@ from dynamicgate.training.run_state import RunState
 
 CALIBRATION_ROWS = 2000
 BEST = "best.safetensors"
+FOLDED = "folded"  # gates, when the best epoch was saved
 
 
 def validate(run: RunState) -> dict[str, float] | None:
@@ -31,10 +32,13 @@ def track_best(run: RunState, epoch: int, found: dict[str, float]) -> None:
     budget, best = run.budget, run.history.best
     if isinstance(budget, Budget) and found["relative"] > budget.target + 0.01:
         return
+    folded = len(budget.folded) if isinstance(budget, Budget) else 0
+    if best is not None and best.get(FOLDED, 0) != folded:
+        best = None  # from before gates became constant: its weights no longer fit
     name, more_is_better = run.valid_task.best
     gain = math.inf if best is None else found[name] - best[name]
     if gain > 0 if more_is_better or best is None else gain < 0:
-        run.history.best = {"epoch": epoch, **run.units.scaled(found)}
+        run.history.best = {"epoch": epoch, **run.units.scaled(found), **({FOLDED: folded} if folded else {})}
         run.epochs_since_best = 0
         if run.out is not None and distributed.rank() == 0:
             save(run.model, run.out / BEST)

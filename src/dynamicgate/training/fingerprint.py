@@ -123,7 +123,9 @@ def describe_task(task: Task) -> Any:
 
 
 def _budget_settings(budget: GateBudget) -> dict[str, Any]:
-    names = [f.name for f in fields(budget) if f.init and f.name not in NOT_SETTINGS]
+    # checkpoints of earlier versions know nothing of folding
+    left_out = NOT_SETTINGS if getattr(budget, "fold", False) else (*NOT_SETTINGS, "fold")
+    names = [f.name for f in fields(budget) if f.init and f.name not in left_out]
     return {"kind": type(budget).__name__, **{name: _describe(getattr(budget, name), name) for name in names}}
 
 

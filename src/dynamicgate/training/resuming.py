@@ -24,13 +24,18 @@ LAST = "last.safetensors"
 
 
 def run_settings(run: RunState) -> dict[str, Any]:
-    """All that decides the result, as JSON values: a checkpoint is continued only by a run with the same."""
-    if run.hashes is None:  # only once, because it reads every row
-        run.hashes = data_identity(run.data), None if run.valid is None else data_identity(run.valid)
+    """All that decides the result, as JSON values: a checkpoint is continued only by a run with the same. Found once:
+    it reads every row, and gates may become constant in training."""
+    if run.settings is None:
+        run.settings = _find_settings(run)
+    return run.settings
+
+
+def _find_settings(run: RunState) -> dict[str, Any]:
     found = fingerprint(
         model=run.model,
-        data_hash=run.hashes[0],
-        valid_hash=run.hashes[1],
+        data_hash=data_identity(run.data),
+        valid_hash=None if run.valid is None else data_identity(run.valid),
         budget=run.budget,
         sparsifier=run.sparsifier,
         options=run.options,

@@ -111,7 +111,8 @@ class RunState:
         """By a callback; only the first process knows before all have agreed."""
         self.checkpoint_seconds = checkpoint_seconds
         self.interrupts = Interrupts()
-        self.hashes: tuple[str, str | None] | None = None
+        self.settings: dict[str, Any] | None = None
+        """What identifies it, once that was asked for."""
         self.saved_at = self.started = time.monotonic()
 
     def example(self) -> Inputs:

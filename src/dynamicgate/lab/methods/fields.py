@@ -55,6 +55,9 @@ class Hyperparameters:
     them (none with soft_width). Without, a gate may spend everything on a few inputs and nothing on the rest."""
     start_static: bool = False
     """Start gate from a choice of units that is the same for every input: the last weights of gate networks are 0."""
+    fold: bool = False
+    """Make gates of gate constant that move less than their network costs, once the budget has come down: units get its
+    MACs."""
     open_rate: float | None = None
     """Fraction of the units that gate+rigl has open on average; the fewer, the more connections may exist. By default
     0.95 (0.85 at budgets below 0.1)."""

@@ -74,7 +74,7 @@ def gate(s: Settings, splits: Splits) -> Prepared:
     if s.start_static:
         for found in named_gates(model).values():
             nn.init.zeros_(found.last.weight)  # type: ignore[arg-type]
-    return Prepared(model, Budget(target=own_budget(s, splits)))
+    return Prepared(model, Budget(target=own_budget(s, splits), fold=s.fold))
 
 
 def pruned(s: Settings, splits: Splits) -> Prepared:

@@ -14,7 +14,7 @@ from torch import nn
 from dynamicgate import distributed
 from dynamicgate.accounting.full_width import relative_to
 from dynamicgate.accounting.measurement import measure
-from dynamicgate.budget import Budget
+from dynamicgate.budget import Budget, GateBudget
 from dynamicgate.data.schema import Schema
 from dynamicgate.files import read_json, write_text
 from dynamicgate.io.model_file import load as load_model
@@ -138,7 +138,12 @@ def _run_one(
         "gates": found["gates"],
         **({"stages": found["stages"], "curve": found["curve"]} if found["stages"] else {}),
         **({"choice": choice} if choice else {}),
-        "notes": [*([choice_note(choice)] if choice else []), *_gate_notes(settings), *found["notes"]],
+        "notes": [
+            *([choice_note(choice)] if choice else []),
+            *_gate_notes(settings),
+            *_folded(budget),
+            *found["notes"],
+        ],
         "valid": history.final,
         "steps": history.steps,
         "collapses": [str(collapse) for collapse in budget.collapses] if budget else [],
@@ -159,6 +164,11 @@ def _schema(settings: Settings, splits: Splits, dense: float) -> Schema:
     if settings.model in ("dense", "dropout"):
         return schema
     return replace(schema, budget=settings.budget, budget_unit=BUDGET_UNIT)
+
+
+def _folded(budget: GateBudget | None) -> list[str]:
+    """The gates that became constant in training."""
+    return [str(one) for one in budget.folded] if isinstance(budget, Budget) else []
 
 
 def _gate_notes(settings: Settings) -> list[str]:
