@@ -22,18 +22,20 @@ constexpr int kQueries = 4;     // that are run together: each key is then read 
 // Floats between what is read and what is fetched for later. Few: 4 KB ahead, a core reads half as fast as 1 KB ahead (11
 // and 20 GB/s of 64 MB, a Neoverse-N1).
 constexpr int64_t kAhead = 256;
+constexpr int64_t kFew = 16;  // values that are mixed at a time
 
 // out[m][n : n + 16 * kPanels] += sum over s of p[m][s] * values[s][n : ...].
 template <int kRows, int kPanels>
 DG_INLINE void mix_panels(const float* const* p, const float* values, int64_t begin, int64_t end, int features, int n,
                           float* const* out) {
   constexpr int kAll = kPanels * kVectors16;
+  const int64_t ahead = kRows == 1 ? kAhead : kFew * features;  // several rows pass over the same values more than once
   Vec acc[kRows][kAll];
   DG_UNROLL for (int m = 0; m < kRows; ++m)
     DG_UNROLL for (int v = 0; v < kAll; ++v) acc[m][v] = load(out[m] + n + v * kLanes);
   for (int64_t s = begin; s < end; ++s) {
     const float* row = values + s * features + n;
-    DG_UNROLL for (int panel = 0; panel < kPanels; ++panel) __builtin_prefetch(row + panel * kPanel + kAhead);
+    DG_UNROLL for (int panel = 0; panel < kPanels; ++panel) __builtin_prefetch(row + panel * kPanel + ahead);
     DG_UNROLL for (int v = 0; v < kAll; ++v) {
       const Vec value = load(row + v * kLanes);
       DG_UNROLL for (int m = 0; m < kRows; ++m) acc[m][v] += value * p[m][s];
@@ -62,7 +64,6 @@ void mix_few_values(const float* const* p, const float* values, int64_t begin, i
 // A few values at a time: all of their features then come from the L1 cache but once.
 template <int kRows>
 void mix_values(const float* const* p, const float* values, int64_t begin, int64_t end, int features, float* const* out) {
-  constexpr int64_t kFew = 16;
   for (int64_t s = begin; s < end; s += kFew) {
     mix_few_values<kRows>(p, values, s, least(s + kFew, end), features, out);
   }
