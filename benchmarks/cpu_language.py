@@ -269,7 +269,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.child:
         return child(args)
-    meta = environment("python benchmarks/cpu_language.py") | {"backend": ops.backend()}
+    command = " ".join(["python benchmarks/cpu_language.py", *sys.argv[1:]])
+    meta = environment(command) | {"backend": ops.backend()}
     found: dict[str, Any] = {"meta": meta, "rows": []}
     for threads in args.threads[:1] if args.quick else args.threads:
         with tempfile.TemporaryDirectory() as part:
