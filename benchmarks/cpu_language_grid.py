@@ -101,7 +101,7 @@ def measure(name: str, seconds: float, tokens: tuple[int, ...]) -> list[dict[str
     for count in tokens:
         calls = {of: call_of(body, count, ids) for of, body in bodies.items()}
         with torch.inference_mode():
-            us = median_times(calls, seconds=seconds, rounds=9, clock=time.process_time)
+            us = median_times(calls, seconds=seconds, rounds=3, clock=time.process_time)
         for fraction in OPEN:
             over = {f"over {of}": us[of] / us[str(fraction)] for of in ("our dense", "eager dense")}
             row = {"model": name, "open": fraction, "tokens": count, "us": us[str(fraction)], **over}
@@ -118,7 +118,7 @@ def main() -> None:
     """Measure, print and write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="the smallest model, few tokens, nothing is written")
-    parser.add_argument("--seconds", type=float, default=12.0, help="for each model and number of tokens")
+    parser.add_argument("--seconds", type=float, default=6.0, help="for each model and number of tokens")
     parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     if torch.get_num_threads() != 1:
