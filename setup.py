@@ -23,6 +23,7 @@ SOURCES = (
     "cpu_level.cpp",
     "decoder.cpp",
     "dispatcher_bypass.cpp",
+    "huge_pages.cpp",
     "mask.cpp",
     "pool.cpp",
     "register.cpp",

@@ -2,9 +2,14 @@
 
 All candidates of a case are in one process and take turns; medians are compared. The dense rivals have the parameters
 of the gated model: eager torch with the model's own cache, torch.compile and ONNX Runtime of the same step written for
-a cache of fixed length, and our own dense plan. `dynamicgate.compile` verifies every plan in float64; the last check
-generates tokens greedily, and compares scores and tokens with float64. Each layer opens the fraction of its blocks that
-the layers of a small trained GPT open (`trained_rates.py`), scaled to the mean that is asked for.
+a cache of fixed length, and our own dense plan. Narrower dense GPTs stand beside it, by torch.compile and by our plan:
+in experiments/results/language the loss of a GPT of 16d hidden units, of which 1d are executed, is on the mean below
+those of dense ones of 8d and of 4d, so that a dense model of equal loss is not narrower than these.
+
+`dynamicgate.compile` verifies every plan in float64; the last check generates tokens greedily, and compares scores and
+tokens with float64. Each layer opens the fraction of its blocks that the layers of a small trained GPT open
+(`trained_rates.py`), scaled to the mean that is asked for. On one thread the time is that of the processor, so that
+other processes on the machine count less.
 
     python benchmarks/cpu_language.py            # results/cpu_language.json; half an hour on a quiet machine
     python benchmarks/cpu_language.py --quick    # minutes, a tiny model, prints only
@@ -18,9 +23,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +40,8 @@ import dynamicgate as dg
 from dynamicgate import ops
 from dynamicgate.files import environment, write_text
 from dynamicgate.inference.language.calls import CacheKind, Generation, Inputs, cache_kind
+from dynamicgate.inference.language.parts import parts_of
+from dynamicgate.inference.language.pipeline import native_body
 from dynamicgate.inference.language.plan import LanguagePlan
 from dynamicgate.inference.language.timing import median_times
 from dynamicgate.inference.language.verify import LanguageReference
@@ -52,26 +61,34 @@ class Case:
     build: Callable[[], nn.Module]
     where: Callable[[Any], Any]
     vocabulary: int
-    open: float
+    open: tuple[float, ...]
     past: int
     prompt: int
     sequences: int = 1
+    narrower: Callable[[], dict[str, nn.Module]] = dict  # other dense rivals by what tells them apart
+    rivals_prompt: bool = True  # whether torch.compile and ONNX Runtime are timed on the prompt too
 
 
-def gpt_case(fraction: float, sequences: int, *, quick: bool) -> Case:
+def gpt_case(open: Sequence[float], sequences: int, *, quick: bool) -> Case:
     """The GPT of the issue: 512 features, 8 layers, 8,192 hidden units."""
     sizes: dict[str, Any] = {"vocabulary": 4096, "features": 512, "layers": 8, "heads": 8, "width": 8192}
     if quick:
         sizes = {"vocabulary": 256, "features": 128, "layers": 2, "heads": 4, "width": 1024}
     past, prompt = (64, 32) if quick else (512, 256)
     name = f"GPT {sizes['features']} x {sizes['layers']}, FFN {sizes['width']}"
+
+    def build(width: int = sizes["width"]) -> GPT:
+        return GPT(GPTConfig(context=1024, **{**sizes, "width": width})).eval().requires_grad_(False)
+
+    def narrower() -> dict[str, nn.Module]:
+        return {f"FFN {width}": build(width) for width in (sizes["width"] // 2, sizes["width"] // 4)}
+
     return Case(
-        name, lambda: GPT(GPTConfig(context=1024, **sizes)), ffn_sites, sizes["vocabulary"], fraction, past, prompt,
-        sequences,
+        name, build, ffn_sites, sizes["vocabulary"], tuple(open), past, prompt, sequences, narrower
     )  # fmt: skip
 
 
-def smollm_case(fraction: float, sequences: int, *, quick: bool, weights: str | None) -> Case:
+def smollm_case(open: Sequence[float], sequences: int, *, quick: bool, weights: str | None) -> Case:
     """SmolLM2-135M: its shape with random weights, or its weights from a folder."""
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -89,7 +106,9 @@ def smollm_case(fraction: float, sequences: int, *, quick: bool, weights: str | 
         return LlamaForCausalLM(LlamaConfig(**shape))  # type: ignore[no-untyped-call]
 
     name = "SmolLM2-135M" + ("" if weights else ", random weights") + (", 2 layers" if quick else "")
-    return Case(name, build, lambda _: "mlp", shape["vocab_size"], fraction, past, prompt, sequences)
+    return Case(
+        name, build, lambda _: "mlp", shape["vocab_size"], tuple(open), past, prompt, sequences, rivals_prompt=False
+    )
 
 
 @torch.no_grad()
@@ -102,47 +121,94 @@ def set_gates_(model: nn.Module, ids: Tensor, rates: Sequence[float]) -> None:
             gate.bias.copy_(-used[name].logits.flatten(0, -2).quantile(1.0 - rate, dim=0))
 
 
-def models_of(case: Case, steps: int) -> tuple[nn.Module, nn.Module]:
-    """The gated model, and the dense one of equal parameters."""
-    torch.manual_seed(0)
-    dense = case.build().eval().requires_grad_(False)
+def gated_of(case: Case, fraction: float, steps: int) -> nn.Module:
+    """The gated model, this fraction of it open."""
     torch.manual_seed(0)
     gated = case.build().eval().requires_grad_(False)
     dg.gate_(gated, dg.GateConfig(block=BLOCK, net="linear"), where=case.where(gated))
-    ids = torch.randint(case.vocabulary, (4, 128), generator=torch.Generator().manual_seed(1))
-    set_gates_(gated, ids, trained_rates(len(dg.named_gates(gated)), case.open, steps))
-    return gated, dense
+    ids = torch.randint(case.vocabulary, (2, 64), generator=torch.Generator().manual_seed(1))
+    set_gates_(gated, ids, trained_rates(len(dg.named_gates(gated)), fraction, steps))
+    return gated
 
 
-def measure(case: Case, *, seconds: float, steps: int, generated: int, rivals: Sequence[str]) -> dict[str, Any]:
-    """Times of all candidates for one more token and for a prompt, and what the comparison with float64 found."""
-    gated, dense = models_of(case, steps)
-    draw = torch.Generator().manual_seed(2)
-    ids = torch.randint(case.vocabulary, (case.sequences, max(case.past, case.prompt)), generator=draw)
-    example = ids[:, : min(64, case.prompt)]
-    ours, own_dense = (dg.compile(model, example, seconds=seconds) for model in (gated, dense))
-    kind = cache_kind(gated)
+class Candidates:
+    """What takes turns: one more token after a cache, and a prompt."""
+
+    def __init__(self, case: Case, kind: CacheKind, rivals: Sequence[str]) -> None:
+        """Nothing yet."""
+        draw = torch.Generator().manual_seed(2)
+        self.ids = torch.randint(case.vocabulary, (case.sequences, max(case.past, case.prompt)), generator=draw)
+        self.case, self.kind, self.rivals = case, kind, rivals
+        self.calls: dict[str, dict[str, Callable[[], object]]] = {"decode": {}, "prompt": {}}
+
+    def add(self, name: str, model: nn.Module) -> None:
+        """A model with a cache."""
+        generation = Generation(model, self.kind)
+        generation.step(self.ids[:, : self.case.past])
+        tokens = cycle(self.ids.split(1, dim=1))  # others in every round: which blocks they open decides the time
+        self.calls["decode"][name] = lambda: generation.step(next(tokens))
+        self.calls["prompt"][name] = partial(_prompt, model, self.kind, self.ids[:, : self.case.prompt])
+
+    def add_rivals(self, model: nn.Module, names: Sequence[str], ending: str = "") -> None:
+        """A dense model by other means."""
+        before, new = self.ids[:, : self.case.past], self.ids[:, -1:]
+        found = {
+            "decode": decode_rivals(model, before, new, names),
+            "prompt": prompt_rivals(model, self.ids[:, : self.case.prompt], names) if self.case.rivals_prompt else {},
+        }
+        for what, calls in found.items():
+            self.calls[what] |= {f"{name}{ending}": call for name, call in calls.items()}
+
+    def time(self) -> dict[str, dict[str, float]]:
+        """Median microseconds by what was asked."""
+        rounds = {"decode": ROUNDS, "prompt": max(3, ROUNDS // 4)}
+        return {what: time_in_turns(calls, rounds[what]) for what, calls in self.calls.items()}
+
+
+def measure(
+    case: Case, *, seconds: float, steps: int, generated: int, rivals: Sequence[str]
+) -> list[dict[str, Any]]:  # fmt: skip
+    """For each open fraction, times of all candidates for one more token and for a prompt, and what the comparison with
+    float64 found."""
+    torch.manual_seed(0)
+    dense = case.build().eval().requires_grad_(False)
+    kind = cache_kind(dense)
     assert kind is not None
-    assert isinstance(ours.plan, LanguagePlan)
-    bodies = {"ours": ours.body, "our dense plan": own_dense.body, "eager": dense}
-    calls: dict[str, Callable[[], object]] = {}
-    for name, model in bodies.items():
-        generation = Generation(model, kind)
-        generation.step(ids[:, : case.past])
-        calls[name] = partial(generation.step, ids[:, -1:])
-    prompts: dict[str, Callable[[], object]] = {
-        name: partial(_prompt, model, kind, ids[:, : case.prompt]) for name, model in bodies.items()
-    }
-    calls |= decode_rivals(dense, ids[:, : case.past], ids[:, -1:], rivals)
-    prompts |= prompt_rivals(dense, ids[:, : case.prompt], rivals)
-    found = {"decode": time_in_turns(calls, ROUNDS), "prompt": time_in_turns(prompts, max(3, ROUNDS // 3))}
-    reference = LanguageReference(gated, Inputs((example[:1],)), kind, generated=generated)
-    return {
-        "case": case.name, "open": case.open, "sequences": case.sequences, "past": case.past, "prompt": case.prompt,
-        "threads": torch.get_num_threads(), "chosen": ours.plan.chosen, "rates": list(ours.plan.open_rates.values()),
-        "us": found, "ratios": {what: ratios(times) for what, times in found.items()},
-        "plan": ours.plan.to_dict(), "float64": agreement(ours.body, reference, kind),
-    }  # fmt: skip
+    candidates = Candidates(case, kind, rivals)
+    example = candidates.ids[:, : min(64, case.prompt)]
+    ours, exact = {}, {}
+    for fraction in case.open:
+        gated = gated_of(case, fraction, steps)
+        ours[fraction] = dg.compile(gated, example, seconds=seconds)
+        reference = LanguageReference(gated, Inputs((example[:1],)), kind, generated=generated)
+        exact[fraction] = agreement(ours[fraction].body, reference, kind)
+        candidates.add(f"ours {fraction}", ours[fraction].body)
+    candidates.add("our dense plan", dg.compile(dense, example, seconds=seconds).body)
+    candidates.add("eager", dense)
+    candidates.add_rivals(dense, rivals)
+    compiled = [name for name in rivals if name == "torch.compile"]
+    for what, model in case.narrower().items():
+        candidates.add(f"our dense plan, {what}", native_body(model, parts_of(model)).eval())
+        candidates.add_rivals(model, compiled, f", {what}")
+    us = candidates.time()
+    rows = []
+    for fraction, fast in ours.items():
+        plan = fast.plan
+        assert isinstance(plan, LanguagePlan)
+        own = {what: _of_one(times, fraction) for what, times in us.items()}
+        rows.append({
+            "case": case.name, "open": fraction, "sequences": case.sequences, "past": case.past, "prompt": case.prompt,
+            "threads": torch.get_num_threads(), "chosen": plan.chosen, "rates": list(plan.open_rates.values()),
+            "us": own, "ratios": {what: ratios(times) for what, times in own.items()},
+            "plan": plan.to_dict(), "float64": exact[fraction],
+        })  # fmt: skip
+    return rows
+
+
+def _of_one(times: dict[str, float], fraction: float) -> dict[str, float]:
+    """The times with those of one open fraction as "ours", and without the others."""
+    others = {name: us for name, us in times.items() if not name.startswith("ours ")}
+    return {"ours": times[f"ours {fraction}"], **others}
 
 
 def _prompt(model: nn.Module, kind: CacheKind, ids: Tensor) -> Tensor:
@@ -174,19 +240,32 @@ def agreement(body: nn.Module, reference: LanguageReference, kind: CacheKind) ->
 
 
 def ratios(times: dict[str, float]) -> dict[str, float]:
-    """How many times faster ours is than each rival, and than the fastest dense one."""
-    dense = {name: us for name, us in times.items() if name != "ours"}
-    return {f"over {name}": us / times["ours"] for name, us in dense.items()} | {
-        "over the fastest dense": min(dense.values()) / times["ours"],
-        "our dense over the fastest other": min(us for name, us in dense.items() if name != "our dense plan")
-        / dense["our dense plan"],
+    """How many times faster ours is than each rival, than the fastest dense one of equal parameters, and than the
+    fastest of each narrower width."""
+    others = {name: us for name, us in times.items() if name != "ours"}
+    widths = sorted({name.partition(", ")[2] for name in others} - {""})
+    dense = {name: us for name, us in others.items() if ", " not in name}
+    narrower = {
+        f"over the fastest dense, {width}": min(us for name, us in others.items() if name.endswith(f", {width}"))
+        / times["ours"]
+        for width in widths
     }
+    return (
+        {f"over {name}": us / times["ours"] for name, us in others.items()}
+        | narrower
+        | {
+            "over the fastest dense": min(dense.values()) / times["ours"],
+            "our dense over the fastest other": min(us for name, us in dense.items() if name != "our dense plan")
+            / dense["our dense plan"],
+        }
+    )
 
 
 def time_in_turns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Median microseconds of each call, one of each in every round."""
     with torch.inference_mode():
-        return median_times(calls, rounds=rounds)
+        one = torch.get_num_threads() == 1
+        return median_times(calls, rounds=rounds, clock=time.process_time if one else time.perf_counter)
 
 
 def child(args: argparse.Namespace) -> None:
@@ -195,24 +274,40 @@ def child(args: argparse.Namespace) -> None:
 
     inductor.freezing = True
     rows = []
-    cases = [gpt_case(fraction, sequences, quick=args.quick) for fraction in args.open for sequences in args.sequences]
+    cases = [gpt_case(args.open, sequences, quick=args.quick) for sequences in args.sequences if "gpt" in args.models]
     if "smollm" in args.models:
         made = {"quick": args.quick, "weights": args.smollm}
-        cases += [smollm_case(0.5, sequences, **made) for sequences in args.sequences]
+        cases += [smollm_case([0.5], sequences, **made) for sequences in args.sequences]
     for case in cases:
         options = {
-            "seconds": 1.0 if args.quick else 8.0,
+            "seconds": 1.0 if args.quick else 4.0,
             "generated": 16 if args.quick else 256,
             "steps": 20 if args.quick else 300,
         }
-        row = measure(case, rivals=args.rivals, **options)  # type: ignore[arg-type]
-        rows.append(row)
-        for what in ("decode", "prompt"):
-            times = ", ".join(f"{name} {us / 1e3:,.2f} ms" for name, us in row["us"][what].items())
-            print(f"{case.name}, open {case.open}, {case.sequences} sequences, {what}: {times}")
-            print("   " + ", ".join(f"{name} {ratio:.2f} x" for name, ratio in row["ratios"][what].items()), flush=True)
-        print("   float64:", row["float64"], flush=True)
+        for row in measure(case, rivals=args.rivals, **options):  # type: ignore[arg-type]
+            rows.append(row)
+            show(row)
         write_text(Path(args.child), json.dumps(rows))
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print what was found."""
+    for what in ("decode", "prompt"):
+        times = ", ".join(f"{name} {us / 1e3:,.2f} ms" for name, us in row["us"][what].items())
+        print(f"{row['case']}, open {row['open']}, {row['sequences']} sequences, {what}: {times}")
+        print("   " + ", ".join(f"{name} {ratio:.2f} x" for name, ratio in row["ratios"][what].items()), flush=True)
+    print("   float64:", row["float64"], flush=True)
+
+
+def kept_rows(out: Path | None, commit: object, new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of an earlier run of the same commit that this one did not measure again."""
+    if out is None or not out.exists():
+        return []
+    stored = json.loads(out.read_text(encoding="utf-8"))
+    keys = ("case", "open", "sequences", "threads")
+    measured = {tuple(row[key] for key in keys) for row in new}
+    rows = stored["rows"] if stored["meta"]["commit"] == commit else []
+    return [row for row in rows if tuple(row[key] for key in keys) not in measured]
 
 
 def main() -> None:
@@ -230,7 +325,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.child:
         return child(args)
-    meta = environment("python benchmarks/cpu_language.py") | {"backend": ops.backend()}
+    command = " ".join(["python benchmarks/cpu_language.py", *sys.argv[1:]])
+    meta = environment(command) | {"backend": ops.backend()}
     found: dict[str, Any] = {"meta": meta, "rows": []}
     for threads in args.threads[:1] if args.quick else args.threads:
         with tempfile.TemporaryDirectory() as part:
@@ -240,6 +336,7 @@ def main() -> None:
             found["rows"] += json.loads(path.read_text(encoding="utf-8"))
     out = args.out or (None if args.quick else HERE / "results" / "cpu_language.json")
     if out is not None:
+        found["rows"] = kept_rows(out, meta["commit"], found["rows"]) + found["rows"]
         write_text(out, json.dumps(found, indent=1))
         print(f"wrote {out}")
     return None

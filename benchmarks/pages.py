@@ -194,7 +194,55 @@ def onnx_export(results: dict[str, Any]) -> str:
     return markdown(head, lines, numbers=True)
 
 
+def language(results: dict[str, Any]) -> str:
+    """How many times faster a gated language model is than each dense rival, by model and what is asked of it."""
+    names = {
+        "our dense plan": "over our dense plan", "torch.compile": "over torch.compile",
+        "onnxruntime": "over onnxruntime", "eager": "over eager",
+    }  # fmt: skip
+    rows = [row for row in results["rows"] if row["threads"] == 1]
+    narrower = sorted({n for row in rows for n in row["ratios"]["decode"] if n.startswith("over the fastest dense, ")})
+    lines = []
+    for row in rows:
+        for what in ("decode", "prompt"):
+            ratios = row["ratios"][what]
+            asked = f"one token after {row['past']}" if what == "decode" else f"a prompt of {row['prompt']}"
+            cells = [f"{ratios[key]:.2f}" if key in ratios else "-" for key in (*names.values(), *reversed(narrower))]
+            opened = sum(row["rates"]) / len(row["rates"])
+            lines.append([row["case"], f"{opened:.3f}", asked, f"{row['us'][what]['ours'] / 1e3:.1f}", *cells])
+    head = [*names, *(f"dense, {name.rpartition(', ')[2]}" for name in reversed(narrower))]
+    return markdown(["model", "open", "asked", "ours, ms", *head], lines, numbers=True)
+
+
+def language_exact(results: dict[str, Any]) -> str:
+    """Greedy tokens and scores against float64."""
+    lines = [
+        [
+            row["case"], f"{row['open']:g}", f"{exact['tokens']}", f"{exact['largest_error']:.1e}",
+            f"{exact['bound']:.0e}", f"{exact['other_tokens']}", f"{exact['too_close_to_call']}",
+        ]
+        for row in results["rows"]
+        for exact in [row["float64"]]
+    ]  # fmt: skip
+    head = ["model", "open", "tokens", "largest error", "bound", "other tokens", "too close to call"]
+    return markdown(head, lines, numbers=True)
+
+
+def language_grid(results: dict[str, Any]) -> str:
+    """How many times faster than our dense plan, by model, tokens and open fraction."""
+    rows = results["rows"]
+    fractions = list(dict.fromkeys(row["open"] for row in rows))
+    lines = []
+    for model, tokens in dict.fromkeys((row["model"], row["tokens"]) for row in rows):
+        mine = {row["open"]: row for row in rows if (row["model"], row["tokens"]) == (model, tokens)}
+        lines.append([model, f"{tokens:,}", *(f"{mine[fraction]['over our dense']:.2f}" for fraction in fractions)])
+    return markdown(["model", "tokens", *(f"open {fraction:g}" for fraction in fractions)], lines, numbers=True)
+
+
 TABLES = {
+    "language": Table(COMPILE, "benchmarks/results/cpu_language.json", language),
+    "language-exact": Table(COMPILE, "benchmarks/results/cpu_language.json", language_exact),
+    "language-grid": Table(COMPILE, "benchmarks/results/cpu_language_grid.json", language_grid),
     "gated": Table(COMPILE, "benchmarks/results/cpu.json", gated),
     "sparse": Table(COMPILE, "benchmarks/results/cpu.json", sparse),
     "never-slower": Table(COMPILE, "benchmarks/results/cpu.json", never_slower),

@@ -1,5 +1,7 @@
 // From logits to open blocks.
 #pragma once
+#include <math.h>
+
 #include "step.h"
 
 namespace {
@@ -36,8 +38,19 @@ void list_rows(const Openness& open, int rows) {
       if (open.is_open[row * open.blocks + b]) open.rows_of[b * kChunkRows + open.count[b]++] = row;
 }
 
+// The softmax of the open blocks among themselves; closed ones get 0.
+void share_blocks(const float* z, const uint8_t* is_open, int blocks, float inverse_tau, float* factor) {
+  float top = -INFINITY, total = 0.0f;
+  for (int b = 0; b < blocks; ++b) top = is_open[b] && z[b] > top ? z[b] : top;
+  for (int b = 0; b < blocks; ++b) factor[b] = is_open[b] ? exponential((z[b] - top) * inverse_tau) : 0.0f;
+  for (int b = 0; b < blocks; ++b) total += factor[b];
+  if (total == 0.0f) return;  // nothing is open
+  for (int b = 0; b < blocks; ++b) factor[b] /= total;
+}
+
 // What the units of each open block are multiplied by; for closed blocks the result does not matter.
-void scale_blocks(const dynamicgate::Layer& layer, const float* z, const float* cut, float* factor) {
+void scale_blocks(const dynamicgate::Layer& layer, const float* z, const float* cut, const uint8_t* is_open, float* factor) {
+  if (layer.inverse_tau < 0.0f) return share_blocks(z, is_open, layer.blocks, -layer.inverse_tau, factor);
   if (layer.inverse_tau > 0.0f) {
     for (int b = 0; b < layer.blocks; ++b) factor[b] = sigmoid(z[b] * layer.inverse_tau);
     return;
@@ -56,7 +69,7 @@ void decide(const dynamicgate::Layer& layer, const float* weights, const float* 
     uint8_t* is_open = open.is_open + row * open.blocks;
     for (int b = 0; b < open.blocks; ++b) is_open[b] = z[b] > cut[b];
     if (layer.top_k) open_top_k(z, open.blocks, layer.top_k, is_open);
-    if (open.factor) scale_blocks(layer, z, cut, open.factor + row * open.blocks);
+    if (open.factor) scale_blocks(layer, z, cut, is_open, open.factor + row * open.blocks);
   }
   list_rows(open, rows);
 }

@@ -129,6 +129,18 @@ void plain_linear(const Call& call, const Linear& linear, const float* in, const
       for (int k = 0; k < from.units; ++k) out[n] += 0.0f * in[k];
 }
 
+// From 1 for open and 0 for closed blocks to the softmax over the open ones, as in the model: where the largest of them is
+// infinite or NaN, all open blocks are NaN.
+void plain_shares(const float* z, int blocks, float inverse_tau, float* factor) {
+  float top = -INFINITY, total = 0.0f;
+  for (int b = 0; b < blocks; ++b)
+    if (factor[b] != 0.0f && !(z[b] <= top)) top = z[b] != z[b] || top != top ? NAN : z[b];
+  for (int b = 0; b < blocks; ++b)
+    if (factor[b] != 0.0f) total += factor[b] = exponential((z[b] - top) * inverse_tau);
+  for (int b = 0; b < blocks; ++b)
+    if (factor[b] != 0.0f) factor[b] /= total;
+}
+
 // What each block is multiplied by. As in the model, the factor of a NaN is NaN, and NaN is the largest of the top k.
 void plain_factors(const Layer& layer, const float* cut, const float* z, float* factor) {
   for (int b = 0; b < layer.blocks; ++b) {
@@ -145,8 +157,12 @@ void plain_factors(const Layer& layer, const float* cut, const float* z, float* 
       const float height = (z[b] - cut[b]) * layer.inverse_soft_width;
       factor[b] = height > 1.0f ? 1.0f : height < 0.0f ? 0.0f : height;
     }
-    factor[b] = z[b] != z[b] ? z[b] : is_open ? factor[b] : factor[b] * 0.0f;
+    if (layer.inverse_tau < 0.0f)  // which ones are open, for the softmax
+      factor[b] = is_open;
+    else
+      factor[b] = z[b] != z[b] ? z[b] : is_open ? factor[b] : factor[b] * 0.0f;
   }
+  if (layer.inverse_tau < 0.0f) plain_shares(z, layer.blocks, -layer.inverse_tau, factor);
 }
 
 void run_plain_row(const Call& call, int64_t row) {

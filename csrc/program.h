@@ -36,7 +36,7 @@ struct Layer {
   int32_t cut;          // one float for each block: open iff logit > cut
   int32_t top_k;        // this many of the largest logits open their block whatever the cut is
   // What open units are multiplied by; at most one of the two is not 0, and if both are 0 it is 1.
-  float inverse_tau;         // sigmoid(logit * inverse_tau)
+  float inverse_tau;         // sigmoid(logit * inverse_tau); below 0: softmax(logit * -inverse_tau) over the open blocks
   float inverse_soft_width;  // min(1, (logit - cut) * inverse_soft_width)
 };
 

@@ -20,6 +20,7 @@ struct Openness {
   float* factor;         // [rows][blocks], or null for 1
   uint16_t* rows_of;     // [blocks][kChunkRows]: the rows for which a block is open, in order
   int* count;            // [blocks]
+  bool whole;            // every block is open for every row
   int rows_in(int b, int rows) const { return is_open ? count[b] : rows; }
   int row(int b, int i) const { return is_open ? rows_of[b * kChunkRows + i] : i; }
   bool has(int row, int b) const { return !is_open || is_open[row * blocks + b]; }
@@ -168,6 +169,25 @@ void accumulate(const Step& s, int in_block, const Panels& group) {
   }
 }
 
+// The same for blocks of inputs that are all open for all rows, as many at once as a deep block has inputs: a tile then
+// stores its sums as rarely as in a layer that is not gated (512-8192-512, 256 rows, blocks of 64: 160 -> 145 ms).
+void accumulate_whole(const Step& s, const Panels& group) {
+  const float* a[kChunkRows];
+  float* c[kChunkRows];
+  const int rows = gather(s, 0, group.block, a, c), block = s.in_open.block;
+  if (!rows) return;
+  const int64_t panel_floats = static_cast<int64_t>(block) * kPanel, apart = static_cast<int64_t>(block) * s.linear->width;
+  const int full = s.linear->inputs / block, at_once = most(1, kDepth / block);
+  for (int first = 0; first < full; first += at_once) {
+    const Pieces pieces = {least(at_once, full - first), s.in_open.block_width, apart};
+    for (int p = 0; p < group.count; ++p)
+      tiles<kStraight>(rows, a, s.weight + first * apart + group.panel[p] * panel_floats, nullptr, block, c,
+                       group.panel[p] * kPanel, panel_floats, pieces);
+    for (int m = 0; m < rows; ++m) a[m] += pieces.count * pieces.inputs;
+  }
+  if (full < s.in_open.blocks) accumulate(s, full, group);
+}
+
 // Vectors grouped by input: an input that is not zero adds its vectors to the open panels of its row. Nothing else is read.
 void accumulate_inputs(const Step& s, int first, int last) {
   const int32_t* start = s.words + s.linear->index;
@@ -234,6 +254,8 @@ void run_panels(const Step& s, int begin, int end) {
     accumulate_inputs(s, s.panels[begin], s.panels[end - 1]);
   else if (s.in_open.block == 1 && s.linear->layout == dynamicgate::kPanels)
     each_group([&](const Panels& g) { accumulate_units(s, g); });
+  else if (s.in_open.whole && s.linear->layout == dynamicgate::kPanels && !s.skip && s.rows > kTileRows)
+    each_group([&](const Panels& g) { accumulate_whole(s, g); });
   else
     for (int i = 0; i < s.in_open.blocks; ++i)
       if (s.in_open.count[i]) each_group([&](const Panels& g) { accumulate(s, i, g); });

@@ -10,14 +10,21 @@ enum Walk {
   kIndexedWeight,  // a[k]        * w[index[k]]: inputs without their zeros
 };
 
+// The weights of a panel for several blocks of inputs: pieces of equal depth, so many inputs and so many weights apart.
+struct Pieces {
+  int count;
+  int64_t inputs, weights;
+};
+constexpr Pieces kOnePiece = {1, 0, 0};
+
 // c[m][0:16] += sum over k of a[m][k] * w[k][0:16], rows given by pointers (indirect GEMM: no gather, no scatter).
 // Prefetches the weights that are needed next: from `soon` on, `stride` floats for each step, or, where weights are taken
 // by index, those with the same indices at `soon`.
 // With few rows there are too few accumulators to hide the latency of a multiply-add; then there are `kPhases` partial
-// sums over k.
+// sums over k. Only a straight walk has several pieces.
 template <int kRows, Walk kWalk>
 DG_NOINLINE void tile(const float* const* a, const float* w, const uint16_t* index, int64_t depth, float* const* c,
-                   int64_t column, const float* soon, int64_t stride) {
+                   int64_t column, const float* soon, int64_t stride, const Pieces& pieces = kOnePiece) {
   constexpr int kPhases = kRows * kVectors16 >= 8 ? 1 : 8 / (kRows * kVectors16);
   constexpr bool kByLane = kRows <= kLaneRows && kWalk != kIndexedInput;
   constexpr int kSteps = kByLane ? kLanes : kPhases;
@@ -29,34 +36,39 @@ DG_NOINLINE void tile(const float* const* a, const float* w, const uint16_t* ind
       acc[0][m][v] = load(c[m] + column + v * kLanes);
       DG_UNROLL for (int phase = 1; phase < kPhases; ++phase) acc[phase][m][v] = Vec{};
     }
-  int64_t k = 0;
-  for (; k + kSteps <= depth; k += kSteps) {
-    Vec values[kRows];
-    if constexpr (kByLane)
-      DG_UNROLL for (int m = 0; m < kRows; ++m) values[m] = load(a[m] + k);
-    DG_UNROLL for (int step = 0; step < kSteps; ++step) {
-      const int64_t from = kWalk == kStraight ? k + step : index[k + step];
-      const float* row = w + (kWalk == kIndexedWeight ? from : k + step) * dynamicgate::kPanel;
-      __builtin_prefetch(kWalk == kIndexedWeight ? soon + from * dynamicgate::kPanel : soon);
-      if (kWalk != kIndexedWeight) soon += stride;
-      Vec weight[kVectors16];
-      DG_UNROLL for (int v = 0; v < kVectors16; ++v) weight[v] = load(row + v * kLanes);
-      DG_UNROLL for (int m = 0; m < kRows; ++m) {
-        float value;
-        if constexpr (kByLane)
-          value = values[m][step];
-        else
-          value = a[m][kWalk == kIndexedInput ? from : k + step];
-        DG_UNROLL for (int v = 0; v < kVectors16; ++v) acc[step % kPhases][m][v] += weight[v] * value;
+  for (int piece = 0; piece < (kWalk == kStraight ? pieces.count : 1); ++piece, w += pieces.weights) {
+    const float* in[kRows];
+    DG_UNROLL for (int m = 0; m < kRows; ++m) in[m] = a[m] + piece * pieces.inputs;
+    const float* ahead = soon + piece * pieces.weights;
+    int64_t k = 0;
+    for (; k + kSteps <= depth; k += kSteps) {
+      Vec values[kRows];
+      if constexpr (kByLane)
+        DG_UNROLL for (int m = 0; m < kRows; ++m) values[m] = load(in[m] + k);
+      DG_UNROLL for (int step = 0; step < kSteps; ++step) {
+        const int64_t from = kWalk == kStraight ? k + step : index[k + step];
+        const float* row = w + (kWalk == kIndexedWeight ? from : k + step) * dynamicgate::kPanel;
+        __builtin_prefetch(kWalk == kIndexedWeight ? soon + from * dynamicgate::kPanel : ahead);
+        if (kWalk != kIndexedWeight) ahead += stride;
+        Vec weight[kVectors16];
+        DG_UNROLL for (int v = 0; v < kVectors16; ++v) weight[v] = load(row + v * kLanes);
+        DG_UNROLL for (int m = 0; m < kRows; ++m) {
+          float value;
+          if constexpr (kByLane)
+            value = values[m][step];
+          else
+            value = in[m][kWalk == kIndexedInput ? from : k + step];
+          DG_UNROLL for (int v = 0; v < kVectors16; ++v) acc[step % kPhases][m][v] += weight[v] * value;
+        }
       }
     }
-  }
-  for (; k < depth; ++k) {
-    const int64_t from = kWalk == kStraight ? k : index[k];
-    const float* row = w + (kWalk == kIndexedWeight ? from : k) * dynamicgate::kPanel;
-    DG_UNROLL for (int m = 0; m < kRows; ++m)
-      DG_UNROLL for (int v = 0; v < kVectors16; ++v)
-        acc[0][m][v] += load(row + v * kLanes) * a[m][kWalk == kIndexedInput ? from : k];
+    for (; k < depth; ++k) {
+      const int64_t from = kWalk == kStraight ? k : index[k];
+      const float* row = w + (kWalk == kIndexedWeight ? from : k) * dynamicgate::kPanel;
+      DG_UNROLL for (int m = 0; m < kRows; ++m)
+        DG_UNROLL for (int v = 0; v < kVectors16; ++v)
+          acc[0][m][v] += load(row + v * kLanes) * in[m][kWalk == kIndexedInput ? from : k];
+    }
   }
   DG_UNROLL for (int m = 0; m < kRows; ++m)
     DG_UNROLL for (int v = 0; v < kVectors16; ++v) {
@@ -67,10 +79,10 @@ DG_NOINLINE void tile(const float* const* a, const float* w, const uint16_t* ind
 
 template <Walk kWalk, int kRows>
 DG_INLINE void tile_of(int rows, const float* const* a, const float* w, const uint16_t* index, int64_t depth,
-                       float* const* c, int64_t column, const float* soon, int64_t stride) {
+                       float* const* c, int64_t column, const float* soon, int64_t stride, const Pieces& pieces) {
   if constexpr (kRows > 0) {
-    if (rows == kRows) return tile<kRows, kWalk>(a, w, index, depth, c, column, soon, stride);
-    tile_of<kWalk, kRows - 1>(rows, a, w, index, depth, c, column, soon, stride);
+    if (rows == kRows) return tile<kRows, kWalk>(a, w, index, depth, c, column, soon, stride, pieces);
+    tile_of<kWalk, kRows - 1>(rows, a, w, index, depth, c, column, soon, stride, pieces);
   }
 }
 
@@ -78,16 +90,16 @@ DG_INLINE void tile_of(int rows, const float* const* a, const float* w, const ui
 // prefetches its part of the weights that are needed `next` floats later; all at once, the cache misses would queue.
 template <Walk kWalk>
 void tiles(int rows, const float* const* a, const float* w, const uint16_t* index, int64_t depth, float* const* c,
-           int64_t column, int64_t next) {
+           int64_t column, int64_t next, const Pieces& pieces = kOnePiece) {
   constexpr int64_t kNear = 16 * dynamicgate::kPanel;
   if (rows <= kTileRows)
-    return tile_of<kWalk, kTileRows>(rows, a, w, index, depth, c, column, w + kNear, dynamicgate::kPanel);
+    return tile_of<kWalk, kTileRows>(rows, a, w, index, depth, c, column, w + kNear, dynamicgate::kPanel, pieces);
   const int count = (rows + kTileRows - 1) / kTileRows;
   const int64_t stride = (dynamicgate::kPanel + count - 1) / count;
   const float* soon = w + next;
   for (int left = count; left > 0; --left) {
     const int height = (rows + left - 1) / left;
-    tile_of<kWalk, kTileRows>(height, a, w, index, depth, c, column, soon, stride);
+    tile_of<kWalk, kTileRows>(height, a, w, index, depth, c, column, soon, stride, pieces);
     a += height, c += height, rows -= height, soon += depth * stride;
   }
 }

@@ -82,6 +82,7 @@ def _sketch(rng: random.Random) -> Sketch:
         skip_zeros=rng.random() < 0.3,
         value=rng.random() < 0.3,
         gate_layout=rng.choice(("panels", "csr", "vectors")),
+        competes=rng.random() < 0.5,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -154,6 +155,17 @@ def gate_net(gate: Gate) -> ops.GateNet:
         tau=tau if scaled else None,
         soft_width=config.soft_width * tau or None,
     )
+
+
+def competing_net(gate: Gate) -> ops.GateNet:
+    """The gate network of blocks that share one weight by a softmax. ValueError where that is not the softmax over the
+    open blocks."""
+    net = gate_net(gate)
+    if gate.config.kind == "router" and net.top_k == 1:
+        raise ValueError("its single open expert is weighted by its probability among all experts")
+    if net.soft_width is not None:
+        raise ValueError("its blocks compete and have a soft width")
+    return replace(net, tau=float(gate.tau), competes=True)
 
 
 def router_k(gate: Gate) -> int | None:

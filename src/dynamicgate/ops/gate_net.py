@@ -28,6 +28,7 @@ class GateNet:
     tau: multiply open units by sigmoid(z / tau); None multiplies them by 1.
     soft_width: multiply open units by min(1, (z - cut) / soft_width), which is 0 at the cut; None multiplies them by 1.
         It cannot be combined with `tau`, nor with `top_k`, which would open blocks below the cut to multiply them by 0.
+    competes: multiply open units by the softmax of z / tau over the open blocks instead. Only chains can.
     """
 
     weights: tuple[Tensor, ...]
@@ -37,6 +38,7 @@ class GateNet:
     top_k: int = 0
     tau: float | None = None
     soft_width: float | None = None
+    competes: bool = False
 
     @property
     def blocks(self) -> int:
@@ -59,10 +61,19 @@ def decide(z_BG: Tensor, gate: GateNet) -> Tensor:
     if gate.top_k:
         largest = z_BG.sort(dim=-1, descending=True, stable=True).indices[..., : gate.top_k]
         open_BG = open_BG.scatter(-1, largest, True)
+    if gate.competes:
+        return _shares(z_BG / gate.tau, open_BG)  # type: ignore[operator]
     factor_BG = torch.where(z_BG.isnan(), z_BG, open_BG.to(z_BG.dtype))
     if gate.soft_width is not None:
         return factor_BG * ((z_BG - torch.as_tensor(gate.cut, dtype=z_BG.dtype)) / gate.soft_width).clamp(0.0, 1.0)
     return factor_BG if gate.tau is None else factor_BG * torch.sigmoid(z_BG / gate.tau)
+
+
+def _shares(z_BG: Tensor, open_BG: Tensor) -> Tensor:
+    """The softmax of open blocks among themselves; 0 for closed ones, NaN or not, as in a trained gate."""
+    top_B1 = z_BG.masked_fill(~open_BG, -torch.inf).amax(-1, keepdim=True)
+    weight_BG = torch.where(open_BG, (z_BG - top_B1).exp(), 0.0)
+    return torch.where(open_BG, weight_BG / weight_BG.sum(-1, keepdim=True), 0.0)
 
 
 def check_gate_net(where: str, gate: GateNet, inputs: int, blocks: int) -> None:
@@ -92,6 +103,8 @@ def check_gate_net(where: str, gate: GateNet, inputs: int, blocks: int) -> None:
         )
     if gate.tau is not None and not gate.tau > 0:
         raise ValueError(f"{where}: expected tau > 0, received {gate.tau}")
+    if gate.competes and gate.tau is None:
+        raise ValueError(f"{where}: blocks that compete need the temperature of their softmax, received tau None")
     if gate.soft_width is not None:
         _check_soft_width(where, gate, gate.soft_width)
 

@@ -15,7 +15,10 @@ from torch import Tensor
 _LIBRARY = "_kernels*.so"
 _FUNCTIONS = tuple(
     f"dynamicgate_{name}"
-    for name in ("register", "level", "poison", "mask", "problem", "dispatcher_bypass", "decoder_problem", "decode")
+    for name in (
+        *("register", "level", "poison", "mask", "problem", "dispatcher_bypass"),
+        *("decoder_problem", "decode", "huge_pages"),
+    )
 )
 _ROOM = 200  # for a sentence
 
@@ -45,6 +48,7 @@ def library() -> ctypes.CDLL | None:
     tensors = (pointer,) * 7
     found.dynamicgate_decode.argtypes = (pointer, number, pointer, number, *tensors, text, number)
     found.dynamicgate_decode.restype = None
+    found.dynamicgate_huge_pages.argtypes, found.dynamicgate_huge_pages.restype = (pointer, number), None
     return found
 
 
@@ -82,6 +86,15 @@ def decode(program: Tensor, weights: Tensor, tensors: Sequence[Tensor | None], s
     words, floats = (program.data_ptr(), program.numel()), (weights.data_ptr(), weights.numel())
     found.dynamicgate_decode(*words, *floats, *pointers, numbers, text, _ROOM)
     return text.value.decode()
+
+
+def in_large_pages(count: int) -> Tensor:
+    """Room for so many float32 numbers, not yet written, in large pages where the system has them."""
+    room = torch.empty(count, dtype=torch.float32)
+    found = library()
+    if found is not None:
+        found.dynamicgate_huge_pages(room.data_ptr(), 4 * count)
+    return room
 
 
 @cache

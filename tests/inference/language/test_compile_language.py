@@ -12,9 +12,12 @@ from torch import Tensor, nn
 import dynamicgate as dg
 from dynamicgate.inference import CompiledModel
 from dynamicgate.inference.language.calls import Inputs, inputs_of_call
+from dynamicgate.inference.language.parts import parts_of
+from dynamicgate.inference.language.pipeline import native_body
 from dynamicgate.inference.language.plan import BY_LAYER, TORCH, WHOLE, LanguagePlan
 from dynamicgate.inference.language.verify import LanguageReference
 from dynamicgate.inference.shadow_copy import copy_in_float64
+from dynamicgate.lab.language.gpt import ffn_sites
 from dynamicgate.ops import native
 from tests.inference.language.models import gpt
 
@@ -56,6 +59,35 @@ def test_gates_and_activations_of_all_kinds(net: str, activation: str) -> None:
     ids = torch.randint(50, (1, 12))
     with torch.no_grad():
         assert close(quickly(model, ids)(ids), copy_in_float64(model)(ids))
+
+
+COMPETING = {
+    "softmax": {"scale": "softmax"},
+    "softmax, always one": {"scale": "softmax", "always_open": 1},
+    "router": {"kind": "router", "top_k": 2},
+}
+
+
+@pytest.mark.parametrize("name", COMPETING)
+def test_blocks_that_compete_run_as_a_whole(name: str) -> None:
+    model = gpt(gates=False, width=96)
+    dg.gate_(model, dg.GateConfig(block=16, net="linear", **COMPETING[name]), where=ffn_sites(model))  # type: ignore[arg-type]
+    ids = torch.randint(50, (2, 12))
+    fast = quickly(model, ids)
+    assert fast.plan.notes == []
+    assert WHOLE in fast.plan.regimes[0].times
+    with torch.no_grad():
+        assert close(native_body(model, parts_of(model))(ids), copy_in_float64(model)(ids))
+
+
+def test_one_open_expert_runs_layer_by_layer() -> None:
+    model = gpt(gates=False, width=96)
+    dg.gate_(model, dg.GateConfig(block=16, net="linear", kind="router", top_k=1), where=ffn_sites(model))
+    ids = torch.randint(50, (2, 12))
+    fast = quickly(model, ids)
+    assert "its probability among all experts" in fast.plan.notes[0]
+    with torch.no_grad():
+        assert close(fast(ids), copy_in_float64(model)(ids))
 
 
 def test_a_static_gate_is_sliced_away() -> None:

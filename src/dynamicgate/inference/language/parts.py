@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from dynamicgate import ops
 from dynamicgate.gating import integrations
 from dynamicgate.gating.gate import Gate
 from dynamicgate.inference.cpu.ffn import ffn_layers
+from dynamicgate.inference.gates import competing_net
 from dynamicgate.inference.gpu.find import unsupported
 from dynamicgate.nn.ffn import unwatched
 
@@ -94,14 +95,16 @@ def _block(block: BlockParts) -> ops.decoder.Block:
         raise ValueError("something that is no gate sits on its hidden units")
     if gate is not None:
         reason = unsupported(gate)
-        if reason is not None or gate.config.competes:
-            raise ValueError(f"a gate of its feed-forward layers: {reason or 'its blocks compete, in torch'}")
+        if reason is not None:
+            raise ValueError(f"a gate of its feed-forward layers: {reason}")
         if gate.site.producers[:1] != (gate.site.source,) and gate.site.source not in gate.site.producers:
             raise ValueError("a gate of its feed-forward layers reads another layer")
     for linear in (block.up, block.value, block.down):
         if linear is not None:
             _plain(linear, gate)
-    layers, _ = ffn_layers(block.up, block.value, block.down, block.activation, gate)
+    layers, router = ffn_layers(block.up, block.value, block.down, block.activation, gate)
+    if router is not None and gate is not None:  # alone it decides in torch, between layers there is no torch
+        layers = (replace(layers[0], gate=competing_net(gate)), layers[1])
     projections = [_plain(linear, None) for linear in block.qkv]
     biases = [layer.bias for layer in projections]
     if any(bias is None for bias in biases) != all(bias is None for bias in biases):

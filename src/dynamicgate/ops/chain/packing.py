@@ -153,7 +153,8 @@ def _value_and_gate(writer: Writer, layer: Layer, before: Span, after: Span) -> 
     words += [0] * (LINEAR_WORDS * (2 - len(gate.weights))) + value
     cut = torch.as_tensor(gate.cut, dtype=torch.float32).expand(gate.blocks)
     words += [len(gate.weights), gate.blocks, after.block, after.stride]
-    words += [writer.add(gate.blocks, _copy_of(cut)), gate.top_k, _inverse(gate.tau), _inverse(gate.soft_width)]
+    tau = -gate.tau if gate.competes and gate.tau is not None else gate.tau
+    words += [writer.add(gate.blocks, _copy_of(cut)), gate.top_k, _inverse(tau), _inverse(gate.soft_width)]
     return words
 
 

@@ -67,8 +67,9 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
                 hidden=BY_CODE[gates[0].activation].name,
                 cut=weights[cut * PANEL :][:blocks],
                 top_k=top_k,
-                tau=tau,
+                tau=None if tau is None else abs(tau),
                 soft_width=soft_width,
+                competes=tau is not None and tau < 0.0,
             )
         layers.append(
             Layer(

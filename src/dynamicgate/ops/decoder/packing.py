@@ -69,7 +69,7 @@ class _Parts:
 
     def weights(self) -> Tensor:
         """Written at the end, into one tensor, piece by piece: there is never a second copy of all weights."""
-        out = torch.empty(self.lines * PANEL, dtype=torch.float32)
+        out = native.in_large_pages(self.lines * PANEL)
         for line, writer, _ in self.chains:
             writer.floats(out[line * PANEL : (line + writer.lines) * PANEL])
         for line, values in self.tensors:

@@ -6,11 +6,13 @@ D features, V tokens.
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch import Tensor
 
 from dynamicgate.ops import native
-from dynamicgate.ops.decoder.packing import PackedDecoder
+from dynamicgate.ops.decoder.packing import HEADER_WORDS, PackedDecoder
 
 PARTS = ("norms", "projections", "attention", "ffn", "head")
 """What `seconds` counts, in the order of enum DecoderPart in csrc/decoder_program.h."""
@@ -20,7 +22,8 @@ def new_cache(packed: PackedDecoder, sequences: int, room: int) -> Tensor:
     """An empty cache: [layers, keys and values, sequences, heads of keys, room, features of a head], all NaN, which
     says that nothing was written there."""
     layers, _, key_heads, head_features = packed.sizes
-    return torch.full((layers, 2, sequences, key_heads, room, head_features), torch.nan)
+    shape = (layers, 2, sequences, key_heads, room, head_features)
+    return native.in_large_pages(prod(shape)).fill_(torch.nan).view(shape)
 
 
 def run_decoder(
@@ -42,24 +45,27 @@ def run_decoder(
     padding_B: how many positions at the start of each sequence are padding; what padding gives means nothing.
     seconds: float64, one for each of `PARTS`; the time of each is added.
     """
-    B, T, _ = x_BTD.shape
-    if x_BTD.dtype is not torch.float32 or x_BTD.shape[2] != packed.sizes[1]:
+    B, T, width = x_BTD.shape
+    header = packed.program[:HEADER_WORDS].tolist()
+    features, outputs = header[4], header[15]
+    if x_BTD.dtype is not torch.float32 or width != features:
         raise ValueError(
-            f"expected float32 [sequences, positions, {packed.sizes[1]}], received {x_BTD.dtype} {tuple(x_BTD.shape)}"
+            f"expected float32 [sequences, positions, {features}], received {x_BTD.dtype} {tuple(x_BTD.shape)}"
         )
     if cache_L2BKSE.dtype is not torch.float32 or cache_L2BKSE.ndim != 6 or not cache_L2BKSE.is_contiguous():
         raise ValueError("the cache must be one that new_cache made")
     scored = T if scored is None else scored
     if position_BT is None:
-        position_BT = torch.arange(past, past + T).expand(B, T)
-    position_BT = position_BT.to(torch.int64).expand(B, T).contiguous()
+        position_BT = torch.arange(past, past + T).repeat(B) if B > 1 else torch.arange(past, past + T)
+    else:
+        position_BT = position_BT.to(torch.int64).expand(B, T).contiguous()
     padding_B = torch.zeros(B, dtype=torch.int64) if padding_B is None else padding_B.to(torch.int64).contiguous()
     if padding_B.shape != (B,) or (seconds is not None and seconds.shape != (len(PARTS),)):
         raise ValueError(f"expected padding of {B} sequences and {len(PARTS)} seconds")
     if B * T == 0:
         return x_BTD, None
     x_BTD = x_BTD.detach().clone(memory_format=torch.contiguous_format)
-    y_BTV = torch.empty(B, scored, packed.outputs) if scored else None
+    y_BTV = torch.empty(B, scored, outputs) if scored else None
     sizes = (B, T, cache_L2BKSE.numel(), cache_L2BKSE.shape[4], past, scored)
     tensors = (x_BTD, cache_L2BKSE, position_BT, padding_B, y_BTV, seconds)
     problem = native.decode(packed.program, packed.weights, tensors, sizes)

@@ -41,6 +41,8 @@ def decode_ffn(x_TD: Tensor, gate: GateNet, weights: FFNWeights, *, block: int, 
         raise ValueError(f"expected 1 to {MOST_TOKENS} tokens, received {rows.shape[0]}: gated_ffn takes more")
     check_weights(rows, weights, block, activation)
     check_gate_net("decode_ffn", gate, rows.shape[1], -(-weights.up.shape[0] // block))
+    if gate.competes:
+        raise ValueError("decode_ffn knows no blocks that compete: compute their factors first, and call gated_ffn")
     check_dtypes(rows, {f"weight {i} of the gate": t for i, t in enumerate(gate.weights)})
     check_dtypes(rows, {f"bias {i} of the gate": t for i, t in enumerate(gate.biases)})
     cut, cuts = (0.0, gate.cut) if isinstance(gate.cut, Tensor) else (gate.cut, None)

@@ -1,0 +1,176 @@
+"""Random decoders through the kernels: against float64 in prompts and steps, with padding, NaN and gates of all kinds,
+and with changed words in their programs, which must be refused or stay within their memory.
+
+    python -m tests.fuzz.decoders --count 2000 --seed 0
+    python -m tests.fuzz.decoders --sanitized --count 2000    # with the address and undefined behaviour sanitizers
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dynamicgate.activations import ACTIVATIONS
+from dynamicgate.ops import GateNet, decoder
+from dynamicgate.ops.chain import Layer
+from tests.fuzz.asan import build as build_sanitized
+from tests.fuzz.mutations import ODD_NUMBERS
+from tests.fuzz.running import fuzz
+from tests.places import ROOT
+
+TOLERANCE = 5e-5
+NEAR = 1e-4  # a logit this near its cut may fall on either side in float32
+MOST_WORK = 1 << 22  # multiply-adds of a changed decoder that are waited for
+
+
+def random_decoder(rng: random.Random, draw: torch.Generator) -> decoder.Decoder:
+    """A decoder of odd sizes."""
+    features, size = rng.choice((1, 7, 16, 24, 33, 64)), rng.choice((2, 6, 16, 34, 64, 70))
+    key_heads = rng.choice((1, 1, 2, 3))
+    heads = key_heads * rng.choice((1, 1, 2, 3, 5))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=draw) / shape[-1] ** 0.5
+
+    def norm() -> decoder.Norm:
+        return decoder.Norm(torch.rand(features, generator=draw) + 0.5, rng.choice((1e-6, 1e-2)))
+
+    def block() -> decoder.Block:
+        width, per_block = rng.choice((1, 16, 40, 77, 128, 200)), rng.choice((0, 1, 7, 16, 32, 64))
+        gate = None
+        if per_block:
+            tau = rng.choice((None, 0.8))
+            cut = rng.choice((-torch.inf, torch.inf, -1.5, 0.0, 0.5))
+            gate = GateNet(
+                (normal(-(-width // per_block), features),), (None,), cut=cut, tau=tau,
+                competes=tau is not None and rng.random() < 0.5,
+            )  # fmt: skip
+        value = normal(width, features) if rng.random() < 0.5 else None
+        up = Layer(normal(width, features), None, rng.choice(tuple(ACTIVATIONS)), per_block, gate, value_weight=value)
+        all_heads = (heads + 2 * key_heads) * size
+        qkv = Layer(normal(all_heads, features), normal(all_heads) if rng.random() < 0.5 else None)
+        return decoder.Block(
+            norm(), qkv, Layer(normal(features, heads * size)), norm(), (up, Layer(normal(features, width)))
+        )
+
+    blocks = tuple(block() for _ in range(rng.choice((1, 2, 3))))
+    speed = 10_000.0 ** (-torch.arange(0, size, 2) / size)
+    head = Layer(normal(rng.choice((1, 17, 50, 100)), features))
+    return decoder.Decoder(blocks, norm(), head, heads, key_heads, speed, size**-0.5, rng.choice((1.0, 1.3)))
+
+
+def check(seed: int) -> str | None:
+    """What is wrong with the decoder of this seed, if anything is."""
+    rng, draw = random.Random(seed), torch.Generator().manual_seed(seed)
+    model = random_decoder(rng, draw)
+    packed = decoder.pack_decoder(model)
+    problem = _against_float64(model, packed, rng, draw)
+    for _ in range(10):
+        _run_changed(packed, rng)
+    return problem
+
+
+def _against_float64(
+    model: decoder.Decoder, packed: decoder.PackedDecoder, rng: random.Random, draw: torch.Generator
+) -> str | None:
+    B, T = rng.choice((1, 1, 2, 3)), rng.choice((1, 2, 5, 17, 40, 70))
+    x = torch.randn(B, T, model.features, generator=draw)
+    odd = torch.full((B,), T)  # from where on a sequence has a NaN
+    if rng.random() < 0.2:
+        row, at = rng.randrange(B), rng.randrange(T)
+        x[row, at, rng.randrange(model.features)] = torch.nan
+        odd[row] = at
+    padding = torch.tensor([rng.randrange(T) if rng.random() < 0.3 else 0 for _ in range(B)])
+    padding = torch.minimum(padding, odd.clamp(max=T - 1))  # padding may hold anything, but not what decides the test
+    want = decoder.reference_decoder(model, x.double().nan_to_num(), padding)
+    clear = torch.ones(B, T, dtype=torch.bool)
+    for shift in (-NEAR, NEAR):
+        moved = decoder.reference_decoder(_with_cuts(model, shift), x.double().nan_to_num(), padding)
+        clear &= ((moved - want).abs().amax(-1) <= 1e-9 * want.abs().max()).long().cumprod(1).bool() | (
+            torch.arange(T) < padding[:, None]
+        )
+    cache, got, past = decoder.new_cache(packed, B, T + rng.choice((0, 1, 9))), [], 0
+    position = (torch.arange(T) - padding[:, None]).clamp(min=0)
+    while past < T:
+        until = min(T, past + rng.choice((1, 1, 2, 4, 5, 30)))
+        seen = {"position_BT": position[:, past:until], "padding_B": padding.clamp(max=until)}
+        got.append(decoder.run_decoder(packed, x[:, past:until], cache, past, **seen)[1])
+        past = until
+    scores = torch.cat([part for part in got if part is not None], dim=1)
+    number = torch.arange(T)
+    read = (number >= padding[:, None]) & clear & (number < odd[:, None])
+    wrong = (scores - want).abs().amax(-1)[read] > TOLERANCE * float(want.abs().max())
+    if bool(wrong.any()):
+        return f"{int(wrong.sum())} of {int(read.sum())} positions are wrong"
+    after = number >= odd[:, None]
+    return None if bool(scores[after].isnan().all()) else "NaN did not reach what follows it"
+
+
+def _with_cuts(model: decoder.Decoder, shift: float) -> decoder.Decoder:
+    blocks = []
+    for block in model.blocks:
+        up, down = block.ffn
+        gate = up.gate
+        if gate is not None:
+            up = replace(up, gate=replace(gate, cut=float(gate.cut) + shift))
+        blocks.append(replace(block, ffn=(up, down)))
+    return replace(model, blocks=tuple(blocks))
+
+
+def _run_changed(packed: decoder.PackedDecoder, rng: random.Random) -> None:
+    """A program with changed words: refused, or run to the end. Only a sanitizer, or a crash, says more."""
+    program = packed.program.clone()
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at = rng.randrange(len(program)) if rng.random() < 0.5 else rng.randrange(26)
+        near = int(program[at]) + rng.choice((-16, -1, 1, 2, 16))
+        value = rng.choice((*ODD_NUMBERS, int(program[rng.randrange(len(program))]), near, near, near))
+        program[at] = max(-(1 << 31), min((1 << 31) - 1, value))
+    changed = packed._replace(program=program)
+    try:
+        decoder.check_decoder(changed)
+    except ValueError:
+        return
+    layers, features, key_heads, size = changed.sizes
+    B, T, room = rng.choice((1, 2)), rng.choice((1, 3, 8)), rng.choice((3, 8, 9))
+    if layers * B * (features * len(packed.weights) + key_heads * size * room * room) > MOST_WORK * 64:
+        return
+    past = rng.choice((0, 0, 1, room - T, room))
+    try:
+        cache = decoder.new_cache(changed, B, room)
+        decoder.run_decoder(changed, torch.randn(B, T, features), cache, past, scored=rng.choice((None, 0, 1, T + 1)))
+    except ValueError:
+        return
+
+
+def run_sanitized(words: list[str]) -> int:
+    """Build the kernels with sanitizers in a copy of the package, and fuzz them there."""
+    with tempfile.TemporaryDirectory() as folder:
+        package = Path(folder) / "dynamicgate"
+        shutil.copytree(ROOT / "src" / "dynamicgate", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+        build_sanitized(package)
+        asks = [["g++", f"-print-file-name={name}"] for name in ("libasan.so", "libubsan.so")]
+        runtime = [subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() for ask in asks]
+        environment = {
+            **os.environ,
+            "LD_PRELOAD": " ".join(runtime),
+            "ASAN_OPTIONS": "detect_leaks=0,abort_on_error=1,quarantine_size_mb=16",
+            "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
+            "OMP_NUM_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "tests.fuzz.decoders", *words]
+        return subprocess.run(command, env=environment, check=False, cwd=folder).returncode
+
+
+if __name__ == "__main__":
+    if "--sanitized" in sys.argv:
+        sys.exit(run_sanitized([word for word in sys.argv[1:] if word != "--sanitized"]))
+    fuzz(check)
