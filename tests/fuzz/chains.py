@@ -143,4 +143,4 @@ def _threads(count: int) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    fuzz(check)
+    fuzz("chains", check)
