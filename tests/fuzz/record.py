@@ -27,7 +27,7 @@ SOURCES = {
     "plan, sanitized": PLANS,
     "model": (*FILES, "src/dynamicgate/gating", "src/dynamicgate/nn"),
     "checkpoint": (*FILES, "src/dynamicgate/training/checkpoint.py"),
-    "h5ad": ("src/dynamicgate/lab/datasets/single_cell",),
+    "h5ad": ("src/dynamicgate/lab/datasets/limits.py", "src/dynamicgate/lab/datasets/single_cell"),
     "archive": ("src/dynamicgate/lab/datasets",),
     "chains": CHAINS,
     "models": COMPILE,
