@@ -102,6 +102,10 @@ def summary() -> str:
     runs = read()
     wrong = [name for name, run in runs.items() if run["wrong"]]
     line = f"fuzz: {len(runs)} of {len(SOURCES)} runs recorded, {len(runs) - len(wrong)} without a finding"
+    if wrong:
+        line += f", findings in {', '.join(wrong)}"
+    if never := [name for name in SOURCES if name not in runs]:
+        line += f", no record of {', '.join(never)}"
     old = {name: places for name, places in changed().items() if name in runs}
     if not old:
         return f"{line}; nothing that they test has changed since"
