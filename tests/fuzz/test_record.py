@@ -22,7 +22,7 @@ WANTED = {
     "threads": 500,
 }
 OPEN = {"h5ad"}
-"""Known not to be right yet: some changed files keep their reader busy until it is stopped after a minute, and 300 files
+"""Known not to be right yet: some changed files keep their reader busy until it is stopped after a minute, and 300
 were read instead of 5,000. Take it out once it is."""
 
 
