@@ -24,16 +24,16 @@ test-core: check    ## the library without lab and experiments, and without slow
 test-gpu: venv      ## the GPU tests; writes tests/gpu_last_run.json if all pass
 	$(BIN)/python -m tests.gpu_record
 
-fuzz: venv          ## changed files, random chains and models, kills, threads; COUNT of most, from SEED; an hour or more
-	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED)
-	$(BIN)/python -m tests.fuzz.chains --count $$((4 * $(COUNT))) --seed $(SEED)
-	$(BIN)/python -m tests.fuzz.models --count $$(($(COUNT) * 3 / 5)) --seed $(SEED)
-	$(BIN)/python -m tests.fuzz.kills --count $$(($(COUNT) / 25)) --seed $(SEED)
-	$(BIN)/python -m tests.fuzz.threads
+fuzz: venv          ## changed files, random chains and models, kills, threads; writes tests/fuzz/last_run.json; an hour or more
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED) --record
+	$(BIN)/python -m tests.fuzz.chains --count $$((4 * $(COUNT))) --seed $(SEED) --record
+	$(BIN)/python -m tests.fuzz.models --count $$(($(COUNT) * 3 / 5)) --seed $(SEED) --record
+	$(BIN)/python -m tests.fuzz.kills --count $$(($(COUNT) / 25)) --seed $(SEED) --record
+	$(BIN)/python -m tests.fuzz.threads --record
 	$(PYTEST) --hypothesis-profile many tests/ops/test_chain.py tests/sparsity/test_exactness.py
 
 fuzz-asan: venv     ## the plan files again, with kernels built with the address and undefined behaviour sanitizers
-	$(BIN)/python -m tests.fuzz.asan --count $(COUNT) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz.asan --count $(COUNT) --seed $(SEED) --record
 
 sbom: venv          ## sbom.json: a software bill of materials of what is installed (CycloneDX)
 	$(BIN)/python -m tools.sbom sbom.json

@@ -12,6 +12,7 @@ from benchmarks import run_all
 from hypothesis import settings
 
 from tests import gpu_record
+from tests.fuzz import record as fuzz_record
 
 settings.register_profile("many", max_examples=5 * settings.default.max_examples)  # make fuzz
 
@@ -50,7 +51,8 @@ def _seeded_and_poisoned() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say when the GPU tests last passed, whether kernels have changed since, and which benchmarks are out of date."""
+    """Say when the GPU tests and the long fuzz last passed, and which of them and of the benchmarks are old."""
     if not torch.cuda.is_available():
         terminalreporter.write_line(gpu_record.summary())
+    terminalreporter.write_line(fuzz_record.summary())
     terminalreporter.write_line(run_all.summary())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from tests.fuzz import record
 from tests.fuzz.corpus import KINDS
 from tests.fuzz.runner import fuzz, make_case
 from tests.fuzz.test_programs import run_driver
@@ -21,6 +22,8 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=5000, help="changed files of each kind, four times of plans")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", type=int, metavar="NUMBER", help="write this one case here, and read nothing")
+    parser.add_argument("--record", action="store_true", help="note the results in tests/fuzz/last_run.json")
+    parser.add_argument("--sanitized", action="store_true", help="say so in the record (tests.fuzz.asan)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     failed = False
@@ -31,19 +34,21 @@ def main() -> int:
             originals.mkdir()
             print(make_case(kind, KINDS[kind].write(originals), Path(), options.seed, options.write))
             continue
-        started = time.monotonic()
+        name = f"{kind}, sanitized" if options.sanitized else kind
+        begun, started = record.begin(name), time.monotonic()
         if kind == "programs":
             with tempfile.TemporaryDirectory() as folder:
                 said = run_driver(Path(folder), options.seed, count)
             print(f"programs under sanitizers, seed {options.seed}: {said}", end="", flush=True)
+            if options.record:
+                record.write(name, begun, count=count, seed=options.seed, wrong=0, said=said.strip())
             continue
         found = fuzz(kind, options.seed, count)
         findings = {text: n for text, n in found.items() if text not in ("read", "refused")}
-        print(
-            f"{kind}, seed {options.seed}: {count} files, {found['refused']} refused, {found['read']} read, "
-            f"{len(findings)} findings, {time.monotonic() - started:.0f} s",
-            flush=True,
-        )
+        said = f"{count} files, {found['refused']} refused, {found['read']} read, {len(findings)} findings"
+        print(f"{kind}, seed {options.seed}: {said}, {time.monotonic() - started:.0f} s", flush=True)
+        if options.record:
+            record.write(name, begun, count=count, seed=options.seed, wrong=len(findings), said=said)
         for text in list(findings)[:20]:
             print(text)
         failed |= bool(findings)

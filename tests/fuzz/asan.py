@@ -12,6 +12,7 @@ from pathlib import Path
 
 from setup import FLAGS, KERNEL, LEVELS, SOURCES
 
+from dynamicgate import files
 from tests.places import ROOT
 
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fPIC")
@@ -33,6 +34,7 @@ def build(package: Path) -> None:
 
 def main() -> int:
     """Build, then fuzz."""
+    commit = str(files.environment("")["commit"])
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "dynamicgate"
         shutil.copytree(ROOT / "src" / "dynamicgate", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
@@ -46,8 +48,9 @@ def main() -> int:
             "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
             "OMP_NUM_THREADS": "1",
             "FUZZ_MB": "1000",  # the sanitizers need memory of their own
+            "DYNAMICGATE_COMMIT": "dirty" if commit.endswith("-dirty") else commit,  # the copy has no history
         }
-        command = [sys.executable, "-m", "tests.fuzz", "--kinds", "plan", *sys.argv[1:]]
+        command = [sys.executable, "-m", "tests.fuzz", "--kinds", "plan", "--sanitized", *sys.argv[1:]]
         return subprocess.run(command, env=environment, check=False, cwd=folder).returncode
 
 

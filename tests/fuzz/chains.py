@@ -144,4 +144,4 @@ def _threads(count: int) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    fuzz(check)
+    fuzz("chains", check)

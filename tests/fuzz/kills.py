@@ -1,6 +1,7 @@
-"""kill -9 at file events (a half-written file, before and after a flush or a move, half a line of the log), then the
-same command again until it ends: every file must be, bit for bit, what an uninterrupted run leaves. And two runs at
-once in one folder, which must never mix. `python -m tests.fuzz.kills --count 200 --seed 0` counts kills.
+"""kill -9 at file events (a half-written file, before and after a flush or a move, half a line of a log or of the
+journal of a sweep), then the same command again until it ends: every file must be, bit for bit, what an uninterrupted
+run leaves. And two runs at once in one folder, which must never mix. `python -m tests.fuzz.kills --count 200 --seed 0`
+counts kills.
 
 Children are forked from one process that has imported everything: a kill costs seconds less.
 """
@@ -21,9 +22,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+from optuna.storages.journal import JournalFileBackend
+from safetensors.torch import load_file
+
+from dynamicgate.continual import walk
 from dynamicgate.lab.cli import main
-from dynamicgate.lab.methods import train_one
+from dynamicgate.lab.methods import stream_methods, train_one
 from dynamicgate.training import run_state
+from tests.fuzz import record
 
 TRAIN = "train --data digits --epochs 2 --hidden 24"
 COMMANDS = {
@@ -31,10 +38,14 @@ COMMANDS = {
     "gate": f"{TRAIN} --model gate --budget 0.5 --policy gumbel --accumulate 3 --clip 1.0",
     "patience": f"{TRAIN} --model rigl --budget 0.3 --patience 1",
     "compare": "compare --data digits --models dense,gate --budget 0.5 --seeds 2 --epochs 1 --hidden 16",
+    "sweep": "sweep --data digits --model gate --budget 0.5 --trials 4 --epochs 3 --hidden 16",
+    "continual": "continual --data digits --models naive,er,keep --tasks 2 --rows 300 --epochs 2 --hidden 16 --width 8",
 }
-SAME = ("model.safetensors", "best.safetensors", "log.jsonl", "samples.json")
-WITHOUT_TIMES = ("run.json", "results.json")
-TIMES = ("created", "command", "seconds", "commit")
+SAME = ("model.safetensors", "best.safetensors", "log.jsonl", "samples.json", "stream.json")
+SAME_TENSORS = ("last.safetensors",)  # its header has times
+WITHOUT_TIMES = ("run.json", "results.json", "sweep.json")
+TIMES = ("created", "command", "seconds", "commit", "steps_a_second")
+CHECKPOINT_SECONDS = 0.05
 KILLS_IN_A_TRIAL = 4
 
 
@@ -47,7 +58,8 @@ class Events:
 
     def install(self) -> None:
         """Watch the calls that change files, in this process only."""
-        replace, fsync, append = os.replace, os.fsync, run_state.append_row
+        replace, fsync, append, journal = os.replace, os.fsync, run_state.append_row, JournalFileBackend.append_logs
+        follow = stream_methods.follow
 
         def watched_replace(source: Any, target: Any) -> None:
             if self._comes():  # half a file, never in place
@@ -68,8 +80,22 @@ class Events:
             self._event()
             append(path, row)
 
-        os.replace, os.fsync, run_state.append_row = watched_replace, watched_fsync, watched_append
-        train_one.fit = partial(train_one.fit, checkpoint_seconds=0.05)  # type: ignore[assignment]
+        def watched_journal(backend: JournalFileBackend, logs: list[dict[str, Any]]) -> None:
+            if self._comes():
+                text = json.dumps(logs[0])
+                with Path(backend._file_path).open("a") as file:
+                    file.write(text[: self.random.randrange(len(text))])
+            self._event()
+            journal(backend, logs)
+
+        def follow_with_checkpoints(*args: Any, **options: Any) -> Any:
+            return follow(*args, **{**options, "checkpoint_seconds": CHECKPOINT_SECONDS})
+
+        os.replace, os.fsync = watched_replace, watched_fsync
+        run_state.append_row = walk.append_row = watched_append  # type: ignore[assignment]
+        JournalFileBackend.append_logs = watched_journal  # type: ignore[method-assign]
+        stream_methods.follow = follow_with_checkpoints  # type: ignore[assignment]
+        train_one.fit = partial(train_one.fit, checkpoint_seconds=CHECKPOINT_SECONDS)  # type: ignore[assignment]
 
     def _comes(self) -> bool:
         return self.kill_at is not None and self.count + 1 == self.kill_at
@@ -115,11 +141,18 @@ def differences(base: Path, out: Path) -> list[str]:
             continue
         if path.name in SAME:
             differs = path.read_bytes() != other.read_bytes()
+        elif path.name in SAME_TENSORS:
+            differs = not _same_tensors(path, other)
         else:
             differs = path.name in WITHOUT_TIMES and _timeless(path) != _timeless(other)
         if differs:
             found.append(path.name)
     return found
+
+
+def _same_tensors(path: Path, other: Path) -> bool:
+    one, two = load_file(path), load_file(other)
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
 def _timeless(path: Path) -> Any:
@@ -165,26 +198,28 @@ def two_writers(folder: Path) -> list[str]:
     return [f"{name} differs from a run alone" for name in differences(alone[winners[0]], out)]
 
 
-def run(count: int, seed: int) -> int:
-    """Until there were `count` kills; returns how many trials were wrong."""
-    rng = random.Random(seed)
+def run(count: int, seed: int, commands: list[str], *, note: bool = False) -> int:
+    """Until there were `count` kills; returns how many trials were wrong. note: in the record."""
+    begun, rng = record.begin("kills"), random.Random(seed)
     wrong = kills = trials = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
             main([*COMMANDS["gate"].split(), "--out", str(folder / "warm")])  # children find everything imported
-        events = {}
-        for key, command in COMMANDS.items():
+        events, killed_in = {}, dict.fromkeys(commands, 0)
+        for key in commands:
+            command = COMMANDS[key]
             counted = folder / "count"
             if status := ended(start(command, folder / f"base-{key}", count_in=counted)):
                 print(f"{key}: the uninterrupted run ended with {status}")
                 return 1
             events[key] = int(counted.read_text())
         while kills < count:
-            for key, command in COMMANDS.items():
+            for key in commands:
                 out = folder / f"{key}-{trials}"
-                killed, problems = trial(command, folder / f"base-{key}", out, events[key], rng)
+                killed, problems = trial(COMMANDS[key], folder / f"base-{key}", out, events[key], rng)
                 kills, trials = kills + killed, trials + 1
+                killed_in[key] += killed
                 wrong += bool(problems)
                 print(f"{kills} kills, {key}: {problems or 'the same bits'}", flush=True)
                 shutil.rmtree(out, ignore_errors=True)
@@ -193,7 +228,11 @@ def run(count: int, seed: int) -> int:
         pairs = max(1, count // 20)
         mixed = [problem for _ in range(pairs) for problem in two_writers(folder)]
         print(*mixed[:3], sep="\n", end="\n" if mixed else "")
-    print(f"{kills} kills in {trials} trials: {wrong} wrong; {pairs} pairs of writers: {len(mixed)} wrong", flush=True)
+    each = ", ".join(f"{number} {key}" for key, number in killed_in.items())
+    said = f"{kills} kills ({each}) in {trials} trials: {wrong} wrong; {pairs} pairs of writers: {len(mixed)} wrong"
+    print(said, flush=True)
+    if note:
+        record.write("kills", begun, count=kills, seed=seed, wrong=wrong + len(mixed), said=said)
     return wrong + len(mixed)
 
 
@@ -201,5 +240,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=40, help="kills")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--commands", default=",".join(COMMANDS), help="separated by commas")
+    parser.add_argument("--record", action="store_true", help="note the result in tests/fuzz/last_run.json")
     wanted = parser.parse_args()
-    sys.exit(1 if run(wanted.count, wanted.seed) else 0)
+    sys.exit(1 if run(wanted.count, wanted.seed, wanted.commands.split(","), note=wanted.record) else 0)

@@ -236,4 +236,4 @@ def _near(model: nn.Module, used: dg.gating.Usage, odd: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
-    fuzz(check)
+    fuzz("models", check)

@@ -7,20 +7,26 @@ import sys
 import time
 from collections.abc import Callable
 
+from tests.fuzz import record
 
-def fuzz(check: Callable[[int], str | None], *, count: int = 200) -> None:
-    """Run `check` for many seeds from the command line. It returns what is wrong, or None."""
+
+def fuzz(name: str, check: Callable[[int], str | None], *, count: int = 200) -> None:
+    """Run `check` for many seeds from the command line. It returns what is wrong, or None. name: in the record."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=count, help="cases to run")
     parser.add_argument("--seed", type=int, default=0, help="number of the first case; a failing case names its own")
+    parser.add_argument("--record", action="store_true", help="note the result in tests/fuzz/last_run.json")
     wanted = parser.parse_args()
-    start, wrong = time.monotonic(), 0
+    begun, start, wrong = record.begin(name), time.monotonic(), 0
     for seed in range(wanted.seed, wanted.seed + wanted.count):
         problem = check(seed)
         if problem is not None:
             wrong += 1
             print(f"seed {seed}: {problem}", flush=True)
-    print(f"{wanted.count} cases from seed {wanted.seed}: {wrong} wrong, {time.monotonic() - start:.0f} s", flush=True)
+    said = f"{wanted.count} cases from seed {wanted.seed}: {wrong} wrong"
+    print(f"{said}, {time.monotonic() - start:.0f} s", flush=True)
+    if wanted.record:
+        record.write(name, begun, count=wanted.count, seed=wanted.seed, wrong=wrong, said=said)
     sys.exit(1 if wrong else 0)
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import dynamicgate as dg
+from tests.fuzz import record
 
 THREADS = 8
 
@@ -80,8 +81,9 @@ def _run_together(work: Callable[[int], object], found: list[str]) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--count", type=int, default=500, help="calls from each of 8 threads")
+    parser.add_argument("--record", action="store_true", help="note the result in tests/fuzz/last_run.json")
     wanted = parser.parse_args()
-    problems = 0
+    begun, problems, said = record.begin("threads"), 0, []
     for name, model, recorded in (
         ("gated", gated_model(), False),
         ("gated, recorded", gated_model(), True),
@@ -89,5 +91,8 @@ if __name__ == "__main__":
     ):
         wrong = wrong_calls(model, wanted.count, recorded=recorded)
         problems += len(wrong)
-        print(f"{name}: {THREADS} threads x {wanted.count} calls, {len(wrong)} wrong", *wrong[:3], sep="\n  ")
+        said.append(f"{name}: {THREADS} threads x {wanted.count} calls, {len(wrong)} wrong")
+        print(said[-1], *wrong[:3], sep="\n  ")
+    if wanted.record:
+        record.write("threads", begun, count=wanted.count, seed=None, wrong=problems, said="; ".join(said))
     sys.exit(1 if problems else 0)

@@ -246,6 +246,8 @@ class Budget(GateBudget):
         device = next(model.parameters()).device
         data = [move(x, device) for x, _ in iterate(data, CALIBRATION_BATCH)]
         new = data if unseen is None else [move(x, device) for x, _ in iterate(unseen, CALIBRATION_BATCH)]
+        if not data or not new:
+            raise ValueError("nothing to calibrate on: the dataset is empty")
         restored: list[str] = []
         if self.on_collapse == "act":
             trained = {site: rows[-1].g for site, rows in self.readings.items()}

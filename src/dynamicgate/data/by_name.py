@@ -37,6 +37,8 @@ def batches_by_name(
     class numbers. What does not fit is refused, unless it is one of `data.alignment.ALLOWED` and `allow` names it.
     targets: False leaves them out, and needs none.
     """
+    if size < 1:
+        raise ValueError(f"a batch has 1 row or more, received {size}")
     allowed = check_allowed(allow)
     table, y = data if is_table_pair(data) else (data, None)
     if schema is None or not schema.columns or not (is_frame(table) or is_annotated(table)):

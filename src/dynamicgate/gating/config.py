@@ -12,6 +12,7 @@ from dynamicgate.gating.routing import DropPolicy
 OPEN, THETA, RANK = 0.8, 0.5, 8
 STAGES = (0.2, 0.3, 0.5)
 CONTEXTS = 10
+LARGEST_BLOCK = 1 << 24  # units; of a narrower layer all
 OF_STAGES = ("stages", "decide")  # options
 OF_CONTEXTS = ("contexts",)
 Decide = Literal["margin", "entropy", "head", "random"]
@@ -91,6 +92,8 @@ class GateConfig:
         _one_of("drop_policy", self.drop_policy, ("position", "random"))
         if self.block is not None and (not isinstance(self.block, int) or self.block < 1):
             raise ValueError(f"block is a number of units and must be an integer >= 1, received {self.block!r}")
+        if self.block is not None and self.block > LARGEST_BLOCK:
+            raise ValueError(f"block={self.block}: no layer has so many units; the largest block is the layer's width")
         if self.rank is not None and (not isinstance(self.rank, int) or self.rank < 1):
             raise ValueError(f"rank must be an integer >= 1, received {self.rank!r}")
         if not 0.0 < self.open < 1.0:

@@ -56,9 +56,10 @@ class Gate(nn.Module):
         """A gate for `site` whose network, if it has one, reads `features` values."""
         super().__init__()
         self.site = site
-        self.block = block_at(site, config)
+        asked = block_at(site, config)
+        self.block = min(asked, site.width)  # never more memory than there are units
         self.blocks = math.ceil(site.width / self.block)
-        self.config = resolved(replace(config, block=self.block), features, self.blocks)
+        self.config = resolved(replace(config, block=asked), features, self.blocks)
         self.net = gate_net(self.config, features, self.blocks)
         # Buffers, not attributes: they must travel with the checkpoint, and changing them must not recompile the model.
         self.register_buffer("tau", torch.tensor(float(config.tau), dtype=torch.float32))

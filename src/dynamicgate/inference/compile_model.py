@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from dynamicgate.inference.profiling import MAX_ROWS
 from dynamicgate.modules import unwrap
 
 BATCHES = (1, 16, 256)
+MOST_BATCH = 1 << 24  # rows
 MOST_ROWS = 256  # of an example for a model that cannot be traced, which is run as a whole in float64
 
 
@@ -77,7 +80,7 @@ def compile(
         return _compiled(model, compile_language(model, call, batches=batches, threads=threads, seconds=seconds))
     schema = schema_of(model)
     x = inputs_by_name(example, schema, rows=MAX_ROWS).detach()
-    _check_arguments(x, batches)
+    _check_arguments(x, batches, seconds, memory)
     options = {"calibration": calibration, **cpu_options(drop_never_open, memory, same_bits)}
     if not x.is_cuda and all(value is None for value in options.values()) and runs_by_layer(model):
         found = Inputs((x[:MOST_ROWS],))
@@ -102,13 +105,20 @@ def compile(
     return _with_schema(CompiledModel(body, plan, nodes), model)
 
 
-def _check_arguments(x: Tensor, batches: Sequence[int]) -> None:
+def _check_arguments(x: Tensor, batches: Sequence[int], seconds: float, memory: float | None) -> None:
     if x.ndim < 2:
         raise ValueError(f"example must be rows of features (2 dimensions or more), received shape {tuple(x.shape)}")
     if not x.is_cuda and (x.dtype is not torch.float32 or x.device.type != "cpu"):
         raise ValueError(f"example must be on a CUDA GPU, or float32 on the cpu, received {x.dtype} on {x.device}")
-    if not batches or list(batches) != sorted(set(batches)) or min(batches) < 1:
+    whole = all(isinstance(rows, Integral) for rows in batches)
+    if not batches or not whole or list(batches) != sorted(set(batches)) or min(batches) < 1:
         raise ValueError(f"batches must be ascending numbers of rows, at least 1, received {tuple(batches)}")
+    if max(batches) > MOST_BATCH:
+        raise ValueError(f"batches of more than {MOST_BATCH:,} rows are not timed, received {max(batches)}")
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"seconds is about how long timing may take, 0 or more, received {seconds}")
+    if memory is not None and not memory > 0:
+        raise ValueError(f"memory is a multiple of the dense weights and must be positive, received {memory}")
 
 
 def cpu_options(drop_never_open: bool, memory: float | None, same_bits: bool) -> dict[str, Any]:

@@ -106,8 +106,7 @@ class Sparsifier:
         self._stats_cache: tuple[int, dict[str, dict[str, float]], str] | None = None
 
     def _add_layers(self, pattern: Pattern, masks: Iterator[Tensor]) -> None:
-        for name, linear in self._chosen.items():
-            check_tiles(name, linear, self._regions[name], pattern)
+        check_tiles(self._chosen, self._regions, pattern)
         for (name, linear), mask in zip(self._chosen.items(), masks, strict=True):
             tied = tied_to(linear, self._model)
             for one in (linear, *tied):

@@ -78,7 +78,7 @@ def parse_pattern(name: str) -> Pattern:
         return Pattern(name)
     if name == FAN_IN:
         return Pattern(name, per_row=True)
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", name)
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", str(name))
     if not found:
         raise ValueError(
             f"a pattern is '{UNSTRUCTURED}', '{FAN_IN}' or a tile of outputs x inputs like '16x1' or '32x32', "

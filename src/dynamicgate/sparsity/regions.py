@@ -10,7 +10,7 @@ dots, would read a later stage: they never exist. A layer without stages is one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -113,7 +113,21 @@ def fill(regions: Sequence[SparseRegion], shape: torch.Size, mask_of: Callable[[
     return mask
 
 
-def check_tiles(name: str, linear: nn.Linear, regions: Sequence[SparseRegion], pattern: Pattern) -> None:
+def check_tiles(
+    layers: Mapping[str, nn.Linear], regions: Mapping[str, Sequence[SparseRegion]], pattern: Pattern
+) -> None:
+    """An error for a tile that is larger than every layer, which are padded to whole tiles, or is in two stages."""
+    outputs, inputs = (max(linear.weight.shape[i] for linear in layers.values()) for i in (0, 1))
+    if pattern.rows > outputs or pattern.columns > inputs:
+        raise ValueError(
+            f"pattern={pattern.name!r}: no layer has so many outputs or inputs; the largest tile that fits any is "
+            f"{outputs}x{inputs}, and one that prunes something is smaller than the layers"
+        )
+    for name, linear in layers.items():
+        _check_stages(name, linear, regions[name], pattern)
+
+
+def _check_stages(name: str, linear: nn.Linear, regions: Sequence[SparseRegion], pattern: Pattern) -> None:
     """An error if a tile would belong to two stages."""
     for region in regions:
         rows = _cuts(region.rows, linear.out_features, pattern.rows)

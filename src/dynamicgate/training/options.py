@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Integral
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +26,24 @@ class FitOptions:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "accumulate"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, received {getattr(self, name)}")
-        if not self.lr > 0:
+            value = getattr(self, name)
+            if not isinstance(value, Integral) or value < 1:
+                raise ValueError(f"{name} must be 1 or more, received {value!r}")
+        if self.accumulate > self.batch:
+            raise ValueError(
+                f"accumulate={self.accumulate}: a batch of {self.batch} rows has at most {self.batch} pieces"
+            )
+        if not (isinstance(self.seed, Integral) and 0 <= self.seed < 1 << 63):
+            raise ValueError(f"seed must be a whole number from 0 to 2**63 - 1, received {self.seed!r}")
+        if not 0 < self.lr < math.inf:
             raise ValueError(f"the learning rate must be positive, received {self.lr}")
-        if not self.gate_lr_scale > 0:
+        if not 0 < self.gate_lr_scale < math.inf:
             raise ValueError(f"gate_lr_scale is relative to lr and must be positive, received {self.gate_lr_scale}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be 0 or more, received {self.weight_decay}")
         if self.clip is not None and not self.clip > 0:
             raise ValueError(f"clip is the largest gradient norm and must be positive, received {self.clip}")
-        if self.patience is not None and self.patience < 1:
+        if self.patience is not None and not self.patience >= 1:
             raise ValueError(f"patience is a number of epochs, 1 or more, received {self.patience}")
 
     def learning_rate(self, step: int, total: int, peak: float | None = None) -> float:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from dynamicgate.lab.datasets.digits import load_digits
+from dynamicgate.lab.datasets.limits import memory_bytes
 from dynamicgate.lab.methods.hyperparameters import Settings
-from dynamicgate.lab.methods.ranges import RANGES, memory_bytes
+from dynamicgate.lab.methods.ranges import RANGES
 
 WRONG = {
     "open_rate": 5.0, "weight_decay": -5.0, "gate_lr_scale": 0.0, "gate_fraction": 5.0, "always_open": 7.0,

@@ -91,6 +91,28 @@ def test_a_killed_sweep_is_continued_by_others_to_the_same_file(
     assert run(tmp_path, data) == one[1]
 
 
+def test_half_a_line_of_the_journal_which_a_killed_process_left_is_cut_off(
+    one: tuple[Path, dict[str, Any]], data: Path, tmp_path: Path
+) -> None:
+    """Otherwise the next line would be appended to it, and the study could never be read again."""
+    journal = tmp_path / "study.journal"
+    for trials, left in ((1, '{"op_code": 5, "worker_id": "'), (2, '{"op_code'), (8, "")):
+        found = run(tmp_path, data, trials=trials)
+        with journal.open("a") as file:
+            file.write(left)
+    assert found == one[1]
+    assert [path.name for path in tmp_path.glob("*journal*")] == ["study.journal"]
+
+
+def test_a_damaged_journal_is_named(data: Path, tmp_path: Path) -> None:
+    run(tmp_path, data, trials=1)
+    journal = tmp_path / "study.journal"
+    lines = journal.read_text().splitlines()
+    journal.write_text("\n".join([*lines[:3], lines[3][:20], *lines[4:]]) + "\n")
+    with pytest.raises(ValueError, match=r"study.journal is damaged \(.*\): put back a copy of it, or delete it"):
+        run(tmp_path, data, trials=1)
+
+
 def test_tpe_and_the_median_pruner_can_be_chosen(data: Path, tmp_path: Path) -> None:
     found = run(tmp_path, data, trials=3, sampler="tpe", pruner="median")
     assert len({row["params"]["lr"] for row in found["runs"]}) == 3

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from dynamicgate.lab.datasets.limits import most_bytes, most_members, refuse_larger
+from dynamicgate.lab.datasets.limits import LARGEST_MEMBER, most_bytes, most_members, refuse_larger
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".zip")
 
@@ -108,6 +108,7 @@ def _tar_members(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[
             if not (member.isfile() or member.isdir()):
                 raise ValueError(f"{source}: refused, it contains a link or a device at {member.name!r}")
             if member.isfile() and wanted(name):
+                refuse_larger(member.size, LARGEST_MEMBER, f"{source}, {name}")
                 content = archive.extractfile(member)
                 assert content is not None
                 yield name, content.read()
@@ -131,6 +132,7 @@ def _zip_members(source: Path, wanted: Callable[[str], bool]) -> Iterator[tuple[
             if stat.S_ISLNK(info.external_attr >> 16):  # the upper half is the Unix mode, if there is one
                 raise ValueError(f"{source}: refused, it contains a link or a device at {info.filename!r}")
             if not info.is_dir() and wanted(name):
+                refuse_larger(info.file_size, LARGEST_MEMBER, f"{source}, {name}")
                 yield name, archive.read(info)
 
 

@@ -14,6 +14,7 @@ from dynamicgate.lab.datasets.splits import Splits, split_arrays
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 FOLDERS = ("MNIST/raw", "MNIST", "mnist", ".")
 TRAIN_ROWS, TEST_ROWS, VALID_ROWS = 60_000, 10_000, 5_000
+LABEL_BYTES = 8 + TRAIN_ROWS
 
 
 def load_mnist(data_dir: Path, seed: int) -> Splits:
@@ -54,7 +55,7 @@ def refuse_other_labels(train: Path, test: Path) -> None:
     """Other datasets come as files of the same names, and would be reported as MNIST with its licence and citation."""
     official = {file.name.removesuffix(".gz"): file.unpacked_sha256 for file in get_source("mnist").files}
     for path, name in ((train, FILES[1]), (test, FILES[3])):
-        if hashlib.sha256(read_content(path)).hexdigest() != official[name]:
+        if hashlib.sha256(read_content(path, LABEL_BYTES)).hexdigest() != official[name]:
             raise ValueError(
                 f"{path} has other labels than MNIST: another dataset is given as data of your own, by its folder "
                 f"(--data {path.parent}); if it should be MNIST, download it again"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from dynamicgate.lab.datasets.limits import memory_bytes
 from dynamicgate.lab.methods.fields import STAGED
 from dynamicgate.sparsity.patterns import parse_pattern
 
@@ -104,15 +103,3 @@ def check_memory(sizes: Sequence[int]) -> None:
             f"a network of {' x '.join(f'{size:,}' for size in sizes)} needs {needed / 1e9:,.1f} GB to be trained, and "
             f"this machine has {found / 1e9:,.1f} GB: choose smaller hidden widths"
         )
-
-
-def memory_bytes(limits: Sequence[Path] = (Path("/sys/fs/cgroup/memory.max"),)) -> int | None:
-    """The memory of this machine, or of the container that the process is in; None where that cannot be found out."""
-    try:
-        found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):  # not on Windows
-        return None
-    for path in limits:
-        text = path.read_text(encoding="ascii").strip() if path.is_file() else "max"
-        found = min(found, int(text)) if text.isdigit() else found
-    return found

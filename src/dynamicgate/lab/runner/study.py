@@ -29,6 +29,8 @@ try:
     from optuna.storages.journal import JournalFileBackend
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial, TrialState
+
+    from dynamicgate.lab.runner.journal_lock import JournalLock
 except ImportError as error:
     raise ImportError("a sweep needs Optuna: pip install 'dynamicgate[sweep]'") from error
 
@@ -57,11 +59,10 @@ def open_study(
     """
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     path.parent.mkdir(parents=True, exist_ok=True)
-    storage = JournalStorage(JournalFileBackend(str(path)))  # one JSON a line; processes and machines may append
     pruners = {"first": lambda: FirstTrialPruner(warmup), "none": NopPruner}
     study = optuna.create_study(
         study_name=NAME,
-        storage=storage,
+        storage=_storage(path),
         direction="maximize",
         load_if_exists=True,
         sampler=NumberedSampler(space, start, sampler, seed),
@@ -75,6 +76,16 @@ def open_study(
         apart = sorted(key for key in found.keys() | asked.keys() if found.get(key) != asked.get(key))
         raise ValueError(f"{path} holds a sweep with another {', '.join(apart)}: choose another folder for this one")
     return study
+
+
+def _storage(path: Path) -> JournalStorage:
+    """The journal: one JSON a line, to which processes and machines append."""
+    try:
+        return JournalStorage(JournalFileBackend(str(path), JournalLock(path)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error!r}): put back a copy of it, or delete it and the trials beside it to begin anew"
+        ) from error
 
 
 class NumberedSampler(BaseSampler):
