@@ -7,8 +7,9 @@ python -m experiments.continual page                         # docs/continual.md
 
 tuning-keep, tuning-learners: settings, on other permutations.
 e0: nothing kept, does it forget less? e1: 10 permutations, every method. e2: 100. e2-rivals: the usual methods at 100.
-e3: nothing known. e4: 1,000. e5, e6: 500 and 800 permutations, does it grow old? e7: 800 with room for 100. e8: new
-classes. e9: rotated. e10: cell types. e11: time scales.
+e3: nothing known. e4: 1,000. e5, e6, e6-wide: 500, 200 and 50 permutations, does it grow old? e7: 800 with room for
+100. e8: new classes. e9: rotated; e9-cifar10: pairs of natural classes. e10: cell types; e10-laboratories and
+e10-shared-genes: a second laboratory. e11: time scales.
 """
 
 from __future__ import annotations
