@@ -76,9 +76,11 @@ def on_validation_rows(splits: Splits) -> Splits:
 
 def all_training_rows(splits: Splits) -> Splits:
     """Learn from training and validation rows."""
-    train, valid = splits.train, splits.valid
-    x, y = torch.cat([train.values, valid.values]), torch.cat([train.y, valid.y])
-    return replace(splits, train=replace(train, x=x, y=y, prepare=None), valid=valid.take(torch.arange(1)))
+    train, valid, test = (
+        replace(part, x=part.values, prepare=None) for part in (splits.train, splits.valid, splits.test)
+    )
+    train = replace(train, x=torch.cat([train.values, valid.values]), y=torch.cat([train.y, valid.y]))
+    return replace(splits, train=train, valid=valid.take(torch.arange(1)), test=test)
 
 
 def centred(splits: Splits) -> Splits:

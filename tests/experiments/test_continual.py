@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 import dynamicgate as dg
 from dynamicgate.continual import Contexts, Keeper, follow
+from dynamicgate.data import Arrays
 from dynamicgate.gating.context import ContextNet
 from dynamicgate.lab.datasets import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
@@ -250,6 +251,16 @@ def test_orders_of_classes_differ_by_seed_and_are_those_of_all_methods(digits: S
         streams = [stream_of(digits, dict(asked[model]), seed) for model in ("readout 1000", "er 200", "joint")]
         assert len({tuple(task.name for task in stream) for stream in streams}) == 1
     assert class_order(digits, 0) != class_order(digits, 1)
+
+
+def test_changes_of_images_end_in_plain_rows() -> None:
+    images = [Arrays(torch.full((n, 3, 2, 2), 255, dtype=torch.uint8), torch.arange(n) % 2, lambda b: b.float() / 255)
+              for n in (6, 2, 2)]  # fmt: skip
+    splits = Splits("images", images[0], images[1], images[2], 2, 0.0, 1.0).flat()
+    for change in CONTINUAL.table("e9-cifar10").changes:
+        splits = change.apply(splits)
+    assert splits.train.values.shape == (8, 12), "training and validation rows"
+    assert torch.equal(splits.test.values, torch.full((2, 12), 2.0))
 
 
 def test_learned_features_are_those_of_the_first_task(digits: Splits) -> None:
