@@ -131,7 +131,8 @@ def mean_rows(images: Images, seen: Seen) -> Tensor:
 
 def closeness(x_BD: Tensor, prototypes_CD: Tensor) -> Tensor:
     """Higher for prototypes that are nearer, [B, C]: one product for each."""
-    return x_BD @ prototypes_CD.T - 0.5 * prototypes_CD.square().sum(1)
+    x, prototypes = x_BD.double(), prototypes_CD.double()  # a GPU rounds products of floats to 10 bits
+    return x @ prototypes.T - 0.5 * prototypes.square().sum(1)
 
 
 def test(images: Images, seen: Seen, nets: Stack, prototypes_CD: Tensor, capacity: int) -> Retention:

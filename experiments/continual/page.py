@@ -11,6 +11,7 @@ from dynamicgate.lab.runner import Experiment, Table
 from dynamicgate.lab.runner.docs_pages import ABSENT, Pages, markdown
 from dynamicgate.lab.runner.results import read_results
 from dynamicgate.lab.statistics import interval
+from experiments.continual.matching import matched, overlap_and_forgetting, said
 
 PAGE, MARKER = "docs/continual.md", "streams"
 QUESTIONS = {
@@ -43,6 +44,7 @@ def pages(experiment: Experiment) -> Pages:
         rows = {model: found for (_, model), found in runs.items()}
         if rows:
             parts += [f"### {title(table)}\n", section(rows)]
+            parts += [equally_learned(rows)] if table.name.startswith("e0") else []
     return {PAGE: {MARKER: "\n".join(parts).rstrip() if parts else "No run is stored yet."}}
 
 
@@ -69,6 +71,15 @@ def section(rows: Mapping[str, Sequence[Run]]) -> str:
         for name, runs in rows.items()
     ]  # fmt: skip
     return markdown(columns, body, numbers=True) + "\n"
+
+
+def equally_learned(rows: Mapping[str, Sequence[Run]]) -> str:
+    """Forgetting where as much was learned, and overlap."""
+    body = [[one.method, f"{one.overlap:.3f}", said(one.apart)] for one in matched(rows)]
+    r = overlap_and_forgetting(rows)
+    text = "" if r is None else f"\nOver all runs, overlap and forgetting correlate with r = {r:.2f}.\n"
+    columns = ["method", "overlap of active units", "forgets more than dense that has learned as much, points"]
+    return markdown(columns, body, numbers=True) + "\n" + text
 
 
 def contexts(rows: Mapping[str, Sequence[Run]]) -> str:

@@ -109,8 +109,8 @@ class Done:
 
 def result(job: Job, done: Done, side: Side, seconds: float) -> dict[str, Any]:
     """The curves of every method, one for each seed."""
-    each, seeds = len(side.methods), len(side.seeds)
-    places = {m: [s * each + k for s in range(seeds)] for k, m in enumerate(side.methods)}
+    each = len(side.seeds)
+    places = {m: range(k * each, (k + 1) * each) for k, m in enumerate(side.methods)}
     curves = {m: [[round(row[k], 5) for row in done.online] for k in at] for m, at in places.items()}
     gates = sum(p[0].numel() for p in side.stack.gates)
     connections = (side.stack.nonzero + gates * side.gated).tolist()

@@ -1,7 +1,7 @@
 """Networks that learn the same rows side by side, one for each method and seed, and what keeps them from growing old.
 
-Shapes in names: K networks, that is S seeds of M methods each; B rows, D features, I inputs, N units of a layer, R the
-rank of a gate.
+Shapes in names: K networks, that is S seeds of each of M methods, those of a method together; B rows, D features, N
+units of a layer.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Side:
     ) -> None:
         """New networks; all methods of a seed begin with the same weights."""
         self.methods, self.sizes, self.lr, self.seeds, self.device = methods, sizes, lr, list(seeds), device
-        self.names = methods * len(self.seeds)
+        self.names = [name for name in methods for _ in self.seeds]
         self.gated = self._which("gates")
         self.stack = self._same(self.seeds)
         self.first = [p.clone() for p in self.stack.parameters]
@@ -70,7 +70,7 @@ class Side:
     def _same(self, seeds: Sequence[int]) -> Stack:
         each = [Stack.draw(1, self.sizes, seed=seed, device=self.device) for seed in seeds]
         many = [
-            [torch.cat(of_seeds).repeat_interleave(len(self.methods), 0) for of_seeds in zip(*part, strict=True)]
+            [torch.cat(of_seeds * len(self.methods)) for of_seeds in zip(*part, strict=True)]
             for part in ([one.weights for one in each], [one.biases for one in each])
         ]
         gates = self._gates(seeds) if bool(self.gated.any()) else []
@@ -121,7 +121,7 @@ class Side:
     def step(self, x_SBD: Tensor, y_SB: Tensor) -> None:
         """Count who answers right, then learn. Nothing here waits for the device, so that a CUDA graph can hold it."""
         stack, each = self.stack, len(self.methods)
-        x, y = (of[:, None].expand(-1, each, *of.shape[1:]).flatten(0, 1) for of in (x_SBD, y_SB))
+        x, y = (of.expand(each, *of.shape).flatten(0, 1) for of in (x_SBD, y_SB))
         hidden: list[Tensor] = []
         open_rates: list[Tensor] = []
         for p in stack.parameters:
@@ -141,21 +141,25 @@ class Side:
             for layer, rate in enumerate(open_rates):  # a closed loop holds the fraction of open units
                 stack.gates[3 * layer + 2].sub_(NUDGE * (rate - OPEN)[:, None])
 
+    def _places(self) -> list[tuple[str, slice]]:
+        """Each method with the places of its networks."""
+        each = len(self.seeds)
+        return [(name, slice(number * each, (number + 1) * each)) for number, name in enumerate(self.methods)]
+
     def _pull(self) -> None:
         """Weights held small, or near where they began."""
-        for k, name in enumerate(self.names):
+        for name, k in self._places():
             own = METHODS[name]
-            if "l2" in own or "l2_init" in own:
-                at, now = [g[k] for g in self.grads], [p[k] for p in self.stack.parameters]
-                if "l2" in own:
-                    torch._foreach_add_(at, now, alpha=2.0 * own["l2"])
-                else:
-                    apart = torch._foreach_sub(now, [p[k] for p in self.first])
-                    torch._foreach_add_(at, apart, alpha=2.0 * own["l2_init"])
+            at, now = [g[k] for g in self.grads], [p[k] for p in self.stack.parameters]
+            if "l2" in own:
+                torch._foreach_add_(at, now, alpha=2.0 * own["l2"])
+            if "l2_init" in own:
+                apart = torch._foreach_sub(now, [p[k] for p in self.first])
+                torch._foreach_add_(at, apart, alpha=2.0 * own["l2_init"])
 
     def _shake(self) -> None:
         """Weights shrunk and perturbed."""
-        for k, name in enumerate(self.names):
+        for name, k in self._places():
             own = METHODS[name]
             if "shrink" in own:
                 now = [p[k] for p in self.stack.parameters]

@@ -33,7 +33,7 @@ QUICK_FOLLOW = {"tasks": 2, "hidden": [32, 32], "epochs": 1, "batch": 50, "rows"
 QUICK_SIDE = {"tasks": 3, "hidden": [20, 20], "rows": 400, "seeds": [0, 1]}
 THREE, FIVE, OTHERS = (0, 1, 2), (0, 1, 2, 3, 4), (1000, 1001)
 
-LENGTHS: Models = {"short": {"epochs": 1, "rows": 20_000}, "long": {"epochs": 3, "rows": None}}
+LENGTHS: Models = {"short": {"epochs": 1, "rows": 20_000}, "middle": {"epochs": 1}, "long": {"epochs": 3}}
 E0_METHODS: Models = {
     "dense": {}, "small": {"budget": 0.35}, "gate": {"budget": 0.35}, "gate in blocks": {"method": "gate", "block": 16,
     "budget": 0.35}, "top-k": {}, "static-sparse": {}, "rigl": {}, "gate+rigl": {},

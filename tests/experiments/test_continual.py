@@ -196,13 +196,13 @@ def test_gates_close_units_of_their_own_methods_and_recycling_opens_them(digits:
     x, y = (torch.stack([part[:32]] * 2) for part in (digits.train.values, digits.train.y))
     side.stack.gates[2][:, :5] = -100.0  # closed for everything
     hidden: list[Tensor] = []
-    side.forward(x.repeat_interleave(2, 0), hidden, [])
-    assert bool((hidden[0][[1, 3], :, :5] == 0).all())
-    assert bool((hidden[0][[0, 2], :, :5] != 0).any())
+    side.forward(x.repeat(2, 1, 1), hidden, [])
+    assert bool((hidden[0][2:, :, :5] == 0).all())
+    assert bool((hidden[0][:2, :, :5] != 0).any())
     side.step(x, y)
     side.between(1)
-    assert bool((side.stack.gates[2][[1, 3], :5] == 1.0).all())
-    assert bool((side.stack.gates[2][[0, 2], :5] < -50.0).all())
+    assert bool((side.stack.gates[2][2:, :5] == 1.0).all())
+    assert bool((side.stack.gates[2][:2, :5] < -50.0).all())
 
 
 def test_methods_of_a_seed_learn_the_same_rows_and_seeds_do_not_meet(digits: Splits) -> None:
@@ -213,7 +213,20 @@ def test_methods_of_a_seed_learn_the_same_rows_and_seeds_do_not_meet(digits: Spl
     for _ in range(3):
         both.step(x, y)
         alone.step(x[1:], y[1:])
-    torch.testing.assert_close(both.stack.weights[0][2], alone.stack.weights[0][0])
+    torch.testing.assert_close(both.stack.weights[0][1], alone.stack.weights[0][0])
+
+
+def test_pulls_and_noise_are_those_of_their_own_methods(digits: Splits) -> None:
+    side = Side(["dense", "l2 init", "l2", "shrink and perturb"], (64, 20, 10), 1e-2, [0, 1], CPU)
+    x, y = (torch.stack([part[:32]] * 2) for part in (digits.train.values, digits.train.y))
+    side.step(x, y)
+    dense, init, l2, shaken = side.stack.weights[0].split(2)
+    assert torch.equal(dense, init), "at first there is no way back to where it began"
+    assert not torch.equal(dense, l2)
+    assert not torch.equal(dense, shaken)
+    side.step(x, y)
+    dense, init, *_ = side.stack.weights[0].split(2)
+    assert not torch.equal(dense, init)
 
 
 def test_an_interrupted_run_of_plasticity_ends_as_an_uninterrupted_one(
@@ -309,13 +322,13 @@ def test_genes_are_those_of_the_first_laboratory() -> None:
 def test_the_page_says_what_runs_say(tmp_path: Path, digits: Splits) -> None:
     experiment = replace(CONTINUAL, root=tmp_path, quick=True)
     data = {"name": "mnist", "train": 1, "valid": 1, "test": 1, "features": 64, "classes": 10}
-    for table, model in (("e1", "naive"), ("e5", "side by side"), ("e7", "keep")):
+    for table, model in (("e1", "naive"), ("e5", "side by side"), ("e7", "keep"), ("e0-permuted-5", "dense, short")):
         job = replace(next(j for j in experiment.jobs([experiment.table(table)]) if j.model == model), device="cpu")
         write_finished(job, {"data": data, "created": "now"}, job.table.train(job, digits))
         collect(experiment.results, [job])
     found = pages(experiment)["docs/continual.md"]
     assert not isinstance(found, str)
     text = found["streams"]
-    for part in ("E1: Ten permutations", "naive", "set + recycling", "by age"):
+    for part in ("E1: Ten permutations", "naive", "set + recycling", "by age", "forgets more than dense"):
         assert part in text
     assert all(title(table) for table in CONTINUAL.tables)
