@@ -18,6 +18,7 @@ QUESTIONS = {
     "tuning": "Settings, on other permutations and validation rows",
     "e0": "Nothing is kept: do gates, sparse connections or rewiring forget less?",
     "e1": "Ten permutations of MNIST, one network, no task told in testing",
+    "e1-longer": "The same, with the recipe of a hundred",
     "e2": "A hundred permutations, every context with blocks of its own",
     "e2-rivals": "A hundred permutations, the usual methods in 784-2048-2048-10",
     "e3": "A hundred permutations, and nobody says when one ends",

@@ -33,7 +33,7 @@ QUICK_FOLLOW = {"tasks": 2, "hidden": [32, 32], "epochs": 1, "batch": 50, "rows"
 QUICK_SIDE = {"tasks": 3, "hidden": [20, 20], "rows": 400, "seeds": [0, 1]}
 THREE, FIVE, OTHERS = (0, 1, 2), (0, 1, 2, 3, 4), (1000, 1001)
 
-LENGTHS: Models = {"short": {"epochs": 1, "rows": 20_000}, "middle": {"epochs": 1}, "long": {"epochs": 3}}
+LENGTHS: Models = {"short": {"epochs": 1, "rows": 20_000}, "middle": {"epochs": 1}, "long": {"epochs": 2}}
 E0_METHODS: Models = {
     "dense": {}, "small": {"budget": 0.35}, "gate": {"budget": 0.35}, "gate in blocks": {"method": "gate", "block": 16,
     "budget": 0.35}, "top-k": {}, "static-sparse": {}, "rigl": {}, "gate+rigl": {},
@@ -211,9 +211,9 @@ def e11() -> list[Table]:
 
 def tables() -> tuple[Table, ...]:
     """All tables."""
-    longer = {**OURS["keep"], "method": "keep", "epochs": 10, "lr": 3e-3}
-    e1 = asked({**LEARNERS, **OURS, "xdg": {"hidden": [2000, 2000]}, "keep, 10 epochs": longer}, tasks=10,
-               hidden=[400, 400], batch=128, epochs=3, lr=1e-3)  # fmt: skip
+    e1 = asked({**LEARNERS, **OURS, "xdg": {"hidden": [2000, 2000]}}, tasks=10, hidden=[400, 400], batch=128, epochs=3,
+               lr=1e-3)  # fmt: skip
+    longer: Models = {"keep": KEEP, "separate": SEPARATE, "joint": JOINT}
     rivals = asked({"naive": {}, "si": {"learner": {"strength": 0.1}}, "xdg": {}}, tasks=100, **WIDE)
     e2: Models = {"keep": {**KEEP, "assemble": True}, "separate": SEPARATE, "static": STATIC, "joint": JOINT}
     nobody_says = {**KEEP, "tasks": 100, "known": "nothing", "horizon": 4600}
@@ -221,6 +221,7 @@ def tables() -> tuple[Table, ...]:
         *tuning(),
         *e0(),
         table("e1", e1, following, {**QUICK_FOLLOW, "width": 16, "every": 2}, FIVE),
+        table("e1-longer", {n: {**m, "tasks": 10} for n, m in longer.items()}, keeping, QUICK_KEEP, FIVE),
         table("e2", {n: {**m, "tasks": 100} for n, m in e2.items()}, keeping, QUICK_KEEP, THREE),
         table("e2-rivals", rivals, following, QUICK_FOLLOW, (0,)),
         table("e3", {"keep": nobody_says}, keeping, {**QUICK_KEEP, "horizon": 8}, THREE),

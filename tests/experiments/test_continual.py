@@ -169,6 +169,20 @@ def test_pieces_of_batches_are_noticed_as_one_batch_after_the_other(digits: Spli
     assert [p.tolist() for p in found.positions] == [torch.stack(rows).tolist() for rows in expected]
 
 
+def test_a_long_stream_is_tested_when_a_task_is_learned_and_at_the_end(
+    digits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = quick("e7", "keep", tmp_path, epochs=8, density=0.3)
+    whole = job.table.train(job, digits)["quality"]
+    monkeypatch.setattr(keeping, "WHOLE", 2)
+    long = job.table.train(job, digits)["quality"]
+    assert long["retention"] is None
+    assert long["acc"] == whole["acc"]
+    assert long["by_age"] == whole["by_age"]
+    assert long["forgetting"] == pytest.approx(whole["forgetting"])
+    assert whole["forgetting"] > 0.1, "the oldest was released"
+
+
 def test_contexts_are_named_in_projections(digits: Splits, tmp_path: Path) -> None:
     job = quick("e4", "keep", tmp_path, epochs=8, density=0.3)
     found = job.table.train(job, digits)
