@@ -22,7 +22,7 @@ Models = dict[str, dict[str, Any]]
 
 # What 58 k connections of a task reach on validation rows of other permutations (seed 1000): 98.08 in 3 epochs at a
 # rate of 5e-3, 98.40 in 10; in 10 at 3e-3 with labels smoothed by 0.1, 98.54; dropout of 0.3 and 0.1, 98.42, smoothed
-# as well 98.42; decay of 0.1 instead, 98.30; 1,024 units with dropout 98.48. One run each on 5,000 rows, so that a tenth
+# as well 98.42; decay of 0.1 instead, 98.30; 1,024 units, dropout: 98.48. One run each on 5,000 rows, so a tenth
 # or two is chance: only the length is clear, and tuning-keep decides the rest. It is not routing: mean images named all
 # of 40,000 rows of 20 tasks among 100.
 KEEP = {"width": 512, "density": 0.13, "lr": 3e-3, "batch": 128, "epochs": 10, "smoothing": 0.1, "at_once": 100}
