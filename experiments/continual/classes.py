@@ -1,103 +1,139 @@
-"""E8 and E10: new classes without a stored row. A readout in closed form on fixed features, and what others do."""
+"""E8 and E10: new classes without a stored row. A readout in closed form on fixed features, and what others do.
+
+Features are fixed before the second task: drawn at random, over the whole image, in windows of it or as filters that
+are moved over it, or learned in the first task. Features that are kept from every task cannot be read out in this way:
+what a new unit says of rows that are gone is in no sum.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from dynamicgate.continual import Readout, Retention, Stream, split
+from dynamicgate.continual import Readout, Retention, Stream
 from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods.stream_methods import accuracies, scaled, stream_of
 from dynamicgate.lab.runner import Job
 from experiments.continual.following import train as train_by_following
 from experiments.continual.laboratories import Laboratories
+from experiments.continual.stack import Stack, cosine
+
+GRID = 4
+READOUTS = ("readout", "balanced readout", "nearest mean")
+Features = Callable[[Tensor], Tensor]
+Means = dict[int, tuple[Tensor, int]]
 
 
 def train(job: Job, data: Splits | Laboratories) -> dict[str, Any]:
     """A readout, the nearest class mean, or a method of `follow`."""
-    if job.settings["method"] not in ("readout", "nearest mean", "balanced readout"):
+    if job.settings["method"] not in READOUTS:
         return train_by_following(job, data)
     asked, started = job.settings, time.monotonic()
-    stream = data.stream(job.seed) if isinstance(data, Laboratories) else ordered(data, asked, job.seed)
-    features = random_features(stream.features, asked["units"], job.seed) if asked.get("units") else None
-    size = asked.get("units") or stream.features
-    balanced = asked["method"] == "balanced readout"
-    readout = Readout(size, decay=asked.get("decay", 1e-3), balanced=balanced)
-    means, retention = dict[int, tuple[Tensor, int]](), Retention.empty(len(stream))
-    scale = scale_of(stream) if asked.get("scale") else None
+    stream = data.stream(job.seed) if isinstance(data, Laboratories) else stream_of(scaled(data), asked, job.seed)
+    features, size = features_of(stream, asked, job.seed)
+    readout = Readout(size, decay=asked.get("decay", 1e-3), balanced=asked["method"] == "balanced readout")
+    means, retention = Means(), Retention.empty(len(stream))
     for number, task in enumerate(stream):
         for x, y in task.train.batches(4096):
-            h = changed(x, scale, features)
+            h = features(x)
             if asked["method"] == "nearest mean":
                 for c in y.unique().tolist():
                     total, count = means.get(c, (torch.zeros(size), 0))
                     means[c] = (total + h[y == c].sum(0), count + int((y == c).sum()))
             else:
                 readout.add(h, y)
+        answer = answers_of(readout, means)
         for tested, other in enumerate(stream.tasks[: number + 1]):
-            answers = answer(changed(other.test.values, scale, features), readout, means)
-            retention.matrix[number, tested] = float((answers == other.test.y).float().mean())
-    balanced_accuracy, accuracy = scores(stream, scale, features, readout, means)
+            found = torch.cat([answer(features(x)) for x, _ in other.test.batches(4096)])
+            retention.matrix[number, tested] = float((found == other.test.y).float().mean())
     kept = sum(4 * t.numel() for t, _ in means.values()) or readout.bytes
     return {
         "model": job.model, "seed": job.seed, "settings": asked, "macs": {"relative": 1.0},
         "params": size * stream.classes,
-        "quality": {"accuracy": accuracy, "balanced": balanced_accuracy, "acc": retention.acc,
-                    "learned": retention.learned, "forgetting": retention.forgetting,
-                    "retention": retention.to_dict()},
-        "told": {"scenario": stream.scenario, "known": stream.known}, "bytes": kept,
-        "rows_of_as_many_bytes": kept // (4 * stream.features), "seconds": round(time.monotonic() - started, 1),
+        "quality": {"accuracy": retention.acc, "acc": retention.acc, "learned": retention.learned,
+                    "forgetting": retention.forgetting, "retention": retention.to_dict(),
+                    **accuracies(lambda x: answer(features(x)), stream)},
+        "told": {"scenario": stream.scenario, "known": stream.known, "tasks": [task.name for task in stream]},
+        "bytes": kept, "seconds": round(time.monotonic() - started, 1),
     }  # fmt: skip
 
 
-def ordered(splits: Splits, asked: dict[str, Any], seed: int) -> Stream:
-    """Classes in an order of the seed: three seeds are three orders."""
-    data = splits.flat()
-    present = sorted(set(data.train.y.tolist()))
-    order = torch.randperm(len(present), generator=torch.Generator().manual_seed(seed)).tolist()
-    return split(data, asked.get("classes", 2), order=[present[i] for i in order])
+def features_of(stream: Stream, asked: dict[str, Any], seed: int) -> tuple[Features, int]:
+    """What the readout reads, and how many numbers that is."""
+    if not asked.get("units"):
+        return lambda x: x.flatten(1).float(), stream.features
+    if asked.get("filters"):
+        return random_filters(stream.features, asked["units"], seed, asked["filters"])
+    weight, bias = random_features(stream.features, asked["units"], seed, asked.get("window"))
+    if asked.get("features") == "learned":
+        weight, bias = learned_features(stream, weight, bias, seed)
+    return lambda x: (x.flatten(1).float() @ weight + bias).relu(), asked["units"]
 
 
-def scale_of(stream: Stream) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation of the first task alone: later ones are not known when features are chosen."""
-    x = stream.tasks[0].train.values
-    return x.mean(0), x.std(0).clamp(min=1e-3)
-
-
-def random_features(inputs: int, units: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Weights that are never trained."""
+def random_features(inputs: int, units: int, seed: int, window: int | None = None) -> tuple[Tensor, Tensor]:
+    """Weights that are never trained. window: every unit sees a square of so many pixels a side, somewhere."""
     draw = torch.Generator().manual_seed(seed)
-    return torch.randn(inputs, units, generator=draw) / inputs**0.5, 0.1 * torch.randn(units, generator=draw)
+    weight = torch.randn(inputs, units, generator=draw)
+    bias = 0.1 * torch.randn(units, generator=draw)
+    if window is None:
+        return weight / inputs**0.5, bias
+    side = round(inputs**0.5)
+    if side * side != inputs or not 0 < window <= side:
+        raise ValueError(f"a window of {window} needs square images of one channel, received {inputs} features")
+    top, left = (torch.randint(side - window + 1, (units,), generator=draw) for _ in range(2))
+    place = torch.arange(side)[:, None]
+    rows, columns = ((place >= first) & (place < first + window) for first in (top, left))
+    seen = (rows[:, None] & columns[None, :]).view(inputs, units)
+    return weight * seen / window, bias
 
 
-def changed(x: Tensor, scale: tuple[Tensor, Tensor] | None, features: tuple[Tensor, Tensor] | None) -> Tensor:
-    """What the readout reads."""
-    x = x.flatten(1).float()
-    x = x if scale is None else (x - scale[0]).div(scale[1]).clamp(-5.0, 5.0)
-    return x if features is None else (x @ features[0] + features[1]).relu()
+def random_filters(inputs: int, units: int, seed: int, size: int) -> tuple[Features, int]:
+    """Filters that are never trained, of `size` pixels a side: their mean answer in each part of a grid. At most
+    `units` numbers."""
+    side = round(inputs**0.5)
+    if side * side != inputs or not 0 < size <= side:
+        raise ValueError(f"filters of {size} need square images of one channel, received {inputs} features")
+    draw = torch.Generator().manual_seed(seed)
+    count = max(1, units // GRID**2)
+    weight = F.normalize(torch.randn(count, size * size, generator=draw)).view(count, 1, size, size)
+    bias = -torch.rand(count, generator=draw)
+
+    def answers(x: Tensor) -> Tensor:
+        found = [  # few rows at a time: a filter has an answer for every place
+            F.adaptive_avg_pool2d(F.conv2d(rows, weight, bias).relu(), GRID).flatten(1)
+            for rows in x.reshape(-1, 1, side, side).float().split(1000)
+        ]
+        return torch.cat(found)
+
+    return answers, count * GRID**2
 
 
-def answer(h: Tensor, readout: Readout, means: dict[int, tuple[Tensor, int]]) -> Tensor:
-    """The class of each row."""
+def learned_features(stream: Stream, weight_DU: Tensor, bias_U: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Hidden units of a network that starts with these and learns the first task; fixed from then on."""
+    rows = stream.tasks[0].train
+    x, y = rows.values.flatten(1).float(), rows.y
+    stack = Stack.draw(1, (stream.features, len(bias_U), stream.classes), seed=seed, device=torch.device("cpu"))
+    stack.weights[0].copy_(weight_DU)
+    stack.biases[0].copy_(bias_U)
+    draw, size = torch.Generator().manual_seed(seed), 128
+    order = torch.cat([torch.randperm(len(y), generator=draw) for _ in range(2)]).split(size)
+    for step, index in enumerate(order):
+        grads, _ = stack.gradients(x[index][None], y[index][None])
+        stack.adam_(grads, cosine(1e-3, step / len(order)))
+    return stack.weights[0][0], stack.biases[0][0]
+
+
+def answers_of(readout: Readout, means: Means) -> Features:
+    """From features to the class of each row; solved once."""
     if not means:
-        return readout.predict(h)
-    classes = sorted(means)
-    centres = torch.stack([means[c][0] / means[c][1] for c in classes])
-    return torch.tensor(classes)[torch.cdist(h, centres).argmin(1)]
-
-
-def scores(
-    stream: Stream, scale: Any, features: Any, readout: Readout, means: dict[int, tuple[Tensor, int]]
-) -> tuple[float, float]:
-    """Balanced accuracy and accuracy on the test rows of all tasks."""
-    right: dict[int, list[int]] = {}
-    for task in stream:
-        found = answer(changed(task.test.values, scale, features), readout, means) == task.test.y
-        for c in task.classes:
-            at = task.test.y == c
-            before = right.get(c, [0, 0])
-            right[c] = [before[0] + int(found[at].sum()), before[1] + int(at.sum())]
-    shares = [hit / count for hit, count in right.values() if count]
-    return sum(shares) / len(shares), sum(h for h, _ in right.values()) / sum(n for _, n in right.values())
+        weight, bias = readout.solve()
+        unseen = readout.counts_C == 0
+        return lambda h: (h @ weight.T + bias).masked_fill(unseen, -torch.inf).argmax(1)
+    classes = torch.tensor(sorted(means))
+    centres = torch.stack([means[c][0] / means[c][1] for c in classes.tolist()])
+    return lambda h: classes[torch.cdist(h, centres).argmin(1)]

@@ -8,7 +8,7 @@ depends on the order is which prototypes are known when, and that is measured in
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,40 +17,16 @@ import dynamicgate as dg
 from dynamicgate.continual import Contexts
 from dynamicgate.continual.retention import Retention
 from dynamicgate.continual.streams import Stream, permuted
-from dynamicgate.data import batches
 from dynamicgate.distributed import choose_device
-from dynamicgate.gating.context import ContextNet
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.stream_methods import scaled
 from dynamicgate.lab.runner import Job
-from experiments.continual.stack import FROM_DENSE, Stack, cosine
+from experiments.continual import joint
+from experiments.continual.images import Images, images_of
+from experiments.continual.noticing import Seen, notice, order_of
+from experiments.continual.stack import FROM_DENSE, Recipe, Stack, cosine
 
-
-class Images(NamedTuple):
-    """Rows on the device, and the order of features in each task."""
-
-    train: Tensor
-    train_y: Tensor
-    test: Tensor
-    test_y: Tensor
-    orders: Tensor
-
-    def rows(self, tasks: Tensor, index_KB: Tensor, *, test: bool = False) -> Tensor:
-        """Rows [K, B, D] of these tasks."""
-        found = (self.test if test else self.train)[index_KB]
-        return found.gather(2, self.orders[tasks][:, None].expand_as(found))
-
-
-def images_of(splits: Splits, tasks: int, seed: int, device: torch.device) -> Images:
-    """The same permutations as `permuted` draws."""
-    flat = scaled(splits)
-    features = flat.train.features
-    orders = [
-        torch.randperm(features, generator=torch.Generator().manual_seed(1_000_003 * seed + number))
-        for number in range(tasks)
-    ]
-    parts = (flat.train.values, flat.train.y, flat.test.values, flat.test.y, torch.stack(orders))
-    return Images(*(part.to(device) for part in parts))
+WHOLE = 100  # tasks up to which every task is tested after every task
 
 
 def stream_of(splits: Splits, tasks: int, seed: int, known: Any = "boundaries") -> Stream:
@@ -59,9 +35,12 @@ def stream_of(splits: Splits, tasks: int, seed: int, known: Any = "boundaries") 
 
 
 def train(job: Job, splits: Splits) -> dict[str, Any]:
-    """Train the contexts of a stream, then test every task after every task."""
+    """Train the contexts of a stream, then test every task after every task; or all tasks at once, to compare."""
+    if job.settings.get("method") == "joint":
+        return joint.train(job, splits)
     asked, device = job.settings, choose_device(job.device)
     torch.set_float32_matmul_precision("high")
+    torch.manual_seed(job.seed)  # dropout
     started = time.monotonic()
     tasks = asked["tasks"]
     images = images_of(splits, tasks, job.seed, device)
@@ -74,11 +53,15 @@ def train(job: Job, splits: Splits) -> dict[str, Any]:
     retention = test(images, seen, nets, prototypes, kept)
     macs = costs(nets, min(kept, len(prototypes)), asked, images)
     found: dict[str, Any] = {
-        "retention": retention.to_dict() if tasks <= 100 else None,
+        "retention": retention.to_dict() if tasks <= WHOLE else None,
         "by_age": [round(value, 5) for value in retention.by_age()],
         "learned": [round(value, 5) for value in retention.matrix.diagonal().tolist()],
-        "acc": retention.acc, "forgetting": retention.forgetting, "contexts": len(prototypes),
+        "acc": retention.acc, "forgetting": forgotten(retention), "contexts": len(prototypes),
     }  # fmt: skip
+    if asked.get("projections"):
+        found["routers"] = {
+            str(n): projected(images, seen, nets, prototypes, n, job.seed) for n in asked["projections"]
+        }
     if asked.get("assemble"):
         found["assembled"] = assemble(images, nets, prototypes)
     return {
@@ -88,49 +71,10 @@ def train(job: Job, splits: Splits) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Seen(NamedTuple):
-    """Which task's rows each context has seen, in order: tasks [C] and row positions [C][S, B]."""
-
-    tasks: Tensor
-    positions: list[Tensor]
-
-
 def told(images: Images, asked: dict[str, Any], seed: int) -> Seen:
     """Boundaries are known: one context for each task."""
-    index = [_order(images, asked, seed, task) for task in range(asked["tasks"])]
+    index = [order_of(images, asked, seed, task) for task in range(asked["tasks"])]
     return Seen(torch.arange(asked["tasks"], device=images.train.device), index)
-
-
-def notice(images: Images, asked: dict[str, Any], seed: int) -> Seen:
-    """Nothing is known: a batch that is like no known context opens a new one."""
-    device, features = images.train.device, images.train.shape[1]
-    net = ContextNet(features, 1, 2 * asked["tasks"]).to(device)
-    from_task: list[int] = []
-    found: list[list[Tensor]] = []
-    for task in range(asked["tasks"]):
-        for rows in _order(images, asked, seed, task):
-            x = images.rows(torch.tensor([task], device=device), rows[None])[0]
-            strange = net.strangeness(x)
-            best = int(strange.argmin())
-            if float(strange[best]) >= asked.get("strange", 5.0):
-                best = len(found)
-                found.append([])
-                from_task.append(task)
-            net.learn_(best, x)
-            found[best].append(rows)
-    return Seen(torch.tensor(from_task, device=device), [torch.stack(rows) for rows in found])
-
-
-def _order(images: Images, asked: dict[str, Any], seed: int, task: int) -> Tensor:
-    """The whole batches of all epochs of a task, [S, B]."""
-    size = asked["batch"]
-    parts = [
-        index
-        for epoch in range(asked["epochs"])
-        for index in batches(len(images.train_y), size, seed=seed, epoch=1000 * task + epoch)
-        if len(index) == size
-    ]
-    return torch.stack(parts).to(images.train.device)
 
 
 def learn(images: Images, seen: Seen, asked: dict[str, Any], seed: int) -> list[Stack]:
@@ -151,8 +95,9 @@ def learn(images: Images, seen: Seen, asked: dict[str, Any], seed: int) -> list[
 
 def learn_stack(stack: Stack, images: Images, seen: Seen, asked: dict[str, Any]) -> None:
     """All steps of a few contexts, side by side. A context that has seen fewer batches than others stops earlier."""
-    lengths = torch.tensor([len(index) for index in seen.positions], device=stack.device)
-    longest = int(lengths.max())
+    counts = [len(index) for index in seen.positions]
+    lengths, shortest, longest = torch.tensor(counts, device=stack.device), min(counts), max(counts)
+    recipe = Recipe(*(asked.get(name, 0.0) for name in ("smoothing", "drop", "drop_inputs")))
     padded = torch.stack([torch.cat([i, i[-1:].expand(longest - len(i), -1)]) for i in seen.positions])
     total = asked.get("horizon") or longest
     density = asked.get("density") if asked.get("rewire", True) else None
@@ -160,7 +105,7 @@ def learn_stack(stack: Stack, images: Images, seen: Seen, asked: dict[str, Any])
     for step in range(longest):
         now = min(step / total, 0.98)
         rows = padded[:, step]
-        grads, _ = stack.gradients(images.rows(seen.tasks, rows), images.train_y[rows])
+        grads, _ = stack.gradients(images.rows(seen.tasks, rows), images.train_y[rows], recipe)
         grads[-1].zero_()
         ends = not done and now >= FROM_DENSE.pruning[1]
         if ends or (not done and step and step % 100 == 0 and now < FROM_DENSE.until):
@@ -168,8 +113,8 @@ def learn_stack(stack: Stack, images: Images, seen: Seen, asked: dict[str, Any])
             reached = FROM_DENSE.density_at(now, initial=1.0, final=float(asked["density"]))
             stack.exchange_(0, grads[0].abs(), fraction, reached)
             done = ends
-        rate = cosine(asked["lr"], now) * (step < lengths)
-        stack.adam_(grads, rate.float(), asked.get("decay", 0.0))
+        rate = cosine(asked["lr"], now)
+        stack.adam_(grads, rate if step < shortest else rate * (step < lengths).float(), asked.get("decay", 0.0))
 
 
 def join(stacks: list[Stack]) -> Stack:
@@ -181,33 +126,77 @@ def join(stacks: list[Stack]) -> Stack:
 
 def mean_rows(images: Images, seen: Seen) -> Tensor:
     """The prototype of each context."""
-    pixels = [images.train[index.flatten()].mean(0) for index in seen.positions]
-    return torch.stack(pixels).gather(1, images.orders[seen.tasks])
+    counts = [torch.bincount(index.flatten(), minlength=len(images.train)).float() for index in seen.positions]
+    pixels = torch.stack([count @ images.train / count.sum() for count in counts])
+    return pixels.gather(1, images.orders[seen.tasks])
+
+
+def closeness(x_BD: Tensor, prototypes_CD: Tensor) -> Tensor:
+    """Higher for prototypes that are nearer, [B, C]: one product for each."""
+    x, prototypes = x_BD.double(), prototypes_CD.double()  # a GPU rounds products of floats to 10 bits
+    return x @ prototypes.T - 0.5 * prototypes.square().sum(1)
 
 
 def test(images: Images, seen: Seen, nets: Stack, prototypes_CD: Tensor, capacity: int) -> Retention:
     """R[i, j]: after the contexts of tasks 0 to i are known, of which the oldest beyond `capacity` are released."""
     tasks, last_of = len(images.orders), {int(t): c for c, t in enumerate(seen.tasks.tolist())}
-    device = images.test.device
     retention = Retention.empty(tasks)
-    known_until = torch.tensor([last_of[t] for t in range(tasks)], device=device)  # contexts known after each task
+    known_until = [last_of[0]]  # contexts known after each task; one in which nothing new was noticed adds none
+    for task in range(1, tasks):
+        known_until.append(last_of.get(task, known_until[-1]))
     for j in range(tasks):
         x = images.test[:, images.orders[j]]
-        closeness = x @ prototypes_CD.T - 0.5 * prototypes_CD.square().sum(1)
-        right_BC: dict[int, Tensor] = {}
-        rows = range(j, tasks) if tasks <= 100 else sorted({j, tasks - 1})
+        close_BC = closeness(x, prototypes_CD)
+        answered = Answers(nets, x, images.test_y)
+        rows = range(j, tasks) if tasks <= WHOLE else sorted({j, tasks - 1})
         for i in rows:
-            end = int(known_until[i]) + 1
+            end = known_until[i] + 1
             first = max(0, end - capacity)
-            chosen_B = closeness[:, first:end].argmax(1) + first
-            right = torch.zeros((), device=device)
-            for c in chosen_B.unique().tolist():
-                if c not in right_BC:
-                    one = nets.some(torch.tensor([c], device=device))
-                    right_BC[c] = one.forward(x[None])[0].argmax(1) == images.test_y
-                right += (right_BC[c] & (chosen_B == c)).sum()
-            retention.matrix[i, j] = float(right) / len(x)
+            retention.matrix[i, j] = answered.accuracy(close_BC[:, first:end].argmax(1) + first)
     return retention
+
+
+def forgotten(retention: Retention) -> float:
+    """Forgetting; of long streams from what was measured, just after a task was learned and at the end."""
+    return retention.forgetting if len(retention.matrix) <= WHOLE else -retention.bwt
+
+
+class Answers:
+    """What contexts answer on test rows; each is asked once."""
+
+    def __init__(self, nets: Stack, x_BD: Tensor, y_B: Tensor) -> None:
+        """For the rows of a task."""
+        self.nets, self.x, self.y = nets, x_BD, y_B
+        self.right_B: dict[int, Tensor] = {}
+
+    def accuracy(self, chosen_B: Tensor) -> float:
+        """The fraction of right answers where each row is answered by the context that is chosen for it."""
+        right = torch.zeros((), device=self.x.device)
+        for c in chosen_B.unique().tolist():
+            if c not in self.right_B:
+                one = self.nets.some(torch.tensor([c], device=self.x.device))
+                self.right_B[c] = one.forward(self.x[None])[0].argmax(1) == self.y
+            right += (self.right_B[c] & (chosen_B == c)).sum()
+        return float(right) / len(self.x)
+
+
+def projected(
+    images: Images, seen: Seen, nets: Stack, prototypes_CD: Tensor, directions: int, seed: int
+) -> dict[str, float]:
+    """The same contexts, named by prototypes in a few random directions: a row is projected once, and every further
+    context costs one product with so few numbers. The mean of projections is the projection of the mean."""
+    draw = torch.Generator().manual_seed(seed)
+    features = prototypes_CD.shape[1]
+    way_DP = (torch.randn(features, directions, generator=draw) / directions**0.5).to(prototypes_CD)
+    right, named = 0.0, 0.0
+    last = {int(t): c for c, t in enumerate(seen.tasks.tolist())}
+    for j, order in enumerate(images.orders):
+        x = images.test[:, order]
+        chosen_B = closeness(x @ way_DP, prototypes_CD @ way_DP).argmax(1)
+        right += Answers(nets, x, images.test_y).accuracy(chosen_B)
+        named += float((chosen_B == last.get(j, -1)).float().mean())
+    tasks = len(images.orders)
+    return {"acc": right / tasks, "named": named / tasks, "gate": float(directions * (features + len(prototypes_CD)))}
 
 
 def costs(nets: Stack, known: int, asked: dict[str, Any], images: Images) -> dict[str, float]:

@@ -11,23 +11,28 @@ from dynamicgate.lab.runner import Experiment, Table
 from dynamicgate.lab.runner.docs_pages import ABSENT, Pages, markdown
 from dynamicgate.lab.runner.results import read_results
 from dynamicgate.lab.statistics import interval
+from experiments.continual.matching import matched, overlap_and_forgetting, said
 
 PAGE, MARKER = "docs/continual.md", "streams"
 QUESTIONS = {
     "tuning": "Settings, on other permutations and validation rows",
     "e0": "Nothing is kept: do gates, sparse connections or rewiring forget less?",
     "e1": "Ten permutations of MNIST, one network, no task told in testing",
+    "e1-longer": "The same, with the recipe of a hundred",
     "e2": "A hundred permutations, every context with blocks of its own",
     "e2-rivals": "A hundred permutations, the usual methods in 784-2048-2048-10",
     "e3": "A hundred permutations, and nobody says when one ends",
     "e4": "A thousand permutations",
     "e5": "Five hundred permutations of 10,000 rows, one pass: does a network grow old?",
-    "e6": "Eight hundred permutations of 60,000 rows",
+    "e6": "Two hundred permutations of 60,000 rows",
+    "e6-wide": "Fifty permutations of 60,000 rows, 2,000 units a layer",
     "e7": "Eight hundred permutations with room for a hundred: the oldest are released",
     "e8": "New digits, two at a time, no image stored unless it is said",
     "e9": "Twenty rotations",
-    "e10": "New cell types, two at a time",
-    "e10-laboratories": "Cells of one laboratory, then of another, tested on both",
+    "e9-cifar10": "Natural images, two new classes at a time",
+    "e10": "New cell types, two at a time, on genes of the first two",
+    "e10-laboratories": "Cells of one laboratory, then of another, tested on both; genes of the first",
+    "e10-shared-genes": "The same, on the genes that both have",
     "e11": "Two clocks: learning rate of gates, and period of rewiring",
 }
 
@@ -40,6 +45,7 @@ def pages(experiment: Experiment) -> Pages:
         rows = {model: found for (_, model), found in runs.items()}
         if rows:
             parts += [f"### {title(table)}\n", section(rows)]
+            parts += [equally_learned(rows)] if table.name.startswith("e0") else []
     return {PAGE: {MARKER: "\n".join(parts).rstrip() if parts else "No run is stored yet."}}
 
 
@@ -53,17 +59,28 @@ def section(rows: Mapping[str, Sequence[Run]]) -> str:
     """The table of an experiment."""
     first = next(iter(rows.values()))[0]
     if "online" in first["quality"]:
-        return ageing(next(iter(rows.values())))
+        return ageing(rows)
     if "by_age" in first["quality"]:
         return contexts(rows)
-    columns = ["method", "ACC", "learned", "forgetting", "bytes kept", "non-zero", "executed", "seeds"]
+    columns = ["method", "ACC", "all rows", "balanced", "learned", "forgetting", "bytes kept", "non-zero", "executed",
+               "seeds"]  # fmt: skip
     body = [
-        [name, percent(runs, "acc"), percent(runs, "learned"), percent(runs, "forgetting"),
+        [name, percent(runs, "acc"), percent(runs, "pooled"), percent(runs, "balanced"), percent(runs, "learned"),
+         percent(runs, "forgetting"),
          f"{fmean(run.get('bytes', 0) for run in runs):,.0f}", f"{fmean(run['params'] for run in runs):,.0f}",
          relative(runs), str(len(runs))]
         for name, runs in rows.items()
     ]  # fmt: skip
     return markdown(columns, body, numbers=True) + "\n"
+
+
+def equally_learned(rows: Mapping[str, Sequence[Run]]) -> str:
+    """Forgetting where as much was learned, and overlap."""
+    body = [[one.method, f"{one.overlap:.3f}", said(one.apart)] for one in matched(rows)]
+    r = overlap_and_forgetting(rows)
+    text = "" if r is None else f"\nOver all runs, overlap and forgetting correlate with r = {r:.2f}.\n"
+    columns = ["method", "overlap of active units", "forgets more than dense that has learned as much, points"]
+    return markdown(columns, body, numbers=True) + "\n" + text
 
 
 def contexts(rows: Mapping[str, Sequence[Run]]) -> str:
@@ -88,20 +105,19 @@ def contexts(rows: Mapping[str, Sequence[Run]]) -> str:
     return markdown(columns, body, numbers=True) + "\n" + text
 
 
-def ageing(runs: Sequence[Run]) -> str:
-    """Online accuracy early and late, for each method."""
-    methods = list(runs[0]["quality"]["online"])
-    tasks = len(runs[0]["quality"]["online"][methods[0]])
-    tenth = max(1, tasks // 10)
+def ageing(rows: Mapping[str, Sequence[Run]]) -> str:
+    """Online accuracy early and late, for each method; a network that is new in every task has no age."""
     body = []
-    for method in methods:
-        curves = [run["quality"]["online"][method] for run in runs]
-        early = interval([100 * fmean(curve[tenth : 2 * tenth] or curve) for curve in curves])
-        late = interval([100 * fmean(curve[-tenth:]) for curve in curves])
-        silent = fmean(run["quality"]["silent"][method] for run in runs)
-        body.append([method, f"{early.mean:.2f}", plus_minus(late), f"{late.mean - early.mean:+.2f}",
-                     f"{silent:.2f}", f"{runs[0]['connections'][method]:,}", str(len(runs))])  # fmt: skip
-    columns = ["method", "second tenth of tasks", "last tenth", "difference", "silent units", "connections", "seeds"]
+    for run in (run for runs in rows.values() for run in runs):
+        for method, curves in run["quality"]["online"].items():
+            tenth = max(1, len(curves[0]) // 10)
+            early = interval([100 * fmean(curve[tenth : 2 * tenth] or curve) for curve in curves])
+            late = interval([100 * fmean(curve[-tenth:]) for curve in curves])
+            body.append([method, str(len(curves[0])), f"{early.mean:.2f}", plus_minus(late),
+                         f"{late.mean - early.mean:+.2f}", f"{fmean(run['quality']['silent'][method]):.2f}",
+                         f"{run['connections'][method]:,}", str(len(curves))])  # fmt: skip
+    columns = ["method", "tasks", "second tenth of tasks", "last tenth", "difference", "silent units", "connections",
+               "seeds"]  # fmt: skip
     return markdown(columns, body, numbers=True) + "\n"
 
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.optim.adamw import adamw
 
 from dynamicgate.sparsity.free_places import highest
 from dynamicgate.sparsity.update_schedule import UpdateSchedule
@@ -21,15 +22,29 @@ from dynamicgate.sparsity.update_schedule import UpdateSchedule
 BETAS, EPS = (0.9, 0.999), 1e-8
 
 
+@dataclass(frozen=True)
+class Recipe:
+    """What training does beside the loss. smoothing: of labels. drop, drop_inputs: fractions that are left out."""
+
+    smoothing: float = 0.0
+    drop: float = 0.0
+    drop_inputs: float = 0.0
+
+
+PLAIN = Recipe()
+
+
 @dataclass(eq=False)
 class Stack:
-    """K networks of equal shape: weights [K, I, O] and biases [K, O] of each layer, masks, and the state of Adam."""
+    """K networks of equal shape: weights [K, I, O] and biases [K, O] of each layer, masks, parameters of gates where
+    there are some, and the state of Adam."""
 
     weights: list[Tensor]
     biases: list[Tensor]
     masks: list[Tensor | None]
+    gates: list[Tensor] = field(default_factory=list)
     moments: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    steps: Tensor = field(default_factory=lambda: torch.zeros(()))
+    steps: list[Tensor] = field(default_factory=list)
 
     @staticmethod
     def draw(count: int, sizes: Sequence[int], *, seed: int, device: torch.device) -> Stack:
@@ -43,40 +58,50 @@ class Stack:
         pairs = list(pairwise(sizes))
         weights = [uniform(count, i, o, inputs=i) for i, o in pairs]
         biases = [uniform(count, o, inputs=i) for i, o in pairs]
-        stack = Stack(weights, biases, [None] * len(pairs))
-        stack.steps = torch.zeros((), device=device)
-        stack.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in stack.parameters]
-        return stack
+        return Stack(weights, biases, [None] * len(pairs)).with_moments()
+
+    def with_moments(self) -> Stack:
+        """The same, at the first step of Adam."""
+        self.steps = [torch.zeros((), device=self.device) for _ in self.parameters]
+        self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters]
+        return self
 
     @property
     def parameters(self) -> list[Tensor]:
-        """Weights, then biases."""
-        return [*self.weights, *self.biases]
+        """Weights, then biases, then those of gates."""
+        return [*self.weights, *self.biases, *self.gates]
 
     @property
     def device(self) -> torch.device:
         """Where it is."""
         return self.biases[0].device
 
-    def forward(self, x_KBI: Tensor, norm_K: Tensor | None = None, hidden: list[Tensor] | None = None) -> Tensor:
-        """Scores [K, B, classes]. norm_K: which networks have a layer norm. hidden: filled with the hidden units."""
+    def forward(
+        self, x_KBI: Tensor, norm_K: Tensor | None = None, hidden: list[Tensor] | None = None, drop: float = 0.0
+    ) -> Tensor:
+        """Scores [K, B, classes]. norm_K: which networks have a layer norm. hidden: filled with the hidden units.
+        drop: the fraction of hidden units that are left out, in training."""
         h = x_KBI
         for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             h = torch.baddbmm(bias[:, None], h, weight)
             if number + 1 < len(self.weights):
                 if norm_K is not None:
                     h = torch.where(norm_K[:, None, None], F.layer_norm(h, h.shape[-1:]), h)
-                h = h.relu()
+                h = F.dropout(h.relu(), drop) if drop else h.relu()
                 if hidden is not None:
                     hidden.append(h.detach())
         return h
 
-    def gradients(self, x_KBI: Tensor, y_KB: Tensor) -> tuple[list[Tensor], Tensor]:
+    def gradients(self, x_KBI: Tensor, y_KB: Tensor, recipe: Recipe = PLAIN) -> tuple[list[Tensor], Tensor]:
         """The gradient of each network's own loss, and the losses."""
         for p in self.parameters:
             p.requires_grad_(True)
-        scores = self.forward(x_KBI)
-        losses_K = F.cross_entropy(scores.flatten(0, 1), y_KB.flatten(), reduction="none").view_as(y_KB).mean(1)
+        x_KBI = F.dropout(x_KBI, recipe.drop_inputs) if recipe.drop_inputs else x_KBI
+        scores = self.forward(x_KBI, drop=recipe.drop)
+        found = F.cross_entropy(
+            scores.flatten(0, 1), y_KB.flatten(), reduction="none", label_smoothing=recipe.smoothing
+        )
+        losses_K = found.view_as(y_KB).mean(1)
         grads = torch.autograd.grad(losses_K.sum(), self.parameters)
         for p in self.parameters:
             p.requires_grad_(False)
@@ -84,18 +109,31 @@ class Stack:
 
     @torch.no_grad()
     def adam_(self, grads: Sequence[Tensor], lr: Tensor | float, decay: float = 0.0) -> None:
-        """One step of AdamW, with a learning rate for all or for each network; missing connections stay 0."""
-        self.steps += 1
-        first, second = (1.0 - beta**self.steps for beta in BETAS)
+        """One step of AdamW, with a learning rate for all (a number, or a tensor of one that a CUDA graph reads) or for
+        each network; missing connections stay 0."""
+        masks = [*self.masks, *[None] * (len(grads) - len(self.masks))]
+        grads = [grad if mask is None else grad * mask for grad, mask in zip(grads, masks, strict=True)]
+        if isinstance(lr, float) or not lr.ndim:
+            self._fused_adam_(grads, lr, decay)
+            return
+        torch._foreach_add_(self.steps, 1)
+        first, second = (1.0 - beta ** self.steps[0] for beta in BETAS)
         for number, (p, grad, (m, v)) in enumerate(zip(self.parameters, grads, self.moments, strict=True)):
-            mask = self.masks[number] if number < len(self.weights) else None
-            grad = grad if mask is None else grad * mask
             m.lerp_(grad, 1.0 - BETAS[0])
             v.lerp_(grad.square(), 1.0 - BETAS[1])
-            rate = lr if isinstance(lr, float) else lr.view(-1, *[1] * (p.ndim - 1))
+            rate = lr.view(-1, *[1] * (p.ndim - 1))
             if decay and number < len(self.weights):
                 p.mul_(1.0 - rate * decay)
             p.sub_(rate * (m / first) / ((v / second).sqrt() + EPS))
+
+    def _fused_adam_(self, grads: Sequence[Tensor], lr: Tensor | float, decay: float) -> None:
+        """One pass over memory, which is what a step of a hundred networks waits for; biases do not decay."""
+        cut = len(self.weights)
+        for part, own in ((slice(0, cut), decay), (slice(cut, None), 0.0)):
+            firsts, seconds = ([pair[i] for pair in self.moments[part]] for i in (0, 1))
+            adamw(self.parameters[part], list(grads[part]), firsts, seconds, [], self.steps[part], fused=True,
+                  amsgrad=False, beta1=BETAS[0], beta2=BETAS[1], lr=lr, weight_decay=own, eps=EPS,
+                  maximize=False)  # fmt: skip
 
     @torch.no_grad()
     def sparsify_(self, layer: int, density: float, *, seed: int, which_K: Tensor | None = None) -> None:
@@ -128,7 +166,10 @@ class Stack:
         grown = highest(grow.flatten(1).masked_fill(flat, -math.inf), k_K)
         now = ((flat & ~pruned) | grown).view_as(active)
         changed = now ^ active
-        self.masks[layer] = now
+        if mask is None:
+            self.masks[layer] = now
+        else:
+            mask.copy_(now)  # in place: a CUDA graph reads it
         weight.masked_fill_(changed, 0.0)
         for moment in self.moments[layer]:
             moment.masked_fill_(changed, 0.0)

@@ -48,10 +48,13 @@ class Evidence:
         data: Mapping[str, Mapping[str, Any]],
         frontier: Mapping[str, Mapping[tuple[str, float | None], Sequence[Run]]] | None = None,
         source: str = "ours",
+        streams: Mapping[str, Mapping[str, Sequence[Run]]] | None = None,
     ) -> None:
         """From what `read_results` returns. frontier: by dataset, the runs of each method at each budget there. source:
-        what to call the runs."""
+        what to call the runs. streams: by table of experiments.continual, the runs of each model in which nothing is
+        kept."""
         self.runs, self.data, self.frontier, self.source = runs, data, frontier or {}, source
+        self.streams = streams or {}
 
     def of(self, section: str, kind: str, model: str) -> list[Run]:
         """The runs of a model, one a seed."""

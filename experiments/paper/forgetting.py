@@ -8,6 +8,7 @@ for all, not tuned.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from typing import Any
@@ -20,8 +21,10 @@ from dynamicgate.data import Arrays
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.hyperparameters import dense_macs, given
 from dynamicgate.lab.methods.models import MODELS
+from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Job, Table
 from dynamicgate.lab.runner.training import settings_of
+from experiments.continual.matching import matched, overlap_and_forgetting, said
 from experiments.paper.evidence import Evidence, Verdict, verdict
 from experiments.paper.overall import SIGNIFICANT
 
@@ -29,6 +32,7 @@ TASKS = 5
 ROWS = 10_000  # for training, of each task
 SECTION, GATE, CONTROLS = "forgetting", "gate", ("dense", "random", "small")
 BUDGET = 0.3
+AT_EQUAL = "points forgotten more than by a dense network that has learned as much (docs/continual.md),"
 
 
 def train(job: Job, splits: Splits) -> dict[str, Any]:
@@ -103,9 +107,24 @@ def less_forgetting(e: Evidence) -> Verdict:
     means = {
         m: (e.mean(SECTION, "ours", m, "forgotten"), e.mean(SECTION, "ours", m, "accuracy")) for m in (GATE, *CONTROLS)
     }
+    at_equal = [equally_learned(name, rows) for name, rows in e.streams.items() if rows]
+    holds &= all(less for less, _ in at_equal)
+    more = f"; {AT_EQUAL} {'; '.join(text for _, text in at_equal)}" if at_equal else ""
     shown = ", ".join(f"{m} {100 * lost:.1f} ({100 * end:.1f} %)" for m, (lost, end) in means.items())
     return verdict(
         holds,
         f"ours, {TASKS} tasks of permuted MNIST, points of accuracy forgotten (mean accuracy at the end): {shown}; "
-        f"gate − {', '.join(texts)}",
+        f"gate − {', '.join(texts)}{more}",
     )
+
+
+def equally_learned(name: str, rows: Mapping[str, Sequence[Run]]) -> tuple[bool, str]:
+    """Whether gates forget less than a dense network that has learned as much, and what gates and sparsifiers do."""
+    found = {one.method: one for one in matched(rows)}
+    gate = found[GATE].apart if GATE in found else None
+    holds = gate is not None and gate.difference < 0.0 and gate.p is not None and gate.p < SIGNIFICANT
+    shown = [f"{m} {said(found[m].apart)}" for m in (GATE, "gate in blocks", "top-k", "static-sparse", "rigl")
+             if m in found]  # fmt: skip
+    r = overlap_and_forgetting(rows)
+    overlap = "" if r is None else f", overlap of units and forgetting r = {r:.2f}"
+    return holds, f"{name.removeprefix('e0-').replace('-', ', ')} tasks: {', '.join(shown)}{overlap}"

@@ -10,6 +10,7 @@ from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
 from dynamicgate.lab.runner.results import read_results
 from dynamicgate.lab.statistics import Interval, Paired
+from experiments.continual.tables import CONTINUAL
 from experiments.frontier.comparisons import read_entries
 from experiments.frontier.datasets import DATASETS
 from experiments.frontier.experiment import FRONTIER
@@ -48,9 +49,20 @@ def pages(experiment: Experiment) -> dict[str, str]:
     """The page of an experiment, by its path; that of a quick one lies beside its runs."""
     path = "runs/paper-quick/paper.md" if experiment.quick else "docs/paper.md"
     frontier = {} if experiment.quick else read_frontier()
-    evidence = Evidence(*read_results(experiment.results, experiment.jobs()), frontier)
+    streams = {} if experiment.quick else read_streams()
+    evidence = Evidence(*read_results(experiment.results, experiment.jobs()), frontier, streams=streams)
     parts = [INTRO, claims_section(CLAIMS, evidence), *(table_section(s, evidence) for s in SECTIONS.values())]
     return {path: "\n".join(parts).rstrip("\n") + "\n"}
+
+
+def read_streams() -> dict[str, dict[str, Sequence[Run]]]:
+    """The committed runs along streams in which nothing is kept, by table and model."""
+    found: dict[str, dict[str, Sequence[Run]]] = {}
+    for table in CONTINUAL.tables:
+        if table.name.startswith("e0"):
+            runs, _ = read_results(CONTINUAL.results, CONTINUAL.jobs([table]))
+            found[table.name] = {model: own for (_, model), own in runs.items()}
+    return found
 
 
 def read_frontier() -> dict[str, dict[tuple[str, float | None], Sequence[Run]]]:

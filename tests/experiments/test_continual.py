@@ -7,18 +7,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from experiments.continual import keeping, plasticity
+from experiments.continual import cells, classes, keeping, noticing, plasticity
+from experiments.continual.laboratories import Laboratories
 from experiments.continual.page import pages, title
+from experiments.continual.side import Side
 from experiments.continual.stack import Stack
 from experiments.continual.tables import CONTINUAL, QUICK_KEEP
+from scipy.sparse import csr_matrix
+from torch import Tensor
 from torch.nn import functional as F
 
 import dynamicgate as dg
 from dynamicgate.continual import Contexts, Keeper, follow
+from dynamicgate.data import Arrays
+from dynamicgate.gating.context import ContextNet
 from dynamicgate.lab.datasets import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods.stream_methods import class_order, stream_of
 from dynamicgate.lab.runner import Job
 from dynamicgate.lab.runner.results import collect, write_finished
 from dynamicgate.sparsity.patterns import parse_pattern, prune_and_regrow
@@ -41,13 +49,14 @@ def quick(table: str, model: str, work: Path, **settings: Any) -> Job:
     ("table", "model"),
     [
         ("e0-permuted-5", "gate, short"), ("e0-permuted-5", "gate+rigl, short"), ("e1", "keep"), ("e1", "joint"),
-        ("e1", "xdg"), ("e2", "separate"), ("e2", "static"), ("e3", "keep"), ("e5", "side by side"), ("e7", "keep"),
-        ("e8", "readout 1000"), ("e8", "er 200"), ("e9", "keep + reuse"), ("e10", "nearest mean"),
-        ("e11", "jumping, gates 0.1, every 10"),
+        ("e1", "xdg"), ("e2", "separate"), ("e2", "static"), ("e2", "joint"), ("e3", "keep"), ("e5", "fresh"),
+        ("e5", "side by side"), ("e6-wide", "width 2,000"), ("e7", "keep"), ("e8", "readout 1000"), ("e8", "er 200"),
+        ("e8", "readout 500, windows"), ("e8", "readout 500, learned"), ("e9", "keep + reuse"),
+        ("e9-cifar10", "lwf"), ("e10", "nearest mean"), ("e10", "keep"), ("e11", "jumping, gates 0.1, every 10"),
     ],
 )  # fmt: skip
 def test_a_run_of_every_kind(table: str, model: str, tmp_path: Path, digits: Splits) -> None:
-    job = quick(table, model, tmp_path)
+    job = quick(table, model, tmp_path, **({"window": 3} if "windows" in model else {}))
     found = job.table.train(job, digits)
     assert found["model"] == model
     assert 0.0 <= found["quality"]["accuracy"] <= 1.0
@@ -125,29 +134,215 @@ def test_a_stack_exchanges_as_the_sparsifiers_do() -> None:
     assert torch.equal(now[1], before[1])
 
 
+def test_a_stack_takes_fused_steps_as_the_optimizer_does() -> None:
+    stack = Stack.draw(1, (6, 5, 3), seed=0, device=CPU)
+    weights = [w[0].clone().requires_grad_() for w in stack.weights]
+    biases = [b[0].clone().requires_grad_() for b in stack.biases]
+    groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2)
+    for _ in range(3):
+        x, y = torch.randn(1, 8, 6), torch.randint(3, (1, 8))
+        stack.adam_(stack.gradients(x, y)[0], 1e-2, 0.1)
+        optimizer.zero_grad()
+        F.cross_entropy((x[0] @ weights[0] + biases[0]).relu() @ weights[1] + biases[1], y[0]).backward()
+        optimizer.step()
+    torch.testing.assert_close(stack.weights[0][0], weights[0].detach())
+    torch.testing.assert_close(stack.biases[1][0], biases[1].detach())
+
+
+def test_pieces_of_batches_are_noticed_as_one_batch_after_the_other(digits: Splits) -> None:
+    images, asked = keeping.images_of(digits, 3, 0, CPU), {**QUICK_KEEP, "batch": 25, "epochs": 3, "strange": 1.4}
+    net = ContextNet(64, 1, 200)
+    expected: list[list[Tensor]] = []
+    for task in range(3):
+        for rows in noticing.order_of(images, asked, 0, task):
+            x = images.rows(torch.tensor([task]), rows[None])[0]
+            strange = net.strangeness(x)
+            best = int(strange.argmin())
+            if float(strange[best]) >= 1.4:
+                best = len(expected)
+                expected.append([])
+            net.learn_(best, x)
+            expected[best].append(rows)
+    found = noticing.notice(images, {**asked, "tasks": 3}, 0)
+    assert len(expected) > 3, "low enough that known contexts seem strange at times, and batches change about"
+    assert [p.tolist() for p in found.positions] == [torch.stack(rows).tolist() for rows in expected]
+
+
+def test_a_long_stream_is_tested_when_a_task_is_learned_and_at_the_end(
+    digits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = quick("e7", "keep", tmp_path, epochs=8, density=0.3)
+    whole = job.table.train(job, digits)["quality"]
+    monkeypatch.setattr(keeping, "WHOLE", 2)
+    long = job.table.train(job, digits)["quality"]
+    assert long["retention"] is None
+    assert long["acc"] == whole["acc"]
+    assert long["by_age"] == whole["by_age"]
+    assert long["forgetting"] == pytest.approx(whole["forgetting"])
+    assert whole["forgetting"] > 0.1, "the oldest was released"
+
+
+def test_contexts_are_named_in_projections(digits: Splits, tmp_path: Path) -> None:
+    job = quick("e4", "keep", tmp_path, epochs=8, density=0.3)
+    found = job.table.train(job, digits)
+    router = found["quality"]["routers"]["64"]
+    assert router["named"] > 0.9
+    assert router["acc"] == pytest.approx(found["quality"]["acc"], abs=0.05)
+    assert router["gate"] == 64 * (64 + 3)
+
+
 def test_silent_units_are_recycled_only_where_the_method_says_so(digits: Splits) -> None:
-    side = plasticity.Side(["dense", "redo"], (64, 20, 10), 1e-2, 0, CPU)
+    side = Side(["dense", "redo"], (64, 20, 10), 1e-2, [0], CPU)
     for bias in side.stack.biases[:1]:
         bias[:, :5] = -100.0
-    x, y = digits.train.values[:32], digits.train.y[:32]
+    x, y = digits.train.values[None, :32], digits.train.y[None, :32]
     for _ in range(3):
         side.step(x, y)
-    side.between()
+    side.between(3)
     assert bool((side.stack.biases[0][0, :5] < -50).all())
     assert bool((side.stack.biases[0][1, :5] == 0).all())
     assert math.isfinite(float(side.stack.weights[0].sum()))
 
 
+def test_gates_close_units_of_their_own_methods_and_recycling_opens_them(digits: Splits) -> None:
+    side = Side(["dense", "set + recycling + gates"], (64, 20, 10), 1e-2, [0, 1], CPU)
+    x, y = (torch.stack([part[:32]] * 2) for part in (digits.train.values, digits.train.y))
+    side.stack.gates[2][:, :5] = -100.0  # closed for everything
+    hidden: list[Tensor] = []
+    side.forward(x.repeat(2, 1, 1), hidden, [])
+    assert bool((hidden[0][2:, :, :5] == 0).all())
+    assert bool((hidden[0][:2, :, :5] != 0).any())
+    side.step(x, y)
+    side.between(1)
+    assert bool((side.stack.gates[2][2:, :5] == 1.0).all())
+    assert bool((side.stack.gates[2][:2, :5] < -50.0).all())
+
+
+def test_methods_of_a_seed_learn_the_same_rows_and_seeds_do_not_meet(digits: Splits) -> None:
+    both = Side(["dense", "static"], (64, 20, 10), 1e-2, [3, 4], CPU)
+    alone = Side(["dense", "static"], (64, 20, 10), 1e-2, [4], CPU)
+    alone.stack.masks[0] = torch.ones_like(alone.stack.weights[0], dtype=torch.bool)
+    x, y = digits.train.values[:64].view(2, 32, 64), digits.train.y[:64].view(2, 32)
+    for _ in range(3):
+        both.step(x, y)
+        alone.step(x[1:], y[1:])
+    torch.testing.assert_close(both.stack.weights[0][1], alone.stack.weights[0][0])
+
+
+def test_pulls_and_noise_are_those_of_their_own_methods(digits: Splits) -> None:
+    side = Side(["dense", "l2 init", "l2", "shrink and perturb"], (64, 20, 10), 1e-2, [0, 1], CPU)
+    x, y = (torch.stack([part[:32]] * 2) for part in (digits.train.values, digits.train.y))
+    side.step(x, y)
+    dense, init, l2, shaken = side.stack.weights[0].split(2)
+    assert torch.equal(dense, init), "at first there is no way back to where it began"
+    assert not torch.equal(dense, l2)
+    assert not torch.equal(dense, shaken)
+    side.step(x, y)
+    dense, init, *_ = side.stack.weights[0].split(2)
+    assert not torch.equal(dense, init)
+
+
+def test_an_interrupted_run_of_plasticity_ends_as_an_uninterrupted_one(
+    digits: Splits, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = quick("e5", "side by side", tmp_path / "whole", tasks=4, every=5, saved=0.0)
+    job = quick("e5", "side by side", tmp_path / "cut", tasks=4, every=5, saved=0.0)
+    write = plasticity.Done.write
+
+    def write_and_stop(done: plasticity.Done, path: Path, side: Side) -> None:
+        write(done, path, side)
+        if done.task == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(plasticity.Done, "write", write_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        job.table.train(job, digits)
+    monkeypatch.undo()
+    found = [one.table.train(one, digits)["quality"] for one in (whole, job)]
+    assert found[0] == found[1]
+
+
+def test_networks_that_are_new_in_every_task_begin_adam_anew(digits: Splits) -> None:
+    side = Side(["fresh"], (64, 20, 10), 1e-2, [0], CPU)
+    side.step(digits.train.values[None, :32], digits.train.y[None, :32])
+    side.new_task(1)
+    assert all(float(step) == 0.0 for step in side.stack.steps)
+    with pytest.raises(ValueError, match="on its own"):
+        Side(["fresh", "dense"], (64, 20, 10), 1e-2, [0], CPU)
+
+
+def test_orders_of_classes_differ_by_seed_and_are_those_of_all_methods(digits: Splits) -> None:
+    asked = CONTINUAL.table("e8").models
+    for seed in (0, 1):
+        streams = [stream_of(digits, dict(asked[model]), seed) for model in ("readout 1000", "er 200", "joint")]
+        assert len({tuple(task.name for task in stream) for stream in streams}) == 1
+    assert class_order(digits, 0) != class_order(digits, 1)
+
+
+def test_changes_of_images_end_in_plain_rows() -> None:
+    images = [Arrays(torch.full((n, 3, 2, 2), 255, dtype=torch.uint8), torch.arange(n) % 2, lambda b: b.float() / 255)
+              for n in (6, 2, 2)]  # fmt: skip
+    splits = Splits("images", images[0], images[1], images[2], 2, 0.0, 1.0).flat()
+    for change in CONTINUAL.table("e9-cifar10").changes:
+        splits = change.apply(splits)
+    assert splits.train.values.shape == (8, 12), "training and validation rows"
+    assert torch.equal(splits.test.values, torch.full((2, 12), 2.0))
+
+
+def test_learned_features_are_those_of_the_first_task(digits: Splits) -> None:
+    stream = stream_of(digits, {"stream": "split", "shuffled": True}, 0)
+    first = replace(stream, tasks=stream.tasks[:1])
+    drawn = classes.random_features(64, 30, 0)
+    of_all, of_first = (classes.learned_features(one, *drawn, 0) for one in (stream, first))
+    assert torch.equal(of_all[0], of_first[0])
+    assert not torch.equal(of_all[0], drawn[0])
+
+
+def test_filters_answer_in_a_grid() -> None:
+    features, size = classes.random_filters(64, 100, 0, 3)
+    rows = torch.rand(5, 64)
+    assert features(rows).shape == (5, size)
+    assert size == 96
+
+
+def test_cells_of_later_types_change_nothing_of_the_features_of_the_first() -> None:
+    draw = np.random.default_rng(0)
+    counts = draw.poisson(1.0, (400, 3000)).astype(np.float32)
+    y = torch.arange(400) % 8
+    names = tuple("abcdefgh")
+    whole = cells.prepared(csr_matrix(np.log1p(counts)), y, names, seed=0)
+    first = class_order(whole, 0)[:2]
+    later = ~torch.isin(y, torch.tensor(first)).numpy()
+    counts[later] = draw.poisson(5.0, (int(later.sum()), 3000))
+    other = cells.prepared(csr_matrix(np.log1p(counts)), y, names, seed=0)
+    at = torch.isin(whole.train.y, torch.tensor(first))
+    assert torch.equal(whole.train.values[at], other.train.values[at]), "genes, means and deviations are the same"
+    assert not torch.equal(whole.train.values, other.train.values)
+
+
+def test_genes_are_those_of_the_first_laboratory() -> None:
+    draw = np.random.default_rng(0)
+    cells_of = [csr_matrix(draw.poisson(1.0, (60, 2500)).astype(np.float32)) for _ in range(3)]
+    y, shared = torch.arange(60) % 6, np.arange(2500) < 400
+    firsts = []
+    for second in cells_of[1:]:
+        two = Laboratories(("a", "b"), (cells_of[0], second), (y, y), shared)
+        firsts.append(two.stream(0).tasks[0].train.values)
+        assert replace(two, only_shared=True).stream(0).features == 400
+    assert torch.equal(*firsts)
+
+
 def test_the_page_says_what_runs_say(tmp_path: Path, digits: Splits) -> None:
     experiment = replace(CONTINUAL, root=tmp_path, quick=True)
     data = {"name": "mnist", "train": 1, "valid": 1, "test": 1, "features": 64, "classes": 10}
-    for table, model in (("e1", "naive"), ("e5", "side by side"), ("e7", "keep")):
+    for table, model in (("e1", "naive"), ("e5", "side by side"), ("e7", "keep"), ("e0-permuted-5", "dense, short")):
         job = replace(next(j for j in experiment.jobs([experiment.table(table)]) if j.model == model), device="cpu")
         write_finished(job, {"data": data, "created": "now"}, job.table.train(job, digits))
         collect(experiment.results, [job])
     found = pages(experiment)["docs/continual.md"]
     assert not isinstance(found, str)
     text = found["streams"]
-    for part in ("E1: Ten permutations", "naive", "set + recycling", "by age"):
+    for part in ("E1: Ten permutations", "naive", "set + recycling", "by age", "forgets more than dense"):
         assert part in text
     assert all(title(table) for table in CONTINUAL.tables)

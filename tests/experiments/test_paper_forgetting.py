@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from experiments.continual.matching import matched
 from experiments.paper.evidence import Evidence
 from experiments.paper.experiment import PAPER, choose_tables
-from experiments.paper.forgetting import CONTROLS, TASKS, less_forgetting, permuted, train
+from experiments.paper.forgetting import CONTROLS, TASKS, equally_learned, less_forgetting, permuted, train
 
 from dynamicgate.data import check_arrays
 from dynamicgate.lab.datasets.splits import Splits
@@ -48,3 +51,42 @@ def test_gates_must_forget_less_than_every_control(worse: str, outcome: str) -> 
 
     found = {("forgetting/ours", c): runs(0.19 if c == worse else 0.3 + 0.01 * i) for i, c in enumerate(CONTROLS)}
     assert less_forgetting(Evidence({**found, ("forgetting/ours", "gate"): runs(0.2)}, {})).outcome == outcome
+
+
+def stream_run(seed: int, learned: float, forgetting: float, overlap: float = 0.5) -> dict[str, Any]:
+    quality = {"learned": learned, "forgetting": forgetting, "overlap": [[1.0, overlap], [overlap, 1.0]]}
+    return {"seed": seed, "quality": quality}
+
+
+def test_forgetting_is_compared_where_as_much_was_learned() -> None:
+    rows = {
+        "dense, short": [stream_run(s, 0.80, 0.10) for s in (0, 1)],
+        "dense, long": [stream_run(s, 0.90, 0.20 + 0.02 * s) for s in (0, 1)],
+        "gate, short": [stream_run(s, 0.70, 0.0) for s in (0, 1)],  # no dense run has learned so little
+        "gate, long": [stream_run(s, 0.85, 0.16, 0.4) for s in (0, 1)],
+    }
+    dense, gate = matched(rows)
+    assert dense.apart is not None
+    assert dense.apart.difference == pytest.approx(0.0)
+    assert gate.apart is not None
+    assert gate.apart.difference == pytest.approx(((0.16 - 0.15) + (0.16 - 0.16)) / 2)
+    assert gate.overlap == pytest.approx(0.45)
+    assert matched({"top-k, short": rows["gate, short"], "dense, long": rows["dense, long"]})[0].apart is None
+    found = equally_learned("e0-permuted-5", rows)
+    assert not found[0]
+    assert "permuted, 5 tasks: gate +0.50" in found[1]
+
+
+def test_streams_in_which_nothing_is_kept_are_part_of_the_verdict() -> None:
+    def runs(forgotten: float) -> list[dict[str, Any]]:
+        return [{"seed": s, "forgotten": forgotten + 0.001 * (s % 2), "quality": {"accuracy": 0.5}} for s in range(4)]
+
+    ours = {("forgetting/ours", m): runs(0.1 if m == "gate" else 0.3) for m in ("gate", *CONTROLS)}
+    dense = {"dense, a": [stream_run(s, 0.8, 0.1) for s in range(4)],
+             "dense, b": [stream_run(s, 0.9, 0.3) for s in range(4)]}  # fmt: skip
+    for forgetting, outcome in ((0.1, "holds"), (0.3, "does not hold")):
+        gate = {"gate, a": [stream_run(s, 0.85, forgetting + 0.001 * s) for s in range(4)]}
+        verdict = less_forgetting(Evidence(ours, {}, streams={"e0-rotated-5": {**dense, **gate}}))
+        assert verdict.outcome == outcome
+        assert "rotated, 5 tasks" in verdict.number
+    assert "learned as much" not in less_forgetting(Evidence(ours, {}, streams={"e0-rotated-5": {}})).number

@@ -203,7 +203,8 @@ class Walk:
         """On the test rows of a task, as it is asked: in the scenario "task" among its classes only."""
         task, contexts = self.stream.tasks[number], self.parts.contexts
         if number not in self._tests:
-            if len(self._tests) > 20:  # the memory of a few tasks, whatever the length of the stream
+            # the memory of a few tasks, whatever the length of the stream; a GPU has more of it than time to copy
+            if len(self._tests) > (200 if self.device.type == "cuda" else 20):
                 self._tests.clear()
             self._tests[number] = self._on_device(task.test)
         x, y = self._tests[number]

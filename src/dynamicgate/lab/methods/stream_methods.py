@@ -37,6 +37,7 @@ from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.modules import evaluating
 from dynamicgate.sparsity import RigL, Static
 
+Answer = Callable[[Tensor], Tensor]
 OVERLAP_ROWS = 1000
 STREAMS = ("permuted", "rotated", "drifting", "still", "split", "labels")
 
@@ -77,9 +78,17 @@ def stream_of(data: Parts, asked: dict[str, Any], seed: int) -> Stream:
     elif kind == "still":
         stream = permuted(data, 1, seed=seed)
     else:
-        stream = split(data, asked.get("classes", 2), scenario=asked.get("scenario", "class"))
+        order = class_order(data, seed) if asked.get("shuffled") else None
+        stream = split(data, asked.get("classes", 2), scenario=asked.get("scenario", "class"), order=order)
     rows = asked.get("rows")
     return stream if rows is None else some_rows(stream, min(rows, *(len(t.train) for t in stream)), seed=seed)
+
+
+def class_order(data: Parts, seed: int) -> list[int]:
+    """The classes in an order of the seed."""
+    present = sorted(set(data.train.y.tolist()))
+    order = torch.randperm(len(present), generator=torch.Generator().manual_seed(seed))
+    return [present[place] for place in order.tolist()]
 
 
 def mlp(stream: Stream, hidden: list[int], gate: dg.GateConfig | None = None) -> nn.Module:
@@ -194,6 +203,7 @@ def run_stream(
         "quality": {
             "accuracy": retention.acc, "acc": retention.acc, "learned": retention.learned,
             "forgetting": retention.forgetting, "retention": retention.to_dict(),
+            **accuracies(answers(made.model), stream),
             "drop": [0.0] * len(stream) if joint else (diagonal - last).tolist(),
             "overlap": overlaps(made.model, stream) if asked.get("overlap") else None,
             "contexts": None if contexts is None else contexts.opened,
@@ -214,6 +224,30 @@ def tested(model: nn.Module, stream: Stream) -> Retention:
             right = sum(int((model(x.to(device)).argmax(1).cpu() == y).sum()) for x, y in task.test.batches(4096))
             found.matrix[j:, j] = right / len(task.test)
     return found
+
+
+def answers(model: nn.Module) -> Answer:
+    """From rows to classes, by a model."""
+    device = next(model.parameters()).device
+
+    @torch.no_grad()
+    def answer(x: Tensor) -> Tensor:
+        with evaluating(model):
+            return model(x.to(device)).argmax(1).cpu()
+
+    return answer
+
+
+def accuracies(answer: Answer, stream: Stream) -> dict[str, float]:
+    """On the test rows of all tasks together, at the end: the fraction of right answers ("pooled"), and its mean over
+    classes ("balanced"). The mean over tasks, ACC, counts a row of a small task more."""
+    right, rows = torch.zeros(stream.classes), torch.zeros(stream.classes)
+    for task in stream:
+        for x, y in task.test.batches(4096):
+            right.index_add_(0, y, (answer(x) == y).float())
+            rows.index_add_(0, y, torch.ones(len(y)))
+    asked = rows > 0
+    return {"pooled": float(right.sum() / rows.sum()), "balanced": float((right[asked] / rows[asked]).mean())}
 
 
 def some_test_rows(stream: Stream) -> tuple[Tensor, Tensor]:
