@@ -32,7 +32,7 @@ void open_top_k(const float* z, int blocks, int k, uint8_t* is_open) {
 }
 
 void list_rows(const Openness& open, int rows) {
-  memset(open.count, 0, sizeof(int) * open.blocks);
+  for (int b = 0; b < open.blocks; ++b) open.count[b] = 0;
   for (int row = 0; row < rows; ++row)
     for (int b = 0; b < open.blocks; ++b)
       if (open.is_open[row * open.blocks + b]) open.rows_of[b * kChunkRows + open.count[b]++] = row;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -97,4 +98,8 @@ def test_results_are_a_few_files() -> None:
     )  # fmt: skip
     if listed.returncode:
         pytest.skip("not a checkout")
-    assert len(listed.stdout.split()) < 100, "one file a table, never one a run"
+    files = [ROOT / name for name in listed.stdout.split()]
+    single = [path.name for path in files if path.suffix == ".jsonl" and len(path.read_bytes().splitlines()) < 3]
+    assert single == [], "one file a table, never one a run: a header and several runs"
+    crowded = [folder for folder, count in Counter(path.parent.name for path in files).items() if count >= 40]
+    assert crowded == []
