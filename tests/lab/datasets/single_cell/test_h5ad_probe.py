@@ -35,6 +35,17 @@ def test_a_file_that_ends_its_reader_is_refused(tmp_path: Path, monkeypatch: pyt
         refuse_dangerous(a_file(tmp_path / "a.h5ad"), LIMIT)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="processor time cannot be limited there")
+def test_a_file_that_keeps_its_reader_busy_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    endless = tmp_path / "modules" / "h5py.py"
+    endless.parent.mkdir()
+    endless.write_text("def File(*_):\n    while True:\n        pass\n")
+    path = a_file(tmp_path / "a.h5ad")
+    monkeypatch.setenv("PYTHONPATH", str(endless.parent))
+    with pytest.raises(ValueError, match="ran in circles"):
+        refuse_dangerous(path, LIMIT)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux only")
 def test_a_file_that_asks_for_gigabytes_is_refused(tmp_path: Path) -> None:
     path = a_file(tmp_path / "a.h5ad")

@@ -8,6 +8,7 @@ This file runs as a script that imports nothing of the package, because a child 
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 PIECE = 1 << 20  # bytes of a dataset that are read together
 ROOM = 150 << 20  # bytes that the child may take beyond what it has when it has started
 BYTES_A_SECOND = 2_000_000  # a child that is slower than that, a minute aside, is stuck
+BUSY = 4  # seconds of processor time beside that: libhdf5 runs in circles in some changed files
 REFUSED = 3
 
 
@@ -27,6 +29,8 @@ def refuse_dangerous(path: Path, limit: int) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired as error:
         raise ValueError(f"it was not read to its end in {seconds:.0f} s") from error
+    if done.returncode == -signal.SIGXCPU:
+        raise ValueError("libhdf5 ran in circles while it read it")
     if done.returncode < 0:
         raise ValueError(f"libhdf5 ended with signal {-done.returncode} while it read it")
     if done.returncode:
@@ -38,6 +42,7 @@ def _read(path: str, limit: int) -> None:
     import h5py  # type: ignore[import-untyped, unused-ignore]
 
     _limit_memory()
+    _limit_time(BUSY + Path(path).stat().st_size // BYTES_A_SECOND)
     with h5py.File(path, "r") as file:
         waiting, seen, total = [file], set(), 0
         while waiting:
@@ -91,6 +96,17 @@ def _limit_memory() -> None:
 
     most = int(pages.read_text().split()[0]) * resource.getpagesize() + ROOM
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _limit_time(seconds: int) -> None:
+    """No more processor time than this from now on: a slow disk or a busy machine does not count."""
+    if sys.platform == "win32":
+        return
+    import resource
+
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    most = int(used.ru_utime + used.ru_stime) + 1 + seconds
+    resource.setrlimit(resource.RLIMIT_CPU, (most, most + 1))
 
 
 if __name__ == "__main__":
