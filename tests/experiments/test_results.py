@@ -93,8 +93,3 @@ def test_every_stored_run_is_one_that_the_code_asks_for_and_none_is_lost(name: s
 def test_every_stored_latency_is_that_of_a_model_that_the_code_asks_for() -> None:
     found = latency.read_latencies(FRONTIER)
     assert sum(map(len, found.values())) == len(read_runs(LATENCIES))
-
-
-def test_results_are_few_files() -> None:
-    count = sum(len(list((ROOT / name / "results").rglob("*.json*"))) for name in ("experiments", "benchmarks"))
-    assert count <= 100, "one file a table, not one a run"

@@ -93,7 +93,7 @@ def test_data_of_another_type_is_refused(data: Any) -> None:
         ({"class_weights": torch.tensor([1.0, -1.0, 1.0])}, "none negative"),
         ({"class_weights": torch.tensor([1.0, torch.nan, 1.0])}, "finite"),
         ({"budget": Budget(target=0.5)}, r"a budget steers gates, and this model has none: call dynamicgate.gate_"),
-        ({"seed": -1}, "seeds and epochs must be 0 or more, got seed -1"),
+        ({"seed": -1}, r"seed must be a whole number from 0 to 2\*\*63 - 1, received -1"),
     ],
 )
 def test_invalid_options_are_refused_with_a_readable_message(options: dict[str, Any], message: str) -> None:

@@ -23,6 +23,8 @@ from dynamicgate.gating.units_in_stages import allowed_inputs, position_in_stack
 from dynamicgate.modules import unwrap
 from dynamicgate.sparsity.patterns import Pattern
 
+SMALL_TILE = 64  # outputs or inputs: a layer may be smaller, its one ragged tile then exists or not
+
 
 @dataclass(frozen=True)
 class SparseRegion:
@@ -116,9 +118,9 @@ def fill(regions: Sequence[SparseRegion], shape: torch.Size, mask_of: Callable[[
 def check_tiles(
     layers: Mapping[str, nn.Linear], regions: Mapping[str, Sequence[SparseRegion]], pattern: Pattern
 ) -> None:
-    """An error for a tile that is larger than every layer, which are padded to whole tiles, or is in two stages."""
+    """An error for a tile that is far larger than every layer, which are padded to whole tiles, or is in two stages."""
     outputs, inputs = (max(linear.weight.shape[i] for linear in layers.values()) for i in (0, 1))
-    if pattern.rows > outputs or pattern.columns > inputs:
+    if pattern.rows > max(outputs, SMALL_TILE) or pattern.columns > max(inputs, SMALL_TILE):
         raise ValueError(
             f"pattern={pattern.name!r}: no layer has so many outputs or inputs; the largest tile that fits any is "
             f"{outputs}x{inputs}, and one that prunes something is smaller than the layers"

@@ -29,10 +29,6 @@ class FitOptions:
             value = getattr(self, name)
             if not isinstance(value, Integral) or value < 1:
                 raise ValueError(f"{name} must be 1 or more, received {value!r}")
-        if self.accumulate > self.batch:
-            raise ValueError(
-                f"accumulate={self.accumulate}: a batch of {self.batch} rows has at most {self.batch} pieces"
-            )
         if not (isinstance(self.seed, Integral) and 0 <= self.seed < 1 << 63):
             raise ValueError(f"seed must be a whole number from 0 to 2**63 - 1, received {self.seed!r}")
         if not 0 < self.lr < math.inf:
