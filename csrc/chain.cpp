@@ -181,11 +181,11 @@ void run_some_rows(const Call& call, int64_t first, int rows, const Pool* pool) 
 // which a row is summed depends on the rows beside it, and the same input must give the same bits on any machine load.
 int64_t chunk_rows(const Call& call) {
   constexpr int32_t kCachedLines = 1 << 14;  // 1 MB
-  constexpr int64_t kParts = 8, kFewest = 32, kFewestInStages = 256, kFewestUncached = 256;
+  constexpr int64_t kParts = 8, kFewest = 32, kFewestTogether = 256;
   // Every chunk reads all weights, which is cheap only while they stay in a core's cache. Of the rows of a chunk in stages
   // few reach the last stage, and kernels need sixteen of them to be fast.
-  const int64_t if_cached = call.program->stages ? kFewestInStages : kFewest;
-  const int64_t fewest = call.program->weights <= kCachedLines ? if_cached : kFewestUncached;
+  const bool together = call.program->stages || call.program->weights > kCachedLines;
+  const int64_t fewest = together ? kFewestTogether : kFewest;
   return least(rows_at_once(*call.program), most(fewest, (call.rows + kParts - 1) / kParts));
 }
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from setup import FLAGS, KERNEL, LEVELS, SOURCES
@@ -32,8 +33,8 @@ def build(package: Path) -> None:
     subprocess.run(command, check=True)
 
 
-def main() -> int:
-    """Build, then fuzz."""
+def run_sanitized(module: str, words: Sequence[str]) -> int:
+    """`python -m module words` with sanitized kernels, in a copy of the package; returns the exit status."""
     commit = str(files.environment("")["commit"])
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder) / "dynamicgate"
@@ -50,9 +51,9 @@ def main() -> int:
             "FUZZ_MB": "1000",  # the sanitizers need memory of their own
             "DYNAMICGATE_COMMIT": "dirty" if commit.endswith("-dirty") else commit,  # the copy has no history
         }
-        command = [sys.executable, "-m", "tests.fuzz", "--kinds", "plan", "--sanitized", *sys.argv[1:]]
+        command = [sys.executable, "-m", module, *words]
         return subprocess.run(command, env=environment, check=False, cwd=folder).returncode
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_sanitized("tests.fuzz", ["--kinds", "plan", "--sanitized", *sys.argv[1:]]))

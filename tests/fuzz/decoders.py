@@ -7,14 +7,9 @@ and with changed words in their programs, which must be refused or stay within t
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
-import subprocess
 import sys
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,10 +17,9 @@ from torch import Tensor
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.ops import GateNet, decoder
 from dynamicgate.ops.chain import Layer
-from tests.fuzz.asan import build as build_sanitized
+from tests.fuzz.asan import run_sanitized
 from tests.fuzz.mutations import ODD_NUMBERS
 from tests.fuzz.running import fuzz
-from tests.places import ROOT
 
 TOLERANCE = 5e-5
 NEAR = 1e-4  # a logit this near its cut may fall on either side in float32
@@ -151,26 +145,7 @@ def _run_changed(packed: decoder.PackedDecoder, rng: random.Random) -> None:
         return
 
 
-def run_sanitized(words: list[str]) -> int:
-    """Build the kernels with sanitizers in a copy of the package, and fuzz them there."""
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder) / "dynamicgate"
-        shutil.copytree(ROOT / "src" / "dynamicgate", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-        build_sanitized(package)
-        asks = [["g++", f"-print-file-name={name}"] for name in ("libasan.so", "libubsan.so")]
-        runtime = [subprocess.run(ask, capture_output=True, text=True, check=True).stdout.strip() for ask in asks]
-        environment = {
-            **os.environ,
-            "LD_PRELOAD": " ".join(runtime),
-            "ASAN_OPTIONS": "detect_leaks=0,abort_on_error=1,quarantine_size_mb=16",
-            "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
-            "OMP_NUM_THREADS": "1",
-        }
-        command = [sys.executable, "-m", "tests.fuzz.decoders", *words]
-        return subprocess.run(command, env=environment, check=False, cwd=folder).returncode
-
-
 if __name__ == "__main__":
     if "--sanitized" in sys.argv:
-        sys.exit(run_sanitized([word for word in sys.argv[1:] if word != "--sanitized"]))
+        sys.exit(run_sanitized("tests.fuzz.decoders", [word for word in sys.argv[1:] if word != "--sanitized"]))
     fuzz(check)

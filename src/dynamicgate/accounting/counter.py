@@ -332,7 +332,7 @@ class MacCounter:
 
 def saves_producers(gate: Gate, site: Site) -> bool:
     """Whether closing units saves the work of the layers that write them."""
-    return gate.config.kind == "static" or site.source != site.consumer or site.is_input
+    return gate.config.kind == "static" or site.decides_in_time
 
 
 def deployed(gates: Mapping[str, Gate], used: Usage) -> dict[str, Tensor]:

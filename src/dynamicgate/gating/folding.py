@@ -19,8 +19,9 @@ def can_fold(gate: Gate) -> bool:
     linears = [m for m in gate.net.modules() if isinstance(m, nn.Linear)]
     config = gate.config
     plain = config.kind == "dynamic" and config.top_k is None and not config.scale and not config.soft_width
-    in_time = gate.site.source != gate.site.consumer or gate.site.is_input
-    return plain and in_time and bool(linears) and all(connections(linear) is None for linear in linears)
+    return (
+        plain and gate.site.decides_in_time and bool(linears) and all(connections(linear) is None for linear in linears)
+    )
 
 
 @torch.no_grad()

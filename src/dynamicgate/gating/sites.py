@@ -80,6 +80,11 @@ class Site:
         """Whether the units are the features of the model's input."""
         return not self.producers
 
+    @property
+    def decides_in_time(self) -> bool:
+        """Whether a gate that reads the source decides before the units are computed: closing them then saves that."""
+        return self.source != self.consumer or self.is_input
+
     def moved_to(self, consumer: str) -> Site:
         """The same site as named by a model in which its consumer has the path `consumer`.
 

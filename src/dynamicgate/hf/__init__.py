@@ -5,8 +5,7 @@ Importing it makes `from_pretrained` understand models and adapters that were sa
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 try:
     import transformers as _transformers
@@ -15,6 +14,7 @@ except ImportError as error:
 
 from dynamicgate.hf import adapters as _adapters
 from dynamicgate.hf import saving as _saving
+from dynamicgate.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from dynamicgate.hf.adapters import train_gates_
@@ -59,10 +59,4 @@ __all__ = [
     "order_",
     "train_gates_",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Imported when first used: the Trainer takes seconds to import."""
-    if name in _HOME:
-        return getattr(import_module(f"dynamicgate.hf.{_HOME[name]}"), name)
-    raise AttributeError(f"module 'dynamicgate.hf' has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOME)  # the Trainer takes seconds to import

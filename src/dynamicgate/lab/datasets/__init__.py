@@ -3,8 +3,9 @@
 Names are imported when they are first used, so that lists of datasets and help texts load without torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dynamicgate.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from dynamicgate.lab.datasets.data_folders import default_data_dir
@@ -22,9 +23,4 @@ _HOME = {
     "load_dataset": "loading",
     "stratified_split": "splits",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOME)

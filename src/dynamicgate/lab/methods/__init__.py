@@ -3,8 +3,9 @@
 Names are imported when they are first used, so that help texts, which need `fields` alone, load without torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dynamicgate.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from dynamicgate.lab.methods.fields import Hyperparameters
@@ -21,9 +22,4 @@ _HOME = {
     "run_one": "train_one",
     "settings_hash": "hyperparameters",
 }
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+__getattr__ = lazy_names(__name__, _HOME)
