@@ -148,4 +148,4 @@ def _run_changed(packed: decoder.PackedDecoder, rng: random.Random) -> None:
 if __name__ == "__main__":
     if "--sanitized" in sys.argv:
         sys.exit(run_sanitized("tests.fuzz.decoders", [word for word in sys.argv[1:] if word != "--sanitized"]))
-    fuzz(check)
+    fuzz("decoders", check)

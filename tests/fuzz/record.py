@@ -30,6 +30,7 @@ SOURCES = {
     "h5ad": ("src/dynamicgate/lab/datasets/limits.py", "src/dynamicgate/lab/datasets/single_cell"),
     "archive": ("src/dynamicgate/lab/datasets",),
     "chains": CHAINS,
+    "decoders": (*CHAINS, "src/dynamicgate/ops/decoder"),
     "models": COMPILE,
     "kills": TRAINING,
     "threads": COMPILE,

@@ -17,6 +17,7 @@ WANTED = {
     "h5ad": 5000,
     "archive": 5000,
     "chains": 20_000,
+    "decoders": 2000,
     "models": 3000,
     "kills": 200,
     "threads": 500,
