@@ -8,7 +8,8 @@ what a new unit says of rows that are gone is in no sum.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def train(job: Job, data: Splits | Laboratories) -> dict[str, Any]:
         return train_by_following(job, data)
     asked, started = job.settings, time.monotonic()
     stream = data.stream(job.seed) if isinstance(data, Laboratories) else stream_of(scaled(data), asked, job.seed)
-    features, size = features_of(stream, asked, job.seed)
+    features, size, products = features_of(stream, asked, job.seed)
     readout = Readout(size, decay=asked.get("decay", 1e-3), balanced=asked["method"] == "balanced readout")
     means, retention = Means(), Retention.empty(len(stream))
     for number, task in enumerate(stream):
@@ -53,7 +54,8 @@ def train(job: Job, data: Splits | Laboratories) -> dict[str, Any]:
             retention.matrix[number, tested] = float((found == other.test.y).float().mean())
     kept = sum(4 * t.numel() for t, _ in means.values()) or readout.bytes
     return {
-        "model": job.model, "seed": job.seed, "settings": asked, "macs": {"relative": 1.0},
+        "model": job.model, "seed": job.seed, "settings": asked,
+        "macs": costs(products + size * stream.classes, (stream.features, *asked["hidden"], stream.classes)),
         "params": size * stream.classes,
         "quality": {"accuracy": retention.acc, "acc": retention.acc, "learned": retention.learned,
                     "forgetting": retention.forgetting, "retention": retention.to_dict(),
@@ -63,16 +65,23 @@ def train(job: Job, data: Splits | Laboratories) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def features_of(stream: Stream, asked: dict[str, Any], seed: int) -> tuple[Features, int]:
-    """What the readout reads, and how many numbers that is."""
+def costs(executed: int, usual: Sequence[int]) -> dict[str, float]:
+    """MACs of a row, beside the network that the other methods train, given by its sizes."""
+    dense = sum(inputs * outputs for inputs, outputs in pairwise(usual))
+    return {"executed": float(executed), "gate": 0.0, "dense": float(dense), "relative": executed / dense}
+
+
+def features_of(stream: Stream, asked: dict[str, Any], seed: int) -> tuple[Features, int, int]:
+    """What the readout reads, how many numbers that is, and the MACs that they take."""
     if not asked.get("units"):
-        return lambda x: x.flatten(1).float(), stream.features
+        return lambda x: x.flatten(1).float(), stream.features, 0
     if asked.get("filters"):
         return random_filters(stream.features, asked["units"], seed, asked["filters"])
     weight, bias = random_features(stream.features, asked["units"], seed, asked.get("window"))
     if asked.get("features") == "learned":
         weight, bias = learned_features(stream, weight, bias, seed)
-    return lambda x: (x.flatten(1).float() @ weight + bias).relu(), asked["units"]
+    read = int((weight != 0).sum())  # of a window, only the pixels in it
+    return lambda x: (x.flatten(1).float() @ weight + bias).relu(), asked["units"], read
 
 
 def random_features(inputs: int, units: int, seed: int, window: int | None = None) -> tuple[Tensor, Tensor]:
@@ -92,9 +101,9 @@ def random_features(inputs: int, units: int, seed: int, window: int | None = Non
     return weight * seen / window, bias
 
 
-def random_filters(inputs: int, units: int, seed: int, size: int) -> tuple[Features, int]:
+def random_filters(inputs: int, units: int, seed: int, size: int) -> tuple[Features, int, int]:
     """Filters that are never trained, of `size` pixels a side: their mean answer in each part of a grid. At most
-    `units` numbers."""
+    `units` numbers; a filter costs its pixels at every place."""
     side = round(inputs**0.5)
     if side * side != inputs or not 0 < size <= side:
         raise ValueError(f"filters of {size} need square images of one channel, received {inputs} features")
@@ -110,7 +119,7 @@ def random_filters(inputs: int, units: int, seed: int, size: int) -> tuple[Featu
         ]
         return torch.cat(found)
 
-    return answers, count * GRID**2
+    return answers, count * GRID**2, count * size**2 * (side - size + 1) ** 2
 
 
 def learned_features(stream: Stream, weight_DU: Tensor, bias_U: Tensor, seed: int) -> tuple[Tensor, Tensor]:

@@ -62,13 +62,13 @@ def section(rows: Mapping[str, Sequence[Run]]) -> str:
         return ageing(rows)
     if "by_age" in first["quality"]:
         return contexts(rows)
-    columns = ["method", "ACC", "all rows", "balanced", "learned", "forgetting", "bytes kept", "non-zero", "executed",
-               "seeds"]  # fmt: skip
+    columns = ["method", "ACC", "all rows", "balanced", "learned", "forgetting", "bytes kept", "non-zero", "MACs",
+               "of dense", "seeds"]  # fmt: skip
     body = [
         [name, percent(runs, "acc"), percent(runs, "pooled"), percent(runs, "balanced"), percent(runs, "learned"),
          percent(runs, "forgetting"),
          f"{fmean(run.get('bytes', 0) for run in runs):,.0f}", f"{fmean(run['params'] for run in runs):,.0f}",
-         relative(runs), str(len(runs))]
+         f"{fmean(run['macs']['executed'] for run in runs):,.0f}", relative(runs), str(len(runs))]
         for name, runs in rows.items()
     ]  # fmt: skip
     return markdown(columns, body, numbers=True) + "\n"
@@ -134,6 +134,6 @@ def plus_minus(found: Any) -> str:
 
 
 def relative(runs: Sequence[Run]) -> str:
-    """Executed MACs relative to the dense model."""
+    """Executed MACs relative to those of the dense model."""
     found = [run["macs"]["relative"] for run in runs if run["macs"]]
     return f"{fmean(found):.4f}" if found else ABSENT

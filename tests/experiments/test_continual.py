@@ -300,10 +300,11 @@ def test_learned_features_are_those_of_the_first_task(digits: Splits) -> None:
 
 
 def test_filters_answer_in_a_grid() -> None:
-    features, size = classes.random_filters(64, 100, 0, 3)
+    features, size, macs = classes.random_filters(64, 100, 0, 3)
     rows = torch.rand(5, 64)
     assert features(rows).shape == (5, size)
     assert size == 96
+    assert macs == 6 * 3 * 3 * 6 * 6, "six filters of nine pixels, at 6 x 6 places"
 
 
 def test_cells_of_later_types_change_nothing_of_the_features_of_the_first() -> None:
