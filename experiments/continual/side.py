@@ -32,6 +32,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "rigl": {"density": DENSITY, "exchange": "gradient"},
     "gates": {"gates": True},
     "set + recycling": {"density": DENSITY, "exchange": "random", "recycle": "silent"},
+    "set + continual backprop": {"density": DENSITY, "exchange": "random", "recycle": "useless"},
+    "set + recycling + l2": {"density": DENSITY, "exchange": "random", "recycle": "silent", "l2": 1e-4},
+    "set + continual backprop + l2": {"density": DENSITY, "exchange": "random", "recycle": "useless", "l2": 1e-4},
     "rigl + recycling": {"density": DENSITY, "exchange": "gradient", "recycle": "silent"},
     "set + recycling + gates": {"density": DENSITY, "exchange": "random", "recycle": "silent", "gates": True},
 }
