@@ -199,3 +199,11 @@ def test_the_state_goes_on_between_tasks(name: str) -> None:
         assert torch.equal(ours, theirs)
     with pytest.raises(ValueError, match="expected the state of"):
         loaded.load_state_dict({"other": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("kind", [EWC, SI])
+def test_what_is_kept_moves_with_the_model(kind: type[EWC]) -> None:
+    learner = kind(nn.Linear(3, 2))
+    learner.to(torch.device("meta"))
+    moved = [*learner.state_dict().values(), *learner.task_state().values()]
+    assert {tensor.device.type for tensor in moved} == {"meta"}

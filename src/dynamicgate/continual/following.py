@@ -114,6 +114,7 @@ def follow(
     chosen = distributed.choose_device(device)
     model.to(chosen)
     learner = learner or Learner(model)
+    learner.to(chosen)
     _check(model, stream, learner, keeper, contexts, options)
     folder = None if out is None else Path(out)
     parts = Parts(model, learner, contexts.keeper if contexts else keeper, contexts, sparsifier, recycler, budget)

@@ -35,6 +35,9 @@ class Learner:
         """What is kept between tasks, beside the model."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
 
+    def to(self, device: torch.device) -> None:
+        """Move what is kept to where the model is; `follow` does it when it has moved the model."""
+
     def begin(self, task: Task) -> None:
         """A task is about to be learned."""
 
@@ -77,6 +80,8 @@ class EWC(Learner):
     by how much the loss of past tasks depends on it (diagonal of the Fisher information, decayed from task to task)."""
 
     needs_boundaries = True
+    kept: tuple[str, ...] = ("importance", "anchor")
+    """Attributes with a tensor for every weight."""
 
     def __init__(self, model: nn.Module, *, strength: float = 100.0, decay: float = 1.0) -> None:
         """strength: of the penalty. decay: of the importance of earlier tasks with every new one."""
@@ -84,6 +89,11 @@ class EWC(Learner):
         self.strength, self.decay = strength, decay
         self.importance = {name: torch.zeros_like(p) for name, p in self._trained()}
         self.anchor = {name: p.detach().clone() for name, p in self._trained()}
+
+    def to(self, device: torch.device) -> None:
+        """Move what is held of every weight."""
+        for kind in self.kept:
+            setattr(self, kind, {name: tensor.to(device) for name, tensor in getattr(self, kind).items()})
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """With the penalty, from the second task on."""
@@ -130,6 +140,8 @@ class EWC(Learner):
 class SI(EWC):
     """Synaptic intelligence (Zenke 2017): the importance of a weight is how much of the fall of the loss its own moves
     account for, relative to how far it has moved."""
+
+    kept = ("importance", "anchor", "_path", "_start")
 
     def __init__(self, model: nn.Module, *, strength: float = 1.0, damping: float = 0.1) -> None:
         """strength: of the penalty. damping: keeps weights that have hardly moved from getting an infinite one."""
