@@ -3,7 +3,7 @@
 python -m experiments.continual e1 --jobs 16 --device cuda   # one table; stored runs are found
 python -m experiments.continual all --jobs 16 --device cuda
 python -m experiments.continual e1 --quick --only keep naive # seconds, with few rows; kept apart
-python -m experiments.continual page                         # docs/continual.md from the committed results
+python -m experiments.continual page                         # both pages from the committed results
 
 tuning-keep, tuning-learners: settings, on other permutations.
 e0-permuted-5, e0-permuted-10, e0-rotated-5: nothing kept, does it forget less? e1: 10 permutations, every method;

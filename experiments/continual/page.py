@@ -1,19 +1,21 @@
-"""The results in docs/continual.md: what the stored runs say, table by table."""
+"""docs/continual-results.md: what the stored runs say, table by table; docs/continual.md has the summary."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any
 
-from dynamicgate.lab.result_file import Run
-from dynamicgate.lab.runner import Experiment, Table
+from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.docs_pages import ABSENT, Pages, markdown
-from dynamicgate.lab.runner.results import read_results
 from dynamicgate.lab.statistics import interval
 from experiments.continual.matching import matched, overlap_and_forgetting, said
+from experiments.continual.plot import plot_ageing, plot_capacity
+from experiments.continual.shown import Rows, macs, mean, percent, plus_minus, relative, rows_of
+from experiments.continual.summary import early, late, summary
 
-PAGE, MARKER = "docs/continual.md", "streams"
+PAGE, GUIDE = "docs/continual-results.md", "docs/continual.md"
+FIGURES = {"e5": ("docs/figures/continual-age.svg", plot_ageing),
+           "e7": ("docs/figures/continual-capacity.svg", plot_capacity)}  # fmt: skip
+MISSING = "No run is stored yet.\n"
 QUESTIONS = {
     "tuning": "Settings, on other permutations and validation rows",
     "e0": "Nothing is kept: do gates, sparse connections or rewiring forget less?",
@@ -35,27 +37,38 @@ QUESTIONS = {
     "e10-shared-genes": "The same, on the genes that both have",
     "e11": "Two clocks: learning rate of gates, and period of rewiring",
 }
+SECTIONS = {  # of the page, by the beginnings of the names of their tables
+    "keeping": ("e1", "e1-longer", "e2", "e2-rivals", "e3", "e4", "e7"), "forgetting": ("e0-permuted-5",
+    "e0-permuted-10", "e0-rotated-5"), "age": ("e5", "e6", "e6-wide"), "classes": ("e8", "e9", "e9-cifar10"),
+    "cells": ("e10", "e10-laboratories", "e10-shared-genes"), "clocks": ("e11",), "tuning": ("tuning-keep",
+    "tuning-learners"),
+}  # fmt: skip
 
 
 def pages(experiment: Experiment) -> Pages:
-    """The page from all stored runs."""
-    parts = []
-    for table in experiment.tables:
-        runs, _ = read_results(experiment.results, experiment.jobs([table]))
-        rows = {model: found for (_, model), found in runs.items()}
-        if rows:
-            parts += [f"### {title(table)}\n", section(rows)]
-            parts += [equally_learned(rows)] if table.name.startswith("e0") else []
-    return {PAGE: {MARKER: "\n".join(parts).rstrip() if parts else "No run is stored yet."}}
+    """Summary, tables and figures from all stored runs."""
+    sections, made = {}, {}
+    for marker, names in SECTIONS.items():
+        parts = []
+        for name in names:
+            rows = rows_of(experiment, name)
+            if rows:
+                parts += [f"### {title(name)}\n", clocks(rows) if name == "e11" else section(rows)]
+                parts += [equally_learned(rows)] if marker == "forgetting" else []
+                if name in FIGURES:
+                    path, plot = FIGURES[name]
+                    made[path] = plot(rows)
+        sections[marker] = "\n".join(parts).rstrip() if parts else MISSING
+    return {**made, GUIDE: {"summary": summary(experiment)}, PAGE: sections}
 
 
-def title(table: Table) -> str:
+def title(name: str) -> str:
     """The name of a table and its question."""
-    key = next(key for key in sorted(QUESTIONS, key=len, reverse=True) if table.name.startswith(key))
-    return f"{table.name.upper()}: {QUESTIONS[key]}"
+    key = next(key for key in sorted(QUESTIONS, key=len, reverse=True) if name.startswith(key))
+    return f"{name.replace('e', 'E', 1) if name.startswith('e') else name}: {QUESTIONS[key]}"
 
 
-def section(rows: Mapping[str, Sequence[Run]]) -> str:
+def section(rows: Rows) -> str:
     """The table of an experiment."""
     first = next(iter(rows.values()))[0]
     if "online" in first["quality"]:
@@ -67,14 +80,13 @@ def section(rows: Mapping[str, Sequence[Run]]) -> str:
     body = [
         [name, percent(runs, "acc"), percent(runs, "pooled"), percent(runs, "balanced"), percent(runs, "learned"),
          percent(runs, "forgetting"),
-         f"{fmean(run.get('bytes', 0) for run in runs):,.0f}", f"{fmean(run['params'] for run in runs):,.0f}",
-         f"{fmean(run['macs']['executed'] for run in runs):,.0f}", relative(runs), str(len(runs))]
+         mean(runs, "bytes"), mean(runs, "params"), macs(runs), relative(runs), str(len(runs))]
         for name, runs in rows.items()
     ]  # fmt: skip
     return markdown(columns, body, numbers=True) + "\n"
 
 
-def equally_learned(rows: Mapping[str, Sequence[Run]]) -> str:
+def equally_learned(rows: Rows) -> str:
     """Forgetting where as much was learned, and overlap."""
     body = [[one.method, f"{one.overlap:.3f}", said(one.apart)] for one in matched(rows)]
     r = overlap_and_forgetting(rows)
@@ -83,7 +95,7 @@ def equally_learned(rows: Mapping[str, Sequence[Run]]) -> str:
     return markdown(columns, body, numbers=True) + "\n" + text
 
 
-def contexts(rows: Mapping[str, Sequence[Run]]) -> str:
+def contexts(rows: Rows) -> str:
     """Contexts with blocks of their own."""
     columns = ["model", "ACC", "forgetting", "contexts found", "non-zero", "MACs", "of 784-2048-2048-10", "first 10",
                "last 10 learned", "seeds"]  # fmt: skip
@@ -93,8 +105,7 @@ def contexts(rows: Mapping[str, Sequence[Run]]) -> str:
         body.append([
             name, percent(runs, "acc"), percent(runs, "forgetting"),
             f"{fmean(run['quality']['contexts'] for run in runs):.1f}",
-            f"{fmean(run['params'] for run in runs):,.0f}", f"{fmean(run['macs']['executed'] for run in runs):,.0f}",
-            f"{fmean(run['macs']['relative_to_usual'] for run in runs):.4f}",
+            mean(runs, "params"), macs(runs), relative(runs, "relative_to_usual"),
             f"{100 * fmean(fmean(one[:10]) for one in learned):.2f}",
             f"{100 * fmean(fmean(one[-10:]) for one in learned):.2f}", str(len(runs)),
         ])  # fmt: skip
@@ -102,38 +113,41 @@ def contexts(rows: Mapping[str, Sequence[Run]]) -> str:
     shown = [age for age in (0, 9, 49, 89, 99, 100, 149, 499, 799) if age < len(ages[0])]
     line = ", ".join(f"{age + 1}: {100 * fmean(one[age] for one in ages):.2f}" for age in shown)
     text = f"\nAccuracy of {next(iter(rows))} by age, the task learned last being 1: {line}.\n"
+    for directions, found in next(iter(rows.values()))[0]["quality"].get("routers", {}).items():
+        cost = f"With prototypes in {directions} random directions, which cost {found['gate']:,.0f} MACs a row"
+        named, acc = 100 * found["named"], 100 * found["acc"]
+        text += f"\n{cost}, {named:.2f} % of the rows are recognised and ACC is {acc:.2f}.\n"
     return markdown(columns, body, numbers=True) + "\n" + text
 
 
-def ageing(rows: Mapping[str, Sequence[Run]]) -> str:
+def ageing(rows: Rows) -> str:
     """Online accuracy early and late, for each method; a network that is new in every task has no age."""
     body = []
     for run in (run for runs in rows.values() for run in runs):
         for method, curves in run["quality"]["online"].items():
-            tenth = max(1, len(curves[0]) // 10)
-            early = interval([100 * fmean(curve[tenth : 2 * tenth] or curve) for curve in curves])
-            late = interval([100 * fmean(curve[-tenth:]) for curve in curves])
-            body.append([method, str(len(curves[0])), f"{early.mean:.2f}", plus_minus(late),
-                         f"{late.mean - early.mean:+.2f}", f"{fmean(run['quality']['silent'][method]):.2f}",
+            begun, ended = (interval([100 * fmean(part(curve)) for curve in curves]) for part in (early, late))
+            body.append([method, str(len(curves[0])), f"{begun.mean:.2f}", plus_minus(ended),
+                         f"{ended.mean - begun.mean:+.2f}", f"{fmean(run['quality']['silent'][method]):.2f}",
                          f"{run['connections'][method]:,}", str(len(curves))])  # fmt: skip
     columns = ["method", "tasks", "second tenth of tasks", "last tenth", "difference", "silent units", "connections",
                "seeds"]  # fmt: skip
     return markdown(columns, body, numbers=True) + "\n"
 
 
-def percent(runs: Sequence[Run], name: str) -> str:
-    """A measure over seeds, in points."""
-    found = [run["quality"].get(name) for run in runs]
-    values = [100 * value for value in found if isinstance(value, float) and value == value]
-    return plus_minus(interval(values)) if values else ABSENT
-
-
-def plus_minus(found: Any) -> str:
-    """A mean with half of its interval."""
-    return f"{found.mean:.2f}" if found.half is None else f"{found.mean:.2f} ± {found.half:.2f}"
-
-
-def relative(runs: Sequence[Run]) -> str:
-    """Executed MACs relative to those of the dense model."""
-    found = [run["macs"]["relative"] for run in runs if run["macs"]]
-    return f"{fmean(found):.4f}" if found else ABSENT
+def clocks(rows: Rows) -> str:
+    """A map for each world: accuracy on rows before the step on them, by learning rate of gates and period of
+    rewiring."""
+    cells: dict[str, dict[tuple[str, str], str]] = {}
+    for name, runs in rows.items():
+        world, rate, every = name.split(", ")
+        online = [100 * fmean(run["quality"]["retention"]["online"]) for run in runs]
+        place = rate.removeprefix("gates "), every.removeprefix("every ")
+        cells.setdefault(world, {})[place] = f"{fmean(online):.2f}"
+    parts = []
+    for world, found in cells.items():
+        rates, periods = (list(dict.fromkeys(place[i] for place in found)) for i in (0, 1))
+        body = [[f"{rate} times", *(found.get((rate, period), ABSENT) for period in periods)] for rate in rates]
+        head = [f"{world}: rate of gates", *(f"every {p}" if p != "never" else "never" for p in periods)]
+        parts.append(markdown(head, body, numbers=True) + "\n")
+    count = min(len(runs) for runs in rows.values())
+    return "\n".join(parts) + f"\nSeeds: {count}.\n"

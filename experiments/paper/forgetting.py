@@ -32,7 +32,7 @@ TASKS = 5
 ROWS = 10_000  # for training, of each task
 SECTION, GATE, CONTROLS = "forgetting", "gate", ("dense", "random", "small")
 BUDGET = 0.3
-AT_EQUAL = "points forgotten more than by a dense network that has learned as much (docs/continual.md),"
+AT_EQUAL = "points forgotten more than by a dense network that has learned as much (docs/continual-results.md),"
 
 
 def train(job: Job, splits: Splits) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from experiments.continual import cells, classes, keeping, noticing, plasticity
+from experiments.continual import cells, classes, keeping, noticing, page, plasticity
 from experiments.continual.laboratories import Laboratories
 from experiments.continual.page import pages, title
 from experiments.continual.side import Side
@@ -337,13 +337,21 @@ def test_genes_are_those_of_the_first_laboratory() -> None:
 def test_the_page_says_what_runs_say(tmp_path: Path, digits: Splits) -> None:
     experiment = replace(CONTINUAL, root=tmp_path, quick=True)
     data = {"name": "mnist", "train": 1, "valid": 1, "test": 1, "features": 64, "classes": 10}
-    for table, model in (("e1", "naive"), ("e5", "side by side"), ("e7", "keep"), ("e0-permuted-5", "dense, short")):
+    for table, model in (("e1", "naive"), ("e5", "side by side"), ("e7", "keep"), ("e0-permuted-5", "dense, short"),
+                         ("e11", "jumping, gates 0.1, every 10")):  # fmt: skip
         job = replace(next(j for j in experiment.jobs([experiment.table(table)]) if j.model == model), device="cpu")
         write_finished(job, {"data": data, "created": "now"}, job.table.train(job, digits))
         collect(experiment.results, [job])
-    found = pages(experiment)["docs/continual.md"]
-    assert not isinstance(found, str)
-    text = found["streams"]
-    for part in ("E1: Ten permutations", "naive", "set + recycling", "by age", "forgets more than dense"):
+    found = pages(experiment)
+    sections = found["docs/continual-results.md"]
+    assert not isinstance(sections, str)
+    text = "".join(sections.values())
+    for part in ("E1: Ten permutations", "naive", "set + recycling", "by age", "forgets more than dense", "every 10"):
         assert part in text
-    assert all(title(table) for table in CONTINUAL.tables)
+    summary = found["docs/continual.md"]
+    assert not isinstance(summary, str)
+    assert "with room for 2" in summary["summary"]
+    assert all(str(found[f"docs/figures/continual-{name}.svg"]).startswith("<svg") for name in ("age", "capacity"))
+    named = [name for names in page.SECTIONS.values() for name in names]
+    assert sorted(named) == sorted(table.name for table in CONTINUAL.tables), "every table has a place on the page"
+    assert all(title(name) for name in named)
