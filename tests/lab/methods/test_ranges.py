@@ -15,7 +15,7 @@ from dynamicgate.lab.methods.ranges import RANGES
 WRONG = {
     "open_rate": 5.0, "weight_decay": -5.0, "gate_lr_scale": 0.0, "gate_fraction": 5.0, "always_open": 7.0,
     "distill_weight": 2.0, "initial_density": 5.0, "prune_until": 5.0, "widen": -1.0,
-    "stage_distill": -1.0, "first_stage_weight": -1.0, "clip": 0.0,
+    "stage_distill": -1.0, "first_stage_weight": -1.0, "clip": 0.0, "anneal": 1.0,
 }  # fmt: skip
 
 

@@ -58,6 +58,9 @@ class Hyperparameters:
     fold: bool = False
     """Make gates of gate constant that move less than their network costs, once the budget has come down: units get its
     MACs."""
+    anneal: float = 0.5
+    """Fraction of training over which gate, static and gate+rigl come down to the budget, after a twentieth. The
+    shorter, the longer the open units learn alone, and the less is tried before."""
     open_rate: float | None = None
     """Fraction of the units that gate+rigl has open on average; the fewer, the more connections may exist. By default
     0.95 (0.85 at budgets below 0.1)."""

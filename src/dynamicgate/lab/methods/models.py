@@ -53,7 +53,7 @@ def dropout(s: Settings, splits: Splits) -> Prepared:
 
 def static(s: Settings, splits: Splits) -> Prepared:
     """One learned logit per unit, the same units for every input, at the same budget."""
-    return Prepared(_mlp(s, splits, gate=_gate(s, kind="static")), Budget(target=s.budget))
+    return Prepared(_mlp(s, splits, gate=_gate(s, kind="static")), Budget(target=s.budget, anneal=s.anneal))
 
 
 def random(s: Settings, splits: Splits) -> Prepared:
@@ -74,7 +74,7 @@ def gate(s: Settings, splits: Splits) -> Prepared:
     if s.start_static:
         for found in named_gates(model).values():
             nn.init.zeros_(found.last.weight)  # type: ignore[arg-type]
-    return Prepared(model, Budget(target=own_budget(s, splits), fold=s.fold))
+    return Prepared(model, Budget(target=own_budget(s, splits), anneal=s.anneal, fold=s.fold))
 
 
 def pruned(s: Settings, splits: Splits) -> Prepared:
@@ -122,7 +122,7 @@ def staged(s: Settings, splits: Splits) -> Prepared:
     sparsifier = add_stages_(model, macs, decide=s.decide, initial_density=given(s.initial_density), **options)
     weights = (s.first_stage_weight, *(1.0 for _ in macs[1:]))
     loss = StageLoss(weights=weights, focus=given(s.focus), distill=s.stage_distill)
-    return Prepared(model, Budget(target=own_budget(s, splits)), sparsifier, loss)
+    return Prepared(model, Budget(target=own_budget(s, splits), anneal=s.anneal), sparsifier, loss)
 
 
 def cascade_part(s: Settings, splits: Splits) -> Prepared:

@@ -42,6 +42,7 @@ RANGES: Mapping[str, Range] = MappingProxyType(
         "weight_decay": Range(0, math.inf),
         "gate_fraction": Range(0, 1, above=True, below=True),
         "always_open": FRACTION,
+        "anneal": Range(0, 0.95, above=True),
         "open_rate": SOME,
         "clip": Range(0, math.inf, above=True),
         "distill_weight": FRACTION,
