@@ -10,7 +10,6 @@ import torch
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 TOLERANCE = {BF16: 1e-2, F16: 1e-3, F32: 1e-5}  # of the norm, as in tests/ops/ffn/test_*_gpu.py
-ROUNDING = {BF16: 2**-8, F16: 2**-11, F32: 0.0}  # of the number; with 1e-5 for float32, as in test_fused_gate.py
 CLOSE = {BF16: 2e-2, F16: 5e-3, F32: 1e-4}  # of the norm, as in tests/nn/test_ffn_gpu.py; gradients 3 times that
 WHOLE = {BF16: 5e-2, F16: 1e-2, F32: 1e-4}  # of the norm of a row, as in tests/inference/gpu/test_on_gpu.py
 ODD = (torch.nan, torch.inf, -torch.inf)
