@@ -8,9 +8,10 @@ PIP := $(BIN)/pip install --quiet --no-compile -c constraints.txt
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: demo test test-core test-gpu check venv docs bench bench-cpu bench-gpu bench-all results transfer paper clean
-.PHONY: fuzz fuzz-asan sbom lock wheels matrix gallery
+.PHONY: fuzz fuzz-gpu fuzz-asan sbom lock wheels matrix gallery
 COUNT ?= 5000
 SEED ?= 0
+JOBS ?= 4
 
 demo: .venv/.demo   ## train five models on handwritten digits, print the table, write demo-out/report.html
 	$(BIN)/dynamicgate compare --data digits --models dense,small,gate,rigl,gate+rigl --budget 0.3 --seeds 3 --out demo-out
@@ -32,6 +33,10 @@ fuzz: venv          ## changed files, random chains and models, kills, threads; 
 	$(BIN)/python -m tests.fuzz.kills --count $$(($(COUNT) / 25)) --seed $(SEED) --record
 	$(BIN)/python -m tests.fuzz.threads --record
 	$(PYTEST) --hypothesis-profile many tests/ops/test_chain.py tests/sparsity/test_exactness.py
+
+fuzz-gpu: venv      ## random layers and models on a CUDA GPU, the kernels also under compute-sanitizer; minutes
+	$(BIN)/python -m tests.fuzz.gpu --count $$(($(COUNT) * 2 / 5)) --seed $(SEED) --jobs $(JOBS) --record
+	$(BIN)/python -m tests.fuzz.gpu --sanitized --count $$(($(COUNT) / 125)) --seed $(SEED) --record
 
 fuzz-asan: venv     ## the plan files again, with kernels built with the address and undefined behaviour sanitizers
 	$(BIN)/python -m tests.fuzz.asan --count $(COUNT) --seed $(SEED) --record

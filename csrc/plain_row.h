@@ -158,7 +158,7 @@ void plain_factors(const Layer& layer, const float* cut, const float* z, float* 
       factor[b] = height > 1.0f ? 1.0f : height < 0.0f ? 0.0f : height;
     }
     if (layer.inverse_tau < 0.0f)  // which ones are open, for the softmax
-      factor[b] = is_open;
+      factor[b] = is_open || z[b] != z[b];
     else
       factor[b] = z[b] != z[b] ? z[b] : is_open ? factor[b] : factor[b] * 0.0f;
   }

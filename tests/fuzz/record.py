@@ -1,6 +1,9 @@
 """What each long fuzz last showed: tests/fuzz/last_run.json, which the commands write themselves with --record.
 
-`make fuzz` records. `make test` says what has changed since in what a fuzz tests.
+`make fuzz` records, and on a machine with a GPU `make fuzz-gpu`. `make test` says what has changed since in what a fuzz
+tests.
+
+    python -m tests.fuzz.record FILE    # take over what ran on another machine, which wrote FILE with --out
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ FILES = ("src/dynamicgate/files.py", "src/dynamicgate/io")
 PLANS = (*CHAINS, *FILES, "src/dynamicgate/inference/cpu", "src/dynamicgate/inference/compiled_model.py")
 TRAINING = (*FILES, "src/dynamicgate/training", "src/dynamicgate/continual", "src/dynamicgate/lab/methods",
             "src/dynamicgate/lab/runner", "src/dynamicgate/lab/cli")  # fmt: skip
+GPU_KERNELS = ("src/dynamicgate/ops/ffn", "src/dynamicgate/ops/gate_net.py", "src/dynamicgate/nn/ffn.py")
 SOURCES = {
     "programs": CHAINS,
     "plan": PLANS,
@@ -34,6 +38,8 @@ SOURCES = {
     "models": COMPILE,
     "kills": TRAINING,
     "threads": COMPILE,
+    "gpu": (*GPU_KERNELS, "src/dynamicgate/inference/gpu", "src/dynamicgate/inference/gates.py"),
+    "gpu, sanitized": GPU_KERNELS,
 }
 """What each fuzz tests: changes there make its result old."""
 
@@ -68,12 +74,25 @@ def begin(name: str) -> dict[str, Any]:
     }
 
 
-def write(name: str, begun: dict[str, Any], *, count: int, seed: int | None, wrong: int, said: str) -> None:
+def write(
+    name: str, begun: dict[str, Any], *, count: int, seed: int | None, wrong: int, said: str, path: Path = RECORD
+) -> None:
     """Note one run, whatever it showed, in place of the earlier one of this name."""
     from dynamicgate.files import write_text
 
     entry = {"count": count, "seed": seed, "wrong": wrong, "said": said, **begun}
-    write_text(RECORD, json.dumps({**read(), name: entry}, indent=1) + "\n")
+    write_text(path, json.dumps({**read(path), name: entry}, indent=1) + "\n")
+
+
+def merge(path: Path, into: Path = RECORD) -> list[str]:
+    """Take the runs of another file over, each in place of the earlier one of its name; their names."""
+    from dynamicgate.files import write_text
+
+    runs = read(path)
+    if unknown := sorted(runs.keys() - SOURCES.keys()):
+        raise ValueError(f"{path} records {', '.join(unknown)}, which is no fuzz here; its names are those of SOURCES")
+    write_text(into, json.dumps({**read(into), **runs}, indent=1) + "\n")
+    return list(runs)
 
 
 def _module() -> str:
@@ -82,9 +101,9 @@ def _module() -> str:
     return ".".join(part for part in parts if part != "__main__")
 
 
-def read() -> dict[str, dict[str, Any]]:
+def read(path: Path = RECORD) -> dict[str, dict[str, Any]]:
     """The last run of each fuzz."""
-    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def changed() -> dict[str, list[str]]:
@@ -111,4 +130,11 @@ def summary() -> str:
     if not old:
         return f"{line}; nothing that they test has changed since"
     places = sorted({place for found in old.values() for place in found})
-    return f"{line}. WARNING: {', '.join(old)} ran before changes in {', '.join(places)}; run `make fuzz`"
+    commands = dict.fromkeys("`make fuzz-gpu`" if name.startswith("gpu") else "`make fuzz`" for name in old)
+    return f"{line}. WARNING: {', '.join(old)} ran before changes in {', '.join(places)}; run {' and '.join(commands)}"
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).exists():
+        sys.exit("python -m tests.fuzz.record FILE, where FILE was written with --out")
+    print(f"{RECORD.name} has {', '.join(merge(Path(sys.argv[1])))} from {sys.argv[1]}")

@@ -33,6 +33,27 @@ def test_shares_are_the_softmax_of_open_logits_and_nothing_where_all_is_closed(s
     assert bool((found[3] == 0).all())
 
 
+def test_a_nan_logit_shows_in_the_shares_of_its_row_and_of_no_other() -> None:
+    z, opened = torch.randn(4, 5), torch.tensor([1.0, 0.0, 1.0, 0.0, 0.0]).repeat(4, 1)
+    opened[2] = 0.0
+    expected = open_shares(z, opened)
+    for row, block in ((1, 0), (2, 3)):  # one that is open, and one where nothing is
+        z[row, block] = torch.nan
+    found = open_shares(z, opened)
+    assert torch.equal(found[[0, 3]], expected[[0, 3]])
+    assert bool(found[1, [0, 2]].isnan().all())
+    assert bool(found[2, 3].isnan())
+
+
+@pytest.mark.parametrize("config", [{}, {"always_open": 1}, {"top_k": 2}], ids=["threshold", "always open", "top k"])
+def test_a_gate_that_reads_nan_has_nan_among_its_factors(config: Any) -> None:
+    """Who skips the blocks of factor 0 would not see it otherwise."""
+    gate = Gate(Site("out", ("in",), "in", 24), GateConfig(block=4, scale="softmax", **config), features=5).eval()
+    x = torch.randn(3, 5)
+    x[1, 2] = torch.nan
+    assert gate(x).scale.isnan().any(-1).tolist() == [False, True, False]
+
+
 def test_gradients_of_shares_reach_open_logits_only_and_are_finite() -> None:
     z = (torch.randn(9, 6) * 50).requires_grad_()
     opened = (torch.rand(9, 6) < 0.5).float()

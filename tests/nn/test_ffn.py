@@ -117,6 +117,18 @@ def test_skipping_is_multiplying_by_zero_in_outputs_and_gradients(
     assert any(bool(mine[name].any()) for name in mine if ".gate." in name)
 
 
+@pytest.mark.parametrize("gate", [*GATES, "softmax"])
+def test_a_nan_in_a_row_shows_though_blocks_are_skipped(gate: str, skipping: Callable[[], list[int]]) -> None:
+    config = dg.GateConfig(block=32, scale="softmax") if gate == "softmax" else GATES[gate]
+    layer = gated(config).eval()
+    x = torch.randn(7, 12)
+    x[4, 3] = torch.nan
+    calls = skipping()
+    y = layer(x)
+    assert calls == [1]
+    assert y.isnan().all(1).tolist() == y.isnan().any(1).tolist() == [row == 4 for row in range(7)]
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_sparse_gate_gradient_differs_only_in_what_flows_through_the_gate(
     shape: str, skipping: Callable[[], list[int]]

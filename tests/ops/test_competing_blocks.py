@@ -49,6 +49,8 @@ def test_the_factors_are_those_of_a_trained_gate() -> None:
     assert torch.allclose(decide(z, routed), route(z / 0.7, 2)[2], atol=1e-14)
     closed = replace(gate, cut=torch.inf, top_k=0)
     assert not bool(decide(z, closed).any())
+    z[7, 2] = torch.nan
+    assert decide(z, closed).isnan().any(1).nonzero().flatten().tolist() == [7]
 
 
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf, -torch.inf, 3e38])
@@ -61,6 +63,19 @@ def test_a_row_with_odd_numbers_is_that_of_torch(odd: float) -> None:
     others = torch.arange(12) != 3
     assert torch.equal(got[others], clean[others])
     assert torch.equal(got[3].isnan(), want[3].isnan())
+
+
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("backend", [None, "torch"])
+def test_a_nan_logit_shows_where_every_unit_is_zero(backend: str | None, rows: int) -> None:
+    """Infinite inputs cancel in a logit only: the units are relu(-inf), and the other block is closed."""
+    gate = GateNet((torch.tensor([[1.0, -1.0], [-1.0, -1.0]]),), (None,), tau=1.0, competes=True)
+    layers = [chain.Layer(-torch.ones(8, 2), None, "relu", 4, gate), chain.Layer(torch.ones(3, 8), torch.ones(3))]
+    x = torch.ones(rows, 2)
+    x[0] = torch.inf
+    got = chain.run(x, chain.pack(layers), backend=backend)  # type: ignore[arg-type]
+    assert bool(got[0].isnan().all())
+    assert bool((got[1:] == 1.0).all())
 
 
 def test_packing_keeps_it_and_a_gate_without_a_temperature_is_refused() -> None:

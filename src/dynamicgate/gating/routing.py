@@ -38,8 +38,9 @@ def expert_weights(p_BG: Tensor, routed_BG: Tensor, k: int) -> Tensor:
 
 def open_shares(z_BG: Tensor, open_BG: Tensor) -> Tensor:
     """The weights of open blocks: the softmax of their logits among themselves. They add up to 1, or to 0 where nothing
-    is open. Closed blocks have weight 0 and no gradient."""
-    is_open_BG = open_BG > 0
+    is open. Closed blocks have weight 0 and no gradient. A NaN logit counts as open, so that the weights of its row are
+    NaN, as they are in other gates: of weight 0 it would be hidden by all that skips closed blocks."""
+    is_open_BG = (open_BG > 0) | z_BG.isnan()
     highest_B1 = z_BG.detach().masked_fill(~is_open_BG, -torch.inf).amax(-1, keepdim=True)
     below_BG = torch.where(is_open_BG, z_BG - highest_B1, 0.0)  # exp of a closed logit might be infinite
     weight_BG = below_BG.exp() * is_open_BG

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dynamicgate.gating.gate import Decision, Gate, count_of
+from dynamicgate.gating.routing import top_k_mask
 from dynamicgate.gating.stages import StageDecision, StageGate
 
 TOLERANCE = 1e-4  # of the largest output; float32 sums over 16,384 inputs stay below 1e-5
@@ -24,14 +25,15 @@ def near_threshold(gate: Gate, decision: Decision, margin: float = MARGIN) -> Te
     if config.kind == "static" or config.evaluate == "soft":
         return near_BG
     k = count_of(config.always_open if config.top_k is None else config.top_k, gate.blocks)
+    moved_G = margin * z_BG.abs().flatten(0, -2).amax(0).clamp(min=1.0) if z_BG.numel() else 0.0
     if config.top_k is None:
-        margin_G = margin * z_BG.abs().flatten(0, -2).amax(0).clamp(min=1.0) if z_BG.numel() else 0.0
-        near_BG = (z_BG - gate.logit_threshold).abs() < margin_G
-    if 0 < k < gate.blocks:
-        best = z_BG.sort(dim=-1, descending=True).values
+        near_BG = (z_BG - gate.logit_threshold).abs() < moved_G
+    if 0 < k < gate.blocks:  # rounding moves both logits: one that is chosen down, one that is not up
+        chosen_BG = top_k_mask(z_BG, k) > 0
+        lowest_B = (z_BG - moved_G).masked_fill(~chosen_BG, torch.inf).amin(-1)
+        highest_B = (z_BG + moved_G).masked_fill(chosen_BG, -torch.inf).amax(-1)
         p = decision.p.sort(dim=-1, descending=True).values  # saturated in float32, p cannot rank what z can
-        close = best[..., k - 1] - best[..., k] < margin * best[..., k].abs().clamp(min=1.0)
-        near_BG = near_BG | (close | (p[..., k - 1] == p[..., k])).unsqueeze(-1)
+        near_BG = near_BG | ((lowest_B < highest_B) | (p[..., k - 1] == p[..., k])).unsqueeze(-1)
     return near_BG
 
 

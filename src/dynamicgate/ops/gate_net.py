@@ -62,7 +62,7 @@ def decide(z_BG: Tensor, gate: GateNet) -> Tensor:
         largest = z_BG.sort(dim=-1, descending=True, stable=True).indices[..., : gate.top_k]
         open_BG = open_BG.scatter(-1, largest, True)
     if gate.competes:
-        return _shares(z_BG / gate.tau, open_BG)  # type: ignore[operator]
+        return _shares(z_BG / gate.tau, open_BG | z_BG.isnan())  # type: ignore[operator]
     factor_BG = torch.where(z_BG.isnan(), z_BG, open_BG.to(z_BG.dtype))
     if gate.soft_width is not None:
         return factor_BG * ((z_BG - torch.as_tensor(gate.cut, dtype=z_BG.dtype)) / gate.soft_width).clamp(0.0, 1.0)
@@ -70,7 +70,7 @@ def decide(z_BG: Tensor, gate: GateNet) -> Tensor:
 
 
 def _shares(z_BG: Tensor, open_BG: Tensor) -> Tensor:
-    """The softmax of open blocks among themselves; 0 for closed ones, NaN or not, as in a trained gate."""
+    """The softmax of open blocks among themselves, which are all NaN if one is; 0 for closed ones."""
     top_B1 = z_BG.masked_fill(~open_BG, -torch.inf).amax(-1, keepdim=True)
     weight_BG = torch.where(open_BG, (z_BG - top_B1).exp(), 0.0)
     return torch.where(open_BG, weight_BG / weight_BG.sum(-1, keepdim=True), 0.0)

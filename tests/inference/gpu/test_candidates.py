@@ -31,6 +31,21 @@ def test_every_kind_of_gate_gives_the_models_outputs_by_every_strategy(
 
 
 @pytest.mark.parametrize("favourite", STRATEGIES)
+@pytest.mark.parametrize("gate", GATES)
+def test_a_nan_in_a_row_shows_by_every_strategy(gate: str, favourite: str, compile_as_on_gpu: Compile) -> None:
+    model, x = model_with(GATES[gate]), torch.randn(64, 20)
+    compiled = compile_as_on_gpu(model, x, favourite)
+    (layer,) = feed_forwards(compiled)
+    for rows in (1, 3, 16, 64):
+        spoiled = x[:rows].clone()
+        spoiled[rows // 2, 4] = torch.nan
+        has_nan = torch.arange(rows) == rows // 2
+        for found in (layer(spoiled), compiled(spoiled)):
+            assert torch.equal(found.isnan().all(1), has_nan)
+            assert torch.equal(found.isnan().any(1), has_nan)
+
+
+@pytest.mark.parametrize("favourite", STRATEGIES)
 @pytest.mark.parametrize(
     "options",
     [{"activation": "gelu", "bias": False}, {"activation": "silu", "value": True}, {"activation": "relu"}],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -36,3 +38,16 @@ def test_where_every_row_is_near_a_threshold_only_dense_strategies_are_trusted(c
     assert plan.verification == Verification(rows=0, near_threshold=128, error=0.0)
     assert "only dense strategies can be trusted" in str(plan)
     assert all(regime.chosen.startswith("dense") for regime in plan.chains[0])
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # torch's, on processors without bfloat16
+@pytest.mark.parametrize(("net", "rank", "seed"), [("linear", None, 10), ("low-rank", 3, 4), ("two-layer", 5, 9)])
+def test_a_layer_in_bfloat16_is_not_refused_for_ranks_that_rounding_changes(
+    net: Any, rank: int | None, seed: int
+) -> None:
+    model = model_with(dg.GateConfig(block=4, top_k=6, net=net, rank=rank)).bfloat16()
+    (module,), _ = find_ffns(model, dg.named_gates(model))
+    (ffn,) = module.ffns
+    rows = torch.randn(256, 20, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    reference = LayerReference(ffn, rows)
+    assert verify_layer(reference, FeedForward(lower_ffn(ffn)), [256]).rows == 256

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.ops.ffn import fused_gate_activation
 
 SCALES = ({}, {"tau": 0.7}, {"soft_width": 0.9})
 SIZES = ((1, 1, 1), (3, 16, 16), (5, 33, 16), (2, 4100, 64), (17, 130, 1), (4, 96, 200))  # tokens, units, block
+IN_FLOAT32 = 16 * 2**-24  # an activation, a factor and two products make some 13 roundings, on a GPU in the worst case
 
 
 def made(tokens: int, units: int, block: int, *, value: bool = False, unused: int = 3, **more: Any) -> dict[str, Any]:
@@ -28,3 +31,24 @@ def error(given: dict[str, Any]) -> float:
     names = ("product_TM", "value_TN")
     exact = {k: v.cpu().double() if k in names and v is not None else v for k, v in given.items()}
     return float((fused_gate_activation(**given).cpu().double() - fused_gate_activation(**exact)).abs().max())
+
+
+def allowed(exact: dict[str, Any], right_TN: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far rounding may take each number from `right_TN`, which `exact` gives in float64.
+
+    The kernel computes in float32: some roundings of the size of the terms. Where they cancel, as in 1 + erf, that is
+    more than the size of the result. A closed unit is 0. Then it rounds once, to `dtype`.
+    """
+    units, cut, soft_width = exact["units"], exact["cut"], exact.get("soft_width")
+    u_TN = exact["product_TM"][:, :units]
+    blocks = -(-units // exact["block"])
+    z_TN = exact["product_TM"][:, units : units + blocks].repeat_interleave(exact["block"], dim=1)[:, :units]
+    size_TN = u_TN.abs() + ACTIVATIONS[exact.get("activation", "relu")].function(u_TN).abs()
+    if exact["value_TN"] is not None:
+        size_TN = size_TN * exact["value_TN"].abs()
+    if soft_width is not None:
+        size_TN = size_TN * torch.where(z_TN - cut < soft_width, (z_TN.abs() + abs(cut)) / soft_width, 1.0)
+    size_TN = size_TN.masked_fill(~(z_TN > cut), 0.0)
+    last = torch.finfo(dtype)
+    once_TN = (right_TN.abs() * last.eps).clamp(min=last.smallest_normal * last.eps) / 2
+    return IN_FLOAT32 * size_TN + once_TN

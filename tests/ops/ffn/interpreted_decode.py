@@ -165,6 +165,20 @@ def test_leading_dimensions_are_tokens() -> None:
     assert torch.equal(found.reshape(6, -1), decode_ffn(**given))
 
 
+@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("rule", [{}, {"tau": 0.5}, {"soft_width": 0.5}, {"top_k": 2}, {"cut": torch.inf}], ids=str)
+@pytest.mark.parametrize("block", [2, 20])
+def test_a_token_with_a_nan_gives_nan_and_the_others_what_they_give_without_it(
+    tokens: int, rule: dict[str, float], block: int
+) -> None:
+    given = with_gate(made(tokens, block=block), **rule)
+    expected = decode_ffn(**given)
+    given["x_TD"][0, 3] = torch.nan
+    found = decode_ffn(**given)
+    assert found[0].isnan().all()
+    assert torch.equal(found[1:], expected[1:])
+
+
 # --- decisions that were made before
 
 

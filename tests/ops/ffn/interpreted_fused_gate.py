@@ -36,6 +36,17 @@ def test_closed_units_may_be_nan() -> None:
     assert fused_gate_activation(**given).isfinite().all()
 
 
+@pytest.mark.parametrize("scale", SCALES, ids=["hard", "tau", "soft_width"])
+def test_a_nan_logit_gives_nan(scale: dict[str, float]) -> None:
+    given = made(2, 32, 16, **scale)
+    expected = fused_gate_activation(**given)
+    given["product_TM"][1, 33] = torch.nan
+    found = fused_gate_activation(**given)
+    assert found[1, 16:].isnan().all()
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[1, :16], expected[1, :16])
+
+
 def test_any_strides_and_no_rows_at_all() -> None:
     given = made(4, 24, 8)
     product_TM = given["product_TM"]

@@ -11,7 +11,7 @@ import torch
 
 from dynamicgate.ops.ffn import fused_gate_activation
 from tests.ops.ffn.compiled import Compiled
-from tests.ops.ffn.fused_gate_cases import SCALES, SIZES, error, made
+from tests.ops.ffn.fused_gate_cases import SCALES, SIZES, allowed, error, made
 
 
 @pytest.mark.slow
@@ -39,6 +39,22 @@ def test_without_a_gpu_torch_runs_the_op_and_opcheck_finds_nothing(scale: dict[s
     rule = (given["units"], given["block"], "relu", given["cut"], scale.get("tau"), scale.get("soft_width"))
     arguments = (given["product_TM"], given["value_TN"], *rule)
     torch.library.opcheck(torch.ops.dynamicgate.fused_gate_activation.default, arguments)
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu2", "gelu", "silu"])
+@pytest.mark.parametrize("scale", SCALES, ids=["hard", "tau", "soft_width"])
+def test_the_rounding_that_is_allowed_is_enough_for_torch_and_millionths_of_large_numbers(
+    scale: dict[str, float], activation: str
+) -> None:
+    given = made(50, 130, 16, value=True, activation=activation, **scale)
+    exact = {k: v.double() if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+    found, right = fused_gate_activation(**given).double(), fused_gate_activation(**exact)
+    most = allowed(exact, right, torch.float32)
+    assert bool(((found - right).abs() <= most).all())
+    large = right.abs() > 1.0
+    assert bool((right.abs() * 5e-6 > most)[large].all())
+    closed = (given["product_TM"][:, 130:139] <= given["cut"]).repeat_interleave(16, dim=1)[:, :130]
+    assert bool((most[closed] < 1e-40).all()), "closed units are 0"
 
 
 @pytest.mark.parametrize(

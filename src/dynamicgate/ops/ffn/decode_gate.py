@@ -50,17 +50,19 @@ def write_decision(
     """Write the decision: factor_TG, whether any token opens a block, and a barrier counter of 0.
 
     SCALE says what open units are multiplied by. 0: by 1. 1: by p, where `width` is tau. 2: by how far the logit is
-    above the cut, where `width` is soft_width.
+    above the cut, where `width` is soft_width. A logit that is NaN is the factor itself, so that it shows in y.
     """
     token = tl.arange(0, TOKENS)
     mask = row_mask[:, None] & (token < tokens)[None, :]
-    is_open = is_open & mask
+    is_nan = z != z
+    is_open = (is_open | is_nan) & mask
     if SCALE == 1:
         scale = tl.sigmoid(z / width)
     elif SCALE == 2:
         scale = tl.minimum((z - least) / width, 1.0)
     else:
         scale = 1.0
+    scale = tl.where(is_nan, z, scale)
     tl.store(factor + token[None, :] * blocks + block[:, None], tl.where(is_open, scale, 0.0), mask)
     tl.store(opened + block, tl.max(is_open.to(tl.int32), 1), row_mask)
     tl.store(arrived, 0, tl.program_id(0) == 0)

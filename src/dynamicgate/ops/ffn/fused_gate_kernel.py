@@ -19,7 +19,7 @@ def gate_activation_kernel(
     """hidden_TN = factor * act(product_TM) [* value_TN]. The columns of product_TM after the units are the logits.
 
     SCALE says what open units are multiplied by. 0: by 1. 1: by p, where `width` is tau. 2: by how far the logit is
-    above the cut, where `width` is soft_width.
+    above the cut, where `width` is soft_width. Where a logit is NaN, so are its units.
     """
     token = (tl.program_id(0) // pieces).to(tl.int64)
     unit = tl.program_id(0) % pieces * PIECE + tl.arange(0, PIECE)
@@ -33,7 +33,8 @@ def gate_activation_kernel(
         h *= tl.sigmoid(z / width)
     elif SCALE == 2:
         h *= tl.minimum((z - cut) / width, 1.0)
-    tl.store(hidden + token * units + unit, tl.where(z > cut, h, 0.0).to(hidden.dtype.element_ty), mask)
+    closed = tl.where(z == z, 0.0, z)
+    tl.store(hidden + token * units + unit, tl.where(z > cut, h, closed).to(hidden.dtype.element_ty), mask)
 
 
 def launch(
