@@ -28,7 +28,7 @@ test-gpu: venv      ## the GPU tests; writes tests/gpu_last_run.json if all pass
 fuzz: venv          ## changed files, random chains and models, kills, threads; writes tests/fuzz/last_run.json; an hour or more
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz --count $(COUNT) --seed $(SEED) --record
 	$(BIN)/python -m tests.fuzz.chains --count $$((4 * $(COUNT))) --seed $(SEED) --record
-	$(BIN)/python -m tests.fuzz.decoders --count $$(($(COUNT) * 2 / 5)) --seed $(SEED)
+	$(BIN)/python -m tests.fuzz.decoders --count $$(($(COUNT) * 2 / 5)) --seed $(SEED) --record
 	$(BIN)/python -m tests.fuzz.models --count $$(($(COUNT) * 3 / 5)) --seed $(SEED) --record
 	$(BIN)/python -m tests.fuzz.kills --count $$(($(COUNT) / 25)) --seed $(SEED) --record
 	$(BIN)/python -m tests.fuzz.threads --record

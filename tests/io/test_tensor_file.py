@@ -200,3 +200,13 @@ def test_tensors_of_every_kind_and_shape_have_a_checksum(tmp_path: Path) -> None
     assert all(
         found[name].shape == tensor.shape and found[name].dtype == tensor.dtype for name, tensor in tensors.items()
     )
+
+
+def test_a_negation_not_yet_carried_out_is_written_as_its_value(tmp_path: Path) -> None:
+    """Its memory holds the numbers before."""
+    weight = torch.randn(3, 4)
+    model = nn.Linear(4, 3, bias=False)
+    model.weight = nn.Parameter(torch._neg_view(weight))
+    assert model.weight.is_neg()
+    dg.save(model, tmp_path / "model.safetensors")
+    assert torch.equal(dg.load(tmp_path / "model.safetensors").weight, -weight)

@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from dynamicgate.distributed import RowMeans
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import Usage, is_gated, named_gates
 from dynamicgate.gating.stages import StageGate, stages_of
+from dynamicgate.modules import unwrap
 from dynamicgate.schedule import Schedule, as_schedule
 
 READINGS_KEPT = 200
@@ -54,6 +56,8 @@ class GateBudget(ABC):
     _gates: dict[str, Gate] = field(default_factory=dict, init=False, repr=False)
     _stages: StageGate | None = field(default=None, init=False, repr=False)
     _applied: bool = field(default=False, init=False, repr=False)
+    _stepped: bool = field(default=False, init=False, repr=False)
+    _model: ref[nn.Module] | None = field(default=None, init=False, repr=False, compare=False)
     _rates: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     """The open rates of the last `step`, which decide how strongly a site is lifted to its floor."""
 
@@ -73,9 +77,12 @@ class GateBudget(ABC):
     def apply_(self, model: nn.Module, progress: float) -> None:
         """Set tau and theta of the gates for this moment; call it before the forward pass, because autograd objects to
         a later change."""
-        self._gates, self._stages, self._applied = named_gates(model), stages_of(model), True
         if not is_gated(model):
             raise ValueError("a budget steers gates, and this model has none: call dynamicgate.gate_(model, ...) first")
+        gates, stages = named_gates(model), stages_of(model)
+        self._refuse_another(unwrap(model), gates)
+        self._gates, self._stages, self._applied = gates, stages, True
+        self._model = ref(unwrap(model))
         now, caps = self._rescue.schedule_time(progress), self._rescue.theta_caps
         for name, gate in self._gates.items():
             if self.tau is not None:
@@ -84,6 +91,21 @@ class GateBudget(ABC):
                 gate.theta.fill_(min(_check_theta(as_schedule(self.theta)(now)), caps.get(name, 1.0)))
             elif name in caps:
                 gate.theta.clamp_(max=caps[name])
+
+    def _refuse_another(self, model: nn.Module, gates: dict[str, Gate]) -> None:
+        """An error for a second model: lambda, readings and what the controller remembers belong to the first."""
+        known = {id(gate) for gate in self._gates.values()}
+        if not self._stepped or self._model is None or self._model() is model:
+            return
+        if known.isdisjoint(id(gate) for gate in gates.values()):  # else it is a part of the first, or holds it
+            raise ValueError(
+                "this budget steers the gates of another model, and what it learned there is wrong here: make one "
+                "budget for each model, or call budget.reset() before the next"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy does not know which model it will be used with: that may be a copy too."""
+        return {**vars(self), "_model": None}
 
     def step(self, used: Usage, progress: float) -> Tensor:
         """Take in what the gates decided for this batch, and return what to add to the task loss. Once per optimizer
@@ -94,6 +116,7 @@ class GateBudget(ABC):
         self._rates = rates
         term = term + self._floor_term(used, rates, means) + self._balance_term(used, means)
         self._record(used, rates, progress, means)
+        self._stepped = True
         return term
 
     def penalty(self, used: Usage) -> Tensor:
@@ -191,7 +214,8 @@ class GateBudget(ABC):
     def reset(self) -> None:
         """Forget everything recorded so far, for another training run."""
         self.lambda_, self.collapses, self.readings = 0.0, [], {}
-        self._rescue, self._gates, self._stages, self._applied, self._rates = Rescue(), {}, None, False, {}
+        self._rescue, self._gates, self._stages, self._rates = Rescue(), {}, None, {}
+        self._applied, self._stepped, self._model = False, False, None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything recorded, as plain JSON values."""

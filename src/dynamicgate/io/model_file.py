@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,19 @@ def save(
         "gates": describe_gates(base),
         **_describe_stages(base),
         "masks": describe_masks(base),
-        "notes": dict(notes or {}),
+        "notes": _checked_notes(notes),
         **({} if schema is None else {"schema": schema.to_json()}),
     }
     write_tensors(Path(path), state, header)
+
+
+def _checked_notes(notes: Mapping[str, Any] | None) -> dict[str, Any]:
+    found = dict(notes or {})
+    try:
+        json.dumps(found)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"notes must be JSON values: text, numbers, lists and mappings of these ({error})") from error
+    return found
 
 
 def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:

@@ -34,7 +34,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
     storages: set[int] = set()
     flat = {}
     for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
+        # a conjugate or negation that torch has not yet carried out has other numbers in its memory
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
         # safetensors refuses two names for one storage (tied weights); each gets its own copy in the file
         flat[name] = tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor
         storages.add(flat[name].untyped_storage().data_ptr())

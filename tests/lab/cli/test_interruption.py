@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import pytest
 from safetensors.torch import load_file
 
 from dynamicgate.training import read_log
@@ -15,6 +18,22 @@ from tests import forked
 from .quick_runs import write_npz
 
 SINGLE_THREAD = {"OMP_NUM_THREADS": "1"}
+PRESSED_AGAIN = """
+import atexit, os, signal, sys, time, types
+
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)
+
+def command(arguments):
+    {answer}
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.modules["dynamicgate.lab.cli"] = types.SimpleNamespace(main=command)
+atexit.register(press)
+from dynamicgate.__main__ import main
+sys.exit(main())
+"""
 
 
 def run_until_interrupted(command: list[str], out: Path, number: signal.Signals, rows: int) -> int:
@@ -52,3 +71,10 @@ def test_a_command_stopped_by_ctrl_c_and_by_kill_continues_to_the_same_result(tm
     for run in runs:
         del run["seconds"]
     assert runs[0] == runs[1]
+
+
+@pytest.mark.parametrize("answer", ["return 130", "press()"], ids=["at exit", "in the answer to the first, too"])
+def test_a_second_ctrl_c_ends_quietly(answer: str) -> None:
+    command = [sys.executable, "-c", PRESSED_AGAIN.format(answer=answer)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "" if answer == "return 130" else "\ndynamicgate: stopped\n")

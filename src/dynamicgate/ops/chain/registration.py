@@ -72,12 +72,14 @@ except ImportError:  # a torch that cannot say whether anything observes the cal
 
 def run_directly(x: Tensor, packed: Packed) -> Tensor | None:
     """`run` for plain rows without torch's dispatcher, or None where the op must answer: x is not a float32 matrix of
-    the right width with contiguous rows, or something observes the call, from autograd to a profiler."""
+    the right width with contiguous rows, or is a negation that torch has not yet carried out, or something observes
+    the call, from autograd to a profiler."""
     if (
         is_compiling()
         or _bypass is None
         or type(x) is not Tensor
         or (is_grad_enabled() and x.requires_grad)
+        or x.is_neg()  # its memory holds the numbers before their sign changed
         or peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or _len_torch_dispatch_stack()
