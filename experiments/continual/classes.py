@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 
 from dynamicgate.continual import Readout, Retention, Stream
 from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.methods.hyperparameters import dense_macs
 from dynamicgate.lab.methods.stream_methods import accuracies, scaled, stream_of
 from dynamicgate.lab.runner import Job
 from experiments.continual.following import train as train_by_following
@@ -67,7 +67,7 @@ def train(job: Job, data: Splits | Laboratories) -> dict[str, Any]:
 
 def costs(executed: int, usual: Sequence[int]) -> dict[str, float]:
     """MACs of a row, beside the network that the other methods train, given by its sizes."""
-    dense = sum(inputs * outputs for inputs, outputs in pairwise(usual))
+    dense = dense_macs(usual)
     return {"executed": float(executed), "gate": 0.0, "dense": float(dense), "relative": executed / dense}
 
 

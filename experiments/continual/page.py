@@ -37,7 +37,7 @@ QUESTIONS = {
     "e10-shared-genes": "The same, on the genes that both have",
     "e11": "Two clocks: learning rate of gates, and period of rewiring",
 }
-SECTIONS = {  # of the page, by the beginnings of the names of their tables
+SECTIONS = {  # of the page, with their tables
     "keeping": ("e1", "e1-longer", "e2", "e2-rivals", "e3", "e4", "e7"), "forgetting": ("e0-permuted-5",
     "e0-permuted-10", "e0-rotated-5"), "age": ("e5", "e6", "e6-wide"), "classes": ("e8", "e9", "e9-cifar10"),
     "cells": ("e10", "e10-laboratories", "e10-shared-genes"), "clocks": ("e11",), "tuning": ("tuning-keep",
@@ -48,18 +48,18 @@ SECTIONS = {  # of the page, by the beginnings of the names of their tables
 def pages(experiment: Experiment) -> Pages:
     """Summary, tables and figures from all stored runs."""
     sections, made = {}, {}
+    tables = {name: rows_of(experiment, name) for names in SECTIONS.values() for name in names}
     for marker, names in SECTIONS.items():
         parts = []
         for name in names:
-            rows = rows_of(experiment, name)
-            if rows:
+            if rows := tables[name]:
                 parts += [f"### {title(name)}\n", clocks(rows) if name == "e11" else section(rows)]
                 parts += [equally_learned(rows)] if marker == "forgetting" else []
                 if name in FIGURES:
                     path, plot = FIGURES[name]
                     made[path] = plot(rows)
         sections[marker] = "\n".join(parts).rstrip() if parts else MISSING
-    return {**made, GUIDE: {"summary": summary(experiment)}, PAGE: sections}
+    return {**made, GUIDE: {"summary": summary(tables)}, PAGE: sections}
 
 
 def title(name: str) -> str:

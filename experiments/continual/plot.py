@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from dynamicgate.lab.report.svg import Scale, axes, decimals, polyline, push_apart, round_ticks, tag, tooltip, words
+from dynamicgate.lab.report.svg import (
+    Scale,
+    axes,
+    decimals,
+    picture,
+    polyline,
+    push_apart,
+    round_ticks,
+    tag,
+    tooltip,
+    words,
+)
 from experiments.continual.shown import Rows
 
 WIDTH, HEIGHT = 760.0, 400.0
@@ -59,7 +70,4 @@ def draw(lines: Mapping[str, Sequence[float]], step: int, below: str, beside: st
         points = [(x(step * (at + 0.5)), y(value)) for at, value in enumerate(lines[name])]
         body.append(polyline(points, tooltip(f"{name}: {lines[name][-1]:.2f} at the end"), stroke=colours[name]))
         body.append(words(x.end + 8, place + 4, name, fill=colours[name]))
-    white = tag("rect", width=WIDTH, height=HEIGHT, fill="#ffffff")
-    size = f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"
-    drawn = tag("svg", white, *body, xmlns="http://www.w3.org/2000/svg", viewBox=size, role="img", aria_label=beside)
-    return f"{drawn}\n"
+    return picture(WIDTH, HEIGHT, beside, *body)

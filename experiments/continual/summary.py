@@ -6,18 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from dynamicgate.lab.result_file import Run
-from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.docs_pages import markdown
 from dynamicgate.lab.statistics import interval
-from experiments.continual.shown import Rows, mean, percent, plus_minus, relative, rows_of
+from experiments.continual.shown import Rows, mean, percent, plus_minus, relative
 
 LATE = 10  # the last tasks of a stream of plasticity: one in so many
 Line = tuple[str, str, str]
 
 
-def summary(experiment: Experiment) -> str:
+def summary(tables: Mapping[str, Rows]) -> str:
     """A line for each question to which runs are stored."""
-    found = [line for ask in QUESTIONS if (line := ask(lambda name: rows_of(experiment, name))) is not None]
+    found = [line for ask in QUESTIONS if (line := ask(tables.__getitem__)) is not None]
     columns = ["question", "ours, accuracy in points", "beside it"]
     return markdown(columns, [list(line) for line in found]) if found else "No run is stored yet."
 
@@ -26,8 +25,14 @@ Read = Callable[[str], Rows]
 
 
 def beside(rows: Rows, names: Mapping[str, str], measure: str = "acc") -> str:
-    """What others reach, each with what to call it."""
-    return "; ".join(f"{said} {percent(rows[name], measure)}" for name, said in names.items() if name in rows)
+    """What others reach, each with what to call it; fewer seeds than others have are named."""
+    most = max(len(runs) for runs in rows.values())
+    return "; ".join(
+        f"{said} {percent(rows[name], measure)}"
+        + (f" ({len(rows[name])} of {most} seeds)" if len(rows[name]) < most else "")
+        for name, said in names.items()
+        if name in rows
+    )
 
 
 def hundred(read: Read) -> Line | None:
@@ -113,20 +118,20 @@ def classes(read: Read) -> Line | None:
 
 def rotations(read: Read) -> Line | None:
     """Contexts that are alike."""
-    rows, name = read("e9"), "keep + reuse"
-    if name not in rows:
-        return None
-    names = {"er 2000": "replay of 2,000 rows", "der++ 200": "DER++ 200", "ewc": "EWC", "joint": "joint training"}
-    return "20 rotations: tasks that are alike", f"contexts: {percent(rows[name], 'acc')}", beside(rows, names)
+    return against_replay(read("e9"), "keep + reuse", "20 rotations: tasks that are alike", "contexts")
 
 
 def natural(read: Read) -> Line | None:
     """Pairs of natural classes."""
-    rows, name = read("e9-cifar10"), "readout 2000, learned"
+    return against_replay(read("e9-cifar10"), "readout 2000, learned", "CIFAR-10, two new classes at a time", "readout")
+
+
+def against_replay(rows: Rows, name: str, question: str, called: str) -> Line | None:
+    """One of our models beside the usual ones."""
     if name not in rows:
         return None
     names = {"er 2000": "replay of 2,000 rows", "der++ 200": "DER++ 200", "ewc": "EWC", "joint": "joint training"}
-    return "CIFAR-10, two new classes at a time", f"readout: {percent(rows[name], 'acc')}", beside(rows, names)
+    return question, f"{called}: {percent(rows[name], 'acc')}", beside(rows, names)
 
 
 def both(runs: Sequence[Run]) -> str:

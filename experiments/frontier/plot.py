@@ -9,6 +9,7 @@ from dynamicgate.lab.report.svg import (
     Scale,
     axes,
     decimals,
+    picture,
     polyline,
     push_apart,
     round_ticks,
@@ -96,7 +97,4 @@ def plot(lines: Mapping[str, Points], dense: float | None, ticks: Sequence[float
     ends = push_apart([points[-1][1] for points in inside.values()], 15.0, y.end, y.start)
     for method, height in zip(inside, ends, strict=True):  # in a column: costs end anywhere
         body.append(words(x.end + 8, height + 4, method, style=f"fill:{COLOURS[method]}", class_="name"))
-    white = tag("rect", width=WIDTH, height=HEIGHT, fill="#ffffff")
-    size = f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"
-    drawn = tag("svg", white, *body, xmlns="http://www.w3.org/2000/svg", viewBox=size, role="img", aria_label=label)
-    return f"{drawn}\n"
+    return picture(WIDTH, HEIGHT, label, *body)

@@ -6,7 +6,18 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from dynamicgate.lab.report.svg import Scale, axes, decimals, polyline, push_apart, round_ticks, tag, tooltip, words
+from dynamicgate.lab.report.svg import (
+    Scale,
+    axes,
+    decimals,
+    picture,
+    polyline,
+    push_apart,
+    round_ticks,
+    tag,
+    tooltip,
+    words,
+)
 from dynamicgate.lab.result_file import Run
 
 WIDTH, HEIGHT = 760.0, 420.0
@@ -48,7 +59,4 @@ def plot_costs(name: str, rows: Mapping[str, Sequence[Run]]) -> str:
         body.append(tag("circle", tooltip(f"{model}: {height:.4f}"), cx=at[0], cy=at[1], r=4.0, fill=colour))
         body.append(words(at[0] + 9, place + 4, model, class_="gate" if kind == "gate" else None))
     label = f"Bits per byte against executed MACs on {name}"
-    white = tag("rect", width=WIDTH, height=HEIGHT, fill="#ffffff")
-    size = f"0 0 {WIDTH:.0f} {HEIGHT:.0f}"
-    drawn = tag("svg", white, *body, xmlns="http://www.w3.org/2000/svg", viewBox=size, role="img", aria_label=label)
-    return f"{drawn}\n"
+    return picture(WIDTH, HEIGHT, label, *body)

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.fuzz.gpu.menu import MENU, SMALL, WEIGHTS, draw
-from tests.places import ROOT
+from tests.interpreted import run_interpreted
 
 
 @pytest.mark.slow
 def test_interpreted_cases_are_right(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
     out = tmp_path / "record.json"
     words = ["--device", "cpu", "--count", "6", "--seed", "4", "--out", str(out)]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.fuzz.gpu", *words],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    run_interpreted("-W", "ignore", "-m", "tests.fuzz.gpu", *words)
     run = json.loads(out.read_text("utf-8"))["gpu"]
     assert (run["count"], run["wrong"]) == (6, 0)
 

@@ -6,9 +6,6 @@ On the CPU its op runs the reference implementation, so everything but the kerne
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,7 @@ from torch.nn import functional as F
 import dynamicgate as dg
 from dynamicgate.nn import ffn as layers
 from dynamicgate.ops.ffn import tune
-from tests.places import ROOT
+from tests.interpreted import run_interpreted_tests
 from tests.training.easy import blobs
 
 GATES = {
@@ -383,15 +380,4 @@ def test_a_layer_that_makes_no_sense_is_refused(arguments: dict[str, Any], sente
 
 @pytest.mark.slow
 def test_the_layer_matches_the_dense_one_on_interpreted_kernels() -> None:
-    pytest.importorskip("triton")
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run(
-        [*command, str(Path(__file__).parent / "interpreted_ffn.py")],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    assert " passed" in run_interpreted_tests(Path(__file__).parent / "interpreted_ffn.py")

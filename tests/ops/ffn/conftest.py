@@ -3,16 +3,13 @@ because Triton reads its environment once, when it is imported."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.interpreted import run_interpreted_tests
 from tests.ops.ffn.compiled import Compiled
-from tests.places import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -22,20 +19,6 @@ def _nothing_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def interpreted() -> Callable[[str], None]:
+def interpreted() -> Callable[[str], str]:
     """Run a file of tests from this folder with interpreted kernels."""
-    pytest.importorskip("triton")
-
-    def run(name: str) -> None:
-        quiet = ("-q", "-p", "no:cacheprovider", "-p", "no:xdist")
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", *quiet, str(Path(__file__).parent / name)],
-            cwd=ROOT,
-            env={**os.environ, "TRITON_INTERPRET": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-
-    return run
+    return lambda name: run_interpreted_tests(Path(__file__).parent / name)

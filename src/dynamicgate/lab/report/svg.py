@@ -57,6 +57,14 @@ def drawing(
     )
 
 
+def picture(width: float, height: float, label: str, *children: str) -> str:
+    """The figure as a file of its own, on white: a page in dark colours may show it."""
+    white = tag("rect", width=width, height=height, fill="#ffffff")
+    size = f"0 0 {width:.0f} {height:.0f}"
+    drawn = tag("svg", white, *children, xmlns="http://www.w3.org/2000/svg", viewBox=size, role="img", aria_label=label)
+    return f"{drawn}\n"
+
+
 WIDE, NARROW = 760.0, 400.0  # of a figure on a desk and on a phone
 
 
