@@ -25,6 +25,14 @@ def test_calibration_hits_the_target_on_its_data(target: float) -> None:
     assert [m.training for m in model.modules()] == modes
 
 
+def test_calibration_under_autocast_sees_its_own_shifts() -> None:
+    model, (x, y) = GatedMLP((32, 64, 4), GateConfig(net="linear", block=4)), task()
+    with torch.autocast("cpu", torch.float16):
+        found = dg.calibrate_(model, x.split(512), macs=0.4)
+        assert abs(dg.measure(model, (x, y)).macs["relative"] - found) <= 0.005
+    assert abs(found - 0.4) <= 0.01
+
+
 def test_calibration_moves_the_logits_of_all_gates_by_one_amount() -> None:
     model = GatedMLP((32, 24, 24, 4), GateConfig(net="low-rank", rank=2, tau=1.0))
     gates = dg.named_gates(model)
