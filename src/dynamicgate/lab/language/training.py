@@ -21,15 +21,17 @@ from dynamicgate.lab.language.load import load_penalty
 from dynamicgate.lab.language.relu_router import ReluRouterBudget
 from dynamicgate.lab.language.resumable import ResumableRun, Show, autocast
 from dynamicgate.lab.language.text import Text, draw_windows, fixed_windows, on_device
+from dynamicgate.training.captured_step import CapturedStep
 from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
 
 WARMUP, LOWEST = 0.05, 0.1  # the learning rate: fraction of training in which it rises, and where it ends
 CALIBRATION = 8  # batches
+EAGER_STEPS = 3  # before steps are captured
 
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How long and how fast. batch: windows a step."""
+    """How long and how fast. batch: windows a step. capture: steps run as CUDA graphs where they can."""
 
     steps: int = 1500
     batch: int = 64
@@ -38,6 +40,7 @@ class Training:
     clip: float = 1.0
     seed: int = 0
     checkpoint_seconds: float = 120.0
+    capture: bool = True
 
     def learning_rate(self, step: int) -> float:
         """Rises, then falls along a cosine."""
@@ -68,6 +71,8 @@ class LanguageRun(ResumableRun):
         self.optimizer = make_optimizer(self.model, training, device)
         self.places = torch.Generator().manual_seed(training.seed)
         self.tokens = on_device(text.tokens["train"], device)
+        self._captured: CapturedStep | None = None
+        self._eager_steps = 0
 
     @property
     def relative(self) -> float | None:
@@ -86,12 +91,35 @@ class LanguageRun(ResumableRun):
     def optimize(self) -> Tensor:
         """One step; the loss of the task, in nats a token."""
         training, now = self.training, self.step / self.training.steps
-        model, budget, sparsifier, _ = self.prepared
+        model, budget, _, _ = self.prepared
         if isinstance(budget, GateBudget | EqualLayersBudget):
             budget.apply_(model, now)
         for group in self.optimizer.param_groups:
             group["lr"] = training.learning_rate(self.step)
         ids, targets = draw_windows(self.tokens, training.batch, model.config.context, self.places)
+        if self._captured is None and self._can_capture():
+            self._captured = CapturedStep(model, self.loss, (ids, targets), self.optimizer, clip=training.clip)
+        if self._captured is not None:
+            loss, used = self._captured.forward(ids, targets)
+            rates = [group["lr"] for group in self.optimizer.param_groups]
+            self._captured.backward(self._penalty(used, now), rates=rates)
+            loss = loss.clone()  # the next step overwrites it
+        else:
+            loss, used = self._eager_step(ids, targets, now)
+        self.spent.add(used, ids.numel())
+        self.step += 1
+        return loss.detach()
+
+    def _can_capture(self) -> bool:
+        """After some steps, in which kernels were compiled and the optimizer's state made. Masks that change and the
+        penalty of ReLU routers need Python."""
+        _, budget, sparsifier, _ = self.prepared
+        fixed = sparsifier is None and not isinstance(budget, ReluRouterBudget)
+        return self.training.capture and self.device.type == "cuda" and fixed and self._eager_steps >= EAGER_STEPS
+
+    def _eager_step(self, ids: Tensor, targets: Tensor, now: float) -> tuple[Tensor, Usage]:
+        self._eager_steps += 1
+        model, _, sparsifier, _ = self.prepared
         with usage(model) as used:
             loss = self.loss(ids, targets)
         penalty = self._penalty(used, now)
@@ -100,12 +128,10 @@ class LanguageRun(ResumableRun):
         (loss if penalty is None else loss + penalty).backward()
         if sparsifier is not None:
             sparsifier.step(self.optimizer, now)
-        nn.utils.clip_grad_norm_(model.parameters(), training.clip)
+        nn.utils.clip_grad_norm_(model.parameters(), self.training.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.spent.add(used, ids.numel())
-        self.step += 1
-        return loss.detach()
+        return loss, used
 
     def _penalty(self, used: Usage, now: float) -> Tensor | None:
         budget = self.prepared.budget
