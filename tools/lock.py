@@ -8,12 +8,15 @@ version that the index lists, so that one file serves Linux on x86-64 and on aar
 from __future__ import annotations
 
 import html
+import io
 import re
 import sys
 import urllib.request
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from email import message_from_string
 from functools import cache
+from http.client import HTTPResponse
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
@@ -89,14 +92,65 @@ def requires(name: str, version: str, machine: str) -> list[str]:
     wanted = f"cp{sys.version_info[0]}{sys.version_info[1]}"
     files = [file for file in files_of(name) if _version_of(file.filename) == version]
     wheels = [file for file in files if f"-{wanted}-{wanted}-" in file.filename or "-none-" in file.filename]
-    for file in sorted(wheels, key=lambda file: machine not in file.filename):
-        try:
-            with urllib.request.urlopen(file.url + ".metadata", timeout=120) as answer:
-                return message_from_string(answer.read().decode()).get_all("Requires-Dist") or []
-        except HTTPError as error:  # some files have no metadata of their own in the index
-            if error.code != 404:
-                raise
-    return []
+    wheel = min(wheels, key=lambda file: machine not in file.filename)
+    return message_from_string(metadata_of(wheel)).get_all("Requires-Dist") or []
+
+
+def metadata_of(wheel: Listed) -> str:
+    """METADATA of a wheel: a file of its own in the index, or else read from inside the wheel."""
+    try:
+        with urllib.request.urlopen(wheel.url + ".metadata", timeout=120) as answer:
+            return answer.read().decode()
+    except HTTPError as error:
+        if error.code != 404:
+            raise
+    with zipfile.ZipFile(RemoteFile(wheel.url)) as inside:
+        (name,) = (name for name in inside.namelist() if name.endswith(".dist-info/METADATA"))
+        return inside.read(name).decode()
+
+
+class RemoteFile(io.RawIOBase):
+    """A file of which only what is read travels: wheels of torch have hundreds of megabytes."""
+
+    def __init__(self, url: str) -> None:
+        """Asks for its size."""
+        self.url, self.at = url, 0
+        self.size = int(self._ask("bytes=0-0").headers["Content-Range"].rpartition("/")[2])
+
+    def _ask(self, part: str) -> HTTPResponse:
+        answer: HTTPResponse = urllib.request.urlopen(
+            urllib.request.Request(self.url, headers={"Range": part}), timeout=120
+        )
+        if answer.status != 206:
+            raise ValueError(f"{self.url}: the index gives whole files only, status {answer.status}")
+        return answer
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Where the next read begins."""
+        return self.at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Read on from there."""
+        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size}[whence]
+        return self.at
+
+    def read(self, size: int | None = -1) -> bytes:
+        """So many bytes, or all that are left."""
+        end = self.size if size is None or size < 0 else min(self.size, self.at + size)
+        if end <= self.at:
+            return b""
+        with self._ask(f"bytes={self.at}-{end - 1}") as answer:
+            found = answer.read()
+        self.at = end
+        return found
 
 
 class Listed(NamedTuple):
