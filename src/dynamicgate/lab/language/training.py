@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,13 @@ class LanguageRun(ResumableRun):
         self.tokens = on_device(text.tokens["train"], device)
         self._captured: CapturedStep | None = None
         self._eager_steps = 0
+
+    def as_it_is(self, *, model: nn.Module, capture: bool) -> LanguageRun:
+        """The same run, weights and optimizer shared, that goes on by another way to run its model."""
+        other = copy.copy(self)
+        other.model, other._captured, other._eager_steps = model, None, 0  # type: ignore[assignment]
+        other.training = replace(self.training, capture=capture)
+        return other
 
     @property
     def relative(self) -> float | None:
