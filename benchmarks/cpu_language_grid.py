@@ -51,7 +51,8 @@ def llama(features: int, layers: int, width: int) -> nn.Module:
     heads = features // 64
     shape = {"hidden_size": features, "intermediate_size": width, "num_hidden_layers": layers, "vocab_size": VOCABULARY}
     config = LlamaConfig(**shape, num_attention_heads=heads, num_key_value_heads=heads // 3)  # type: ignore[arg-type]
-    return LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    llama: Any = LlamaForCausalLM  # typed in some versions of transformers only
+    return llama(config)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
