@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 
 
@@ -17,11 +18,17 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside the block; every module gets its own mode back."""
+    """Evaluation mode inside the block; every module gets its own mode back.
+
+    Autocast keeps what it has cast as long as its own block lasts, and would show neither this block what was changed
+    before it, nor what follows what was changed for it: calibration moves biases between such blocks.
+    """
     modes = {m: m.training for m in model.modules()}
     model.eval()
+    torch.clear_autocast_cache()
     try:
         yield
     finally:
+        torch.clear_autocast_cache()
         for module, training in modes.items():
             module.training = training

@@ -104,7 +104,6 @@ def shift_biases_(
     def shift_(by: float) -> None:
         for name, gate in gates.items():
             gate.bias.copy_(before[name] - by)
-        torch.clear_autocast_cache()  # under autocast the next pass would see the bias that the last one had cast
 
     def too_much(shift: float) -> bool:
         shift_(shift)

@@ -50,7 +50,6 @@ def restore_layers_(model: nn.Module, inputs: list[Inputs], trained: Mapping[str
         count = min(len(logits) - 1, max(1, round(max(rate, floor) * len(logits))))
         between = (logits[count - 1] + logits[count]) / 2  # a gate at its threshold is closed
         gates[name].bias.sub_(between - gates[name].logit_threshold.to(between))
-        torch.clear_autocast_cache()  # under autocast the next pass would see the bias that the last one had cast
         restored.append(name)
         opened = opened_by(model, inputs)
     return restored

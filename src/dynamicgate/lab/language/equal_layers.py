@@ -66,7 +66,6 @@ class EqualLayersBudget:
             for _ in range(ROUNDS):
                 shift = (low + high) / 2
                 gate.bias.copy_(start + shift)
-                torch.clear_autocast_cache()  # which would give the next pass the bias of the last one
                 low, high = (low, shift) if _open_rate(model, name, windows) > self.rate else (shift, high)
 
     def state_dict(self) -> dict[str, Any]:
