@@ -8,23 +8,20 @@ version that the index lists, so that one file serves Linux on x86-64 and on aar
 from __future__ import annotations
 
 import html
-import io
 import re
 import sys
 import urllib.request
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
-from email import message_from_string
 from functools import cache
-from http.client import HTTPResponse
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
-from urllib.error import HTTPError
 from urllib.parse import urljoin
 
 import tomllib
 from pip._internal.models.index import PyPI
+from pip._internal.network.lazy_wheel import dist_from_wheel_url
+from pip._internal.network.session import PipSession
 from pip._vendor.packaging.requirements import Requirement
 from pip._vendor.packaging.specifiers import SpecifierSet
 from pip._vendor.packaging.utils import canonicalize_name
@@ -93,64 +90,8 @@ def requires(name: str, version: str, machine: str) -> list[str]:
     files = [file for file in files_of(name) if _version_of(file.filename) == version]
     wheels = [file for file in files if f"-{wanted}-{wanted}-" in file.filename or "-none-" in file.filename]
     wheel = min(wheels, key=lambda file: machine not in file.filename)
-    return message_from_string(metadata_of(wheel)).get_all("Requires-Dist") or []
-
-
-def metadata_of(wheel: Listed) -> str:
-    """METADATA of a wheel: a file of its own in the index, or else read from inside the wheel."""
-    try:
-        with urllib.request.urlopen(wheel.url + ".metadata", timeout=120) as answer:
-            return answer.read().decode()
-    except HTTPError as error:
-        if error.code != 404:
-            raise
-    with zipfile.ZipFile(RemoteFile(wheel.url)) as inside:
-        (name,) = (name for name in inside.namelist() if name.endswith(".dist-info/METADATA"))
-        return inside.read(name).decode()
-
-
-class RemoteFile(io.RawIOBase):
-    """A file of which only what is read travels: wheels of torch have hundreds of megabytes."""
-
-    def __init__(self, url: str) -> None:
-        """Asks for its size."""
-        self.url, self.at = url, 0
-        self.size = int(self._ask("bytes=0-0").headers["Content-Range"].rpartition("/")[2])
-
-    def _ask(self, part: str) -> HTTPResponse:
-        answer: HTTPResponse = urllib.request.urlopen(
-            urllib.request.Request(self.url, headers={"Range": part}), timeout=120
-        )
-        if answer.status != 206:
-            raise ValueError(f"{self.url}: the index gives whole files only, status {answer.status}")
-        return answer
-
-    def seekable(self) -> bool:
-        """It is."""
-        return True
-
-    def readable(self) -> bool:
-        """It is."""
-        return True
-
-    def tell(self) -> int:
-        """Where the next read begins."""
-        return self.at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Read on from there."""
-        self.at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self.at, io.SEEK_END: self.size}[whence]
-        return self.at
-
-    def read(self, size: int | None = -1) -> bytes:
-        """So many bytes, or all that are left."""
-        end = self.size if size is None or size < 0 else min(self.size, self.at + size)
-        if end <= self.at:
-            return b""
-        with self._ask(f"bytes={self.at}-{end - 1}") as answer:
-            found = answer.read()
-        self.at = end
-        return found
+    found = dist_from_wheel_url(name, wheel.url, PipSession())  # of a large file only the part that says it travels
+    return found.metadata.get_all("Requires-Dist") or []
 
 
 class Listed(NamedTuple):
