@@ -7,20 +7,18 @@ from statistics import fmean
 
 from dynamicgate.lab.report.svg import (
     Scale,
-    axes,
-    decimals,
+    axes_of_picture,
     picture,
     polyline,
     push_apart,
     round_ticks,
-    tag,
     tooltip,
     words,
 )
 from experiments.continual.shown import Rows
 
 WIDTH, HEIGHT = 760.0, 400.0
-STYLE = "text{font:13px sans-serif;fill:#444}.grid{stroke:#e4e4e4}.base{stroke:#999}polyline{fill:none;stroke-width:2}"
+STYLE = "polyline{fill:none;stroke-width:2}"
 SHOWN = {  # of the methods of e5: those that a reader asks for, ours in red
     "set + recycling": "#d11a2a", "continual backprop": "#0067b0", "redo": "#5a9bd4", "l2 init": "#2a7f3e",
     "dense": "#444444", "rigl": "#b8860b", "layer norm": "#8a5fb0",
@@ -57,17 +55,11 @@ def draw(lines: Mapping[str, Sequence[float]], step: int, below: str, beside: st
     margin = 0.05 * (max(values) - min(values)) + 0.1
     x = Scale(0.0, float(step * longest), 56.0, WIDTH - 140.0)
     y = Scale(min(values) - margin, max(values) + margin, HEIGHT - 52.0, 30.0)
-    levels = round_ticks(y.low, y.high, 6)
-    body = [
-        tag("style", STYLE),
-        axes(x, y, round_ticks(0.0, x.high, 8), levels, lambda t: f"{t:g}", lambda t: f"{t:.{decimals(levels)}f}"),
-        words(x.end, y.start + 40, below, text_anchor="end"),
-        words(8, 16, beside),
-    ]
+    body = [axes_of_picture(x, y, round_ticks(0.0, x.high, 8), lambda tick: f"{tick:g}", below, beside)]
     names = list(lines)
     places = push_apart([y(lines[name][-1]) for name in names], 15.0, y.end, y.start)
     for name, place in zip(names, places, strict=True):
         points = [(x(step * (at + 0.5)), y(value)) for at, value in enumerate(lines[name])]
         body.append(polyline(points, tooltip(f"{name}: {lines[name][-1]:.2f} at the end"), stroke=colours[name]))
         body.append(words(x.end + 8, place + 4, name, fill=colours[name]))
-    return picture(WIDTH, HEIGHT, beside, *body)
+    return picture(WIDTH, HEIGHT, beside, *body, style=STYLE)

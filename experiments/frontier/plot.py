@@ -5,18 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from dynamicgate.lab.report.svg import (
-    Scale,
-    axes,
-    decimals,
-    picture,
-    polyline,
-    push_apart,
-    round_ticks,
-    tag,
-    tooltip,
-    words,
-)
+from dynamicgate.lab.report.svg import Scale, axes_of_picture, picture, polyline, push_apart, tag, tooltip, words
 from experiments.frontier.comparisons import Entries
 from experiments.frontier.methods import (
     AT_A_BUDGET,
@@ -34,10 +23,7 @@ COLOURS = {
     "set": "#00857a", "gate": "#0067b0", OURS: "#4f3fa8", OURS_IN_TILES: "#9a8fdc", UNGATED: "#d11a2a",
     "switch": "#b0257a", UNGATED_IN_TILES: "#e58a92", PRUNED_IN_TILES: "#9dbb6a",
 }  # fmt: skip
-STYLE = (
-    "text{font:13px sans-serif;fill:#444}.grid{stroke:#e4e4e4}.base{stroke:#999}polyline{fill:none;stroke-width:1.6}"
-    ".ours{stroke-width:3.2}.name{font-weight:600}"
-)
+STYLE = "polyline{fill:none;stroke-width:1.6}.ours{stroke-width:3.2}.name{font-weight:600}"
 
 
 Points = Sequence[tuple[float, float]]
@@ -70,14 +56,8 @@ def plot(lines: Mapping[str, Points], dense: float | None, ticks: Sequence[float
     low = max(min(heights), sorted(heights)[len(heights) // 2] - 12.0)
     x = Scale(math.log(min(widths) * 0.85), math.log(max(widths) * 1.15), 56.0, WIDTH - 112.0)
     y = Scale(low - 0.5, max(heights) + 0.5, HEIGHT - 52.0, 30.0)
-    levels = round_ticks(y.low, y.high, 6)
-    digits = decimals(levels)
-    body = [
-        tag("style", STYLE),
-        axes(x, y, [math.log(t) for t in ticks], levels, lambda t: f"{math.exp(t):g}", lambda t: f"{t:.{digits}f}"),
-        words(x.end, y.start + 40, x_label, text_anchor="end"),
-        words(8, 16, "accuracy, %"),
-    ]
+    at = [math.log(tick) for tick in ticks]
+    body = [axes_of_picture(x, y, at, lambda tick: f"{math.exp(tick):g}", x_label, "accuracy, %")]
     if dense is not None:
         body.append(polyline([(x.start, y(dense)), (x.end, y(dense))], stroke="#444", stroke_dasharray="5 4"))
     inside = {
@@ -97,4 +77,4 @@ def plot(lines: Mapping[str, Points], dense: float | None, ticks: Sequence[float
     ends = push_apart([points[-1][1] for points in inside.values()], 15.0, y.end, y.start)
     for method, height in zip(inside, ends, strict=True):  # in a column: costs end anywhere
         body.append(words(x.end + 8, height + 4, method, style=f"fill:{COLOURS[method]}", class_="name"))
-    return picture(WIDTH, HEIGHT, label, *body)
+    return picture(WIDTH, HEIGHT, label, *body, style=STYLE)

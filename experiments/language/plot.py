@@ -8,8 +8,7 @@ from statistics import fmean
 
 from dynamicgate.lab.report.svg import (
     Scale,
-    axes,
-    decimals,
+    axes_of_picture,
     picture,
     polyline,
     push_apart,
@@ -21,10 +20,7 @@ from dynamicgate.lab.report.svg import (
 from dynamicgate.lab.result_file import Run
 
 WIDTH, HEIGHT = 760.0, 420.0
-STYLE = (
-    "text{font:13px sans-serif;fill:#444}.grid{stroke:#e4e4e4}.base{stroke:#999}"
-    "polyline{fill:none;stroke:#444;stroke-width:1.6}.gate{fill:#d11a2a;font-weight:600}"
-)
+STYLE = "polyline{fill:none;stroke:#444;stroke-width:1.6}.gate{fill:#d11a2a;font-weight:600}"
 COLOURS = {"dense": "#444", "gate": "#d11a2a"}
 OTHERS = "#0067b0"
 
@@ -39,14 +35,12 @@ def plot_costs(name: str, rows: Mapping[str, Sequence[Run]]) -> str:
     x = Scale(math.log(min(costs) * 0.93), math.log(max(costs) * 1.05), 64.0, WIDTH - 130.0)
     margin = 0.06 * (max(heights) - min(heights)) + 1e-3
     y = Scale(min(heights) - margin, max(heights) + margin, HEIGHT - 52.0, 30.0)
-    levels = round_ticks(y.low, y.high, 6)
     ticks = [math.log(tick) for tick in round_ticks(0.93 * min(costs), 1.05 * max(costs), 6)]
     dense = sorted(point for model, point in points.items() if model.startswith("dense"))
     body = [
-        tag("style", STYLE),
-        axes(x, y, ticks, levels, lambda t: f"{math.exp(t):g}", lambda t: f"{t:.{decimals(levels)}f}"),
-        words(x.end, y.start + 40, "executed MACs of a token, millions", text_anchor="end"),
-        words(8, 16, "bits per byte"),
+        axes_of_picture(
+            x, y, ticks, lambda tick: f"{math.exp(tick):g}", "executed MACs of a token, millions", "bits per byte"
+        ),
         polyline([(x(math.log(cost)), y(height)) for cost, height in dense]),
     ]
     order = sorted(points, key=lambda model: points[model][1])
@@ -59,4 +53,4 @@ def plot_costs(name: str, rows: Mapping[str, Sequence[Run]]) -> str:
         body.append(tag("circle", tooltip(f"{model}: {height:.4f}"), cx=at[0], cy=at[1], r=4.0, fill=colour))
         body.append(words(at[0] + 9, place + 4, model, class_="gate" if kind == "gate" else None))
     label = f"Bits per byte against executed MACs on {name}"
-    return picture(WIDTH, HEIGHT, label, *body)
+    return picture(WIDTH, HEIGHT, label, *body, style=STYLE)

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+IN_PICTURES = "text{font:13px sans-serif;fill:#444}.grid{stroke:#e4e4e4}.base{stroke:#999}"  # without a style sheet
+
 
 def tag(name: str, *children: str, **attributes: object) -> str:
     """An element: ``class_`` is written ``class``, ``aria_label`` is written ``aria-label``; None is left out."""
@@ -57,11 +59,11 @@ def drawing(
     )
 
 
-def picture(width: float, height: float, label: str, *children: str) -> str:
-    """The figure as a file of its own, on white: a page in dark colours may show it."""
-    white = tag("rect", width=width, height=height, fill="#ffffff")
+def picture(width: float, height: float, label: str, *children: str, style: str = "") -> str:
+    """The figure as a file of its own, on white: a page in dark colours may show it. style: of its own elements."""
+    own = tag("rect", width=width, height=height, fill="#ffffff"), tag("style", IN_PICTURES + style)
     size = f"0 0 {width:.0f} {height:.0f}"
-    drawn = tag("svg", white, *children, xmlns="http://www.w3.org/2000/svg", viewBox=size, role="img", aria_label=label)
+    drawn = tag("svg", *own, *children, xmlns="http://www.w3.org/2000/svg", viewBox=size, role="img", aria_label=label)
     return f"{drawn}\n"
 
 
@@ -135,6 +137,16 @@ def axes(
     drawn += [words(x(tick), y.start + 19, x_text(tick), class_="tick", text_anchor="middle") for tick in x_ticks]
     drawn.append(line(x.start, y.start, x.end, y.start, class_="base"))
     return "".join(drawn)
+
+
+def axes_of_picture(
+    x: Scale, y: Scale, x_ticks: Sequence[float], x_text: Callable[[float], str], below: str, beside: str
+) -> str:
+    """Axes with round numbers beside them, and what they show: `below` at the right end, `beside` at the top."""
+    y_ticks = round_ticks(y.low, y.high, 6)
+    digits = decimals(y_ticks)
+    drawn = axes(x, y, x_ticks, y_ticks, x_text, lambda tick: f"{tick:.{digits}f}")
+    return drawn + words(x.end, y.start + 40, below, text_anchor="end") + words(8, 16, beside)
 
 
 def push_apart(positions: Sequence[float], gap: float, low: float, high: float) -> list[float]:
