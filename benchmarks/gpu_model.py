@@ -138,7 +138,7 @@ def training_row(size: str, gated: LanguageRun, text: Text, folder: Path) -> dic
         compiled: Any = torch.compile(first.model, dynamic=False)
         for way, model in (("eager", first.model), ("compiled", compiled)):
             for capture in (False, True):
-                run = first.as_it_is(model=model, capture=capture)
+                run = first.run_by(model, capture=capture)
                 known = f"{name} {way}{', captured' if capture else ''}"
                 try:
                     for _ in range(STEPS_BEFORE):

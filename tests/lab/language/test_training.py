@@ -96,3 +96,21 @@ def test_windows_are_of_the_text_and_shifted_by_one() -> None:
     assert some[:, 0].tolist() == [0, 18, 36, 54, 72]
     with pytest.raises(ValueError, match="has no window of 200"):
         next(fixed_windows(tokens, 4, 200, None))
+
+
+def test_a_run_by_another_model_moves_the_same_weights(text: Text, tmp_path: Path) -> None:
+    run = run_of("gate", text, tmp_path)
+    run.model.train()
+    calls = []
+
+    class Watched(torch.nn.Module):
+        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+            calls.append(len(ids))
+            return run.model(ids)
+
+    other = run.run_by(Watched(), capture=False)
+    before = run.model.head.weight.detach().clone()
+    other.optimize()
+    assert calls == [SHORT.batch]
+    assert not torch.equal(run.model.head.weight, before)
+    assert other.optimizer is run.optimizer

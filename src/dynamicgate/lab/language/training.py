@@ -75,8 +75,8 @@ class LanguageRun(ResumableRun):
         self._captured: CapturedStep | None = None
         self._eager_steps = 0
 
-    def as_it_is(self, *, model: nn.Module, capture: bool) -> LanguageRun:
-        """The same run, weights and optimizer shared, that goes on by another way to run its model."""
+    def run_by(self, model: nn.Module, *, capture: bool) -> LanguageRun:
+        """This run with its weights and its optimizer, but by another way to run the model: compiled, or captured."""
         other = copy.copy(self)
         other.model, other._captured, other._eager_steps = model, None, 0  # type: ignore[assignment]
         other.training = replace(self.training, capture=capture)
