@@ -109,11 +109,11 @@ def tuning() -> list[Table]:
     joint: Models = {f"joint, lr {lr:g}": {**JOINT, "tasks": 10, "epochs": 3, "lr": lr} for lr in (3e-4, 1e-3, 3e-3)}
     learners: Models = {
         **{f"naive, lr {lr:g}": {"method": "naive", "lr": lr} for lr in (1e-5, 1e-4, 1e-3)},
-        **{f"ewc {s:g}": {"method": "ewc", "learner": {"strength": s}} for s in (100.0, 1000.0, 10_000.0)},
-        **{f"si {s:g}": {"method": "si", "learner": {"strength": s}} for s in (0.01, 0.1, 1.0)},
-        **{f"lwf {s:g}": {"method": "lwf", "learner": {"strength": s}} for s in (0.3, 1.0, 3.0)},
+        **{f"ewc {s:g}": {"method": "ewc", "learner": {"strength": s}} for s in (1.0, 10.0, 100.0, 1000.0)},
+        **{f"si {s:g}": {"method": "si", "learner": {"strength": s}} for s in (0.1, 1.0, 10.0, 100.0)},
+        **{f"lwf {s:g}": {"method": "lwf", "learner": {"strength": s}} for s in (0.01, 0.03, 0.1, 0.3, 1.0)},
     }
-    shared = {"tasks": 3, "hidden": [400, 400], "batch": 128, "epochs": 3, "lr": 1e-3}
+    shared = {"tasks": 10, "hidden": [400, 400], "batch": 128, "epochs": 3, "lr": 1e-3}
     change = (Change("validation rows", on_validation_rows),)
     return [
         table("tuning-keep", {**keep, **separate, **joint}, keeping, QUICK_KEEP, OTHERS, changes=change),
