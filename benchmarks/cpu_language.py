@@ -39,8 +39,8 @@ from trained_rates import trained_rates
 import dynamicgate as dg
 from dynamicgate import ops
 from dynamicgate.files import environment, write_text
-from dynamicgate.inference.language.calls import CacheKind, Generation, Inputs, cache_kind
-from dynamicgate.inference.language.parts import parts_of
+from dynamicgate.inference.decoder_parts import CacheKind, cache_kind, parts_of
+from dynamicgate.inference.language.calls import Generation, Inputs
 from dynamicgate.inference.language.pipeline import native_body
 from dynamicgate.inference.language.plan import LanguagePlan
 from dynamicgate.inference.language.timing import median_times

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 import dynamicgate as dg
 from dynamicgate import ops
 from dynamicgate.files import environment, write_text
-from dynamicgate.inference.language.calls import Generation, cache_kind
-from dynamicgate.inference.language.parts import parts_of
+from dynamicgate.inference.decoder_parts import cache_kind, parts_of
+from dynamicgate.inference.language.calls import Generation
 from dynamicgate.inference.language.pipeline import native_body
 from dynamicgate.inference.language.timing import median_times
 from dynamicgate.lab.language.gpt import GPT, GPTConfig, ffn_sites

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate.activations import ACTIVATIONS
-from dynamicgate.inference.language.parts import BlockParts, DecoderParts, parts_of
+from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts, parts_of
 
 Calls = dict[str, Callable[[], object]]
 

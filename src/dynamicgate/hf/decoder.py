@@ -15,8 +15,8 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from dynamicgate.activations import of_module
+from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts
 from dynamicgate.inference.language.native import NativeDecoder, Pairs
-from dynamicgate.inference.language.parts import BlockParts, DecoderParts
 
 OF_BLOCK = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
 OF_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}

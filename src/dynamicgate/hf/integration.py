@@ -12,7 +12,7 @@ from dynamicgate.hf import token_watch
 from dynamicgate.hf.adapters import keep_in_adapters
 from dynamicgate.hf.own_config import ancestors, give_own_config, whole_models
 from dynamicgate.hf.saving import is_described, keep_in_config
-from dynamicgate.inference.language.parts import DecoderParts
+from dynamicgate.inference.decoder_parts import DecoderParts
 
 
 def decoder_parts(model: nn.Module) -> DecoderParts:

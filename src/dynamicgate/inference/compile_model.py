@@ -15,8 +15,9 @@ from dynamicgate.data.by_name import inputs_by_name
 from dynamicgate.data.schema import put_schema_, schema_of
 from dynamicgate.inference.compiled_model import CompiledModel
 from dynamicgate.inference.cpu.pipeline import compile_on_cpu
+from dynamicgate.inference.decoder_parts import cache_kind
 from dynamicgate.inference.gpu.pipeline import compile_on_gpu
-from dynamicgate.inference.language.calls import Inputs, cache_kind, inputs_of_call
+from dynamicgate.inference.language.calls import Inputs, inputs_of_call
 from dynamicgate.inference.language.layer_by_layer import runs_by_layer
 from dynamicgate.inference.language.pipeline import Compiled, compile_language
 from dynamicgate.inference.profiling import MAX_ROWS

@@ -75,10 +75,13 @@ class WholeRegime:
     """Whether it runs layer by layer or as one graph, and whether that is captured as a CUDA graph."""
     times: dict[str, float]
     """Median microseconds of every way, by name."""
+    cached: int = 0
+    """Positions in the cache before these tokens; 0 without one."""
 
     def __str__(self) -> str:
         others = ", ".join(f"{name} {us:,.0f}" for name, us in self.times.items() if name != self.chosen)
         shape = " x ".join(map(str, self.shape))
+        shape += f" after {self.cached:,}" if self.cached else ""
         text = f"the whole model, {self.tokens:,} tokens ({shape}): {self.chosen}, {self.times[self.chosen]:,.0f} us"
         return f"{text} ({others})" if others else text
 

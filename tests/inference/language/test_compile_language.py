@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import dynamicgate as dg
 from dynamicgate.inference import CompiledModel
+from dynamicgate.inference.decoder_parts import parts_of
 from dynamicgate.inference.language.calls import Inputs, inputs_of_call
-from dynamicgate.inference.language.parts import parts_of
 from dynamicgate.inference.language.pipeline import native_body
 from dynamicgate.inference.language.plan import BY_LAYER, TORCH, WHOLE, LanguagePlan
 from dynamicgate.inference.language.verify import LanguageReference

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.inference.gpu.breakdown import regimes_of
 from dynamicgate.inference.gpu.choose import choose_strategies, use_chosen_
+from dynamicgate.inference.gpu.choose_decoding import choose_decoding, parts_for_cache
 from dynamicgate.inference.gpu.ffn import FeedForward
 from dynamicgate.inference.gpu.find import TracedModule, find_ffns
 from dynamicgate.inference.gpu.lower import lower_ffn
@@ -33,6 +34,7 @@ def compile_on_gpu(
         modules, reasons = find_ffns(reference, gates)
         ffns = [ffn for module in modules for ffn in module.ffns]
         layers = [FeedForward(lower_ffn(ffn)) for ffn in ffns]
+        parts = parts_for_cache(reference)
         body = _replace_ffns(reference, modules, layers)
         stop_sharing_(body, model)
         notes = [f"the gate of {site!r} stays in torch: {reason}" for site, reason in reasons.items()]
@@ -52,6 +54,12 @@ def compile_on_gpu(
             tolerance = 3 * limits(layers[0].up_weight)[0]  # type: ignore[arg-type]
             whole_regimes, said = choose_whole(whole, example, batches, seconds=seconds, tolerance=tolerance)
             notes += said
+            if parts is not None and not example.is_floating_point():
+                by_down = {ffn.down: layer for ffn, layer in zip(ffns, layers, strict=True)}
+                decoding, said = choose_decoding(
+                    whole, parts, by_down, example, batches, seconds=seconds, tolerance=tolerance
+                )
+                whole_regimes, notes = whole_regimes + decoding, notes + said
     plan = Plan(
         regimes,
         list(dict.fromkeys(notes)) + never_open_notes(gates, never_open, {}),

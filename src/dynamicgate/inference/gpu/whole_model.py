@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dynamicgate.inference.gpu.choose import DENSE_MARGIN, MAX_CAPTURED
 from dynamicgate.inference.gpu.cuda_graph import CapturedCall
+from dynamicgate.inference.gpu.decoding import MOST_SEQUENCES, CachedDecoder, Pairs
 from dynamicgate.inference.gpu.timing import time_calls
 from dynamicgate.inference.plan import WholeRegime
 from dynamicgate.inference.verify import refuse_above
@@ -35,13 +36,17 @@ class WholeModel(nn.Module):
         super().__init__()
         self.body = body
         self.calls: dict[tuple[int, ...], Any] = {}
+        self.decoder: CachedDecoder | None = None
 
     def use_(self, calls: Mapping[tuple[int, ...], Call]) -> None:
         """Let these run inputs of exactly these shapes."""
         self.calls = dict(calls)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The outputs of the model. With more than one tensor (a cache, a mask) it runs layer by layer."""
+        """The outputs of the model. With a cache one token of each sequence may be a captured step; with anything else
+        besides one tensor (a mask) it runs layer by layer."""
+        if self.decoder is not None and (step := _step_of(args, kwargs)) is not None and _may_replay():
+            return self.decoder.step(*step)
         alone = not kwargs and len(args) == 1 and isinstance(args[0], Tensor)
         call = self.calls.get(tuple(args[0].shape)) if alone else None
         if call is None or not _may_replay():
@@ -51,7 +56,7 @@ class WholeModel(nn.Module):
 
     def _apply(self, fn: Any, recurse: bool = True) -> WholeModel:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.calls = {}  # they hold the addresses of the old weights
+        self.calls, self.decoder = {}, None  # they hold the addresses of the old weights
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WholeModel:
@@ -61,6 +66,15 @@ class WholeModel(nn.Module):
     def extra_repr(self) -> str:
         """Shown by print."""
         return f"shapes {', '.join('x'.join(map(str, shape)) for shape in self.calls)}"
+
+
+def _step_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Pairs] | None:
+    """Tokens and cache of a call ``model(ids, cache)`` that asks for one more token of each sequence."""
+    if len(args) + len(kwargs) != 2 or not args or (kwargs and "cache" not in kwargs):
+        return None
+    ids, cache = args[0], kwargs.get("cache", args[-1])
+    fits = isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[1] == 1 and len(ids) <= MOST_SEQUENCES
+    return (ids, cache) if fits and isinstance(cache, list) and cache else None
 
 
 def choose_whole(
@@ -74,7 +88,7 @@ def choose_whole(
         notes += said
         expected = whole.body(x)
         for name, call in ways.items():
-            refuse_above(tolerance, _typical_error(call(x), expected), f"{name} at {tokens} tokens")
+            refuse_above(tolerance, typical_error(call(x), expected), f"{name} at {tokens} tokens")
         times = time_calls(ways, [x], seconds / len(batches))
         best = min(times, key=lambda name: times[name])
         if times[LAYERS] * DENSE_MARGIN <= times[best]:
@@ -140,7 +154,7 @@ def _may_replay() -> bool:
     )
 
 
-def _typical_error(mine: Tensor, theirs: Tensor) -> float:
+def typical_error(mine: Tensor, theirs: Tensor) -> float:
     """The median over rows of the error, relative to the row. Not the largest: in 16 bits a logit at its threshold may
     fall on either side, and another sum order moves what the next layer's gate reads."""
     mine, theirs = (t.reshape(-1, t.shape[-1]).double() for t in (mine, theirs))

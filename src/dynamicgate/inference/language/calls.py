@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-CacheKind = Literal["list", "past_key_values"]
+from dynamicgate.inference.decoder_parts import CacheKind
 
 
 @dataclass(frozen=True)
@@ -73,15 +72,6 @@ def scores_of(output: Any) -> Tensor:
     if isinstance(output, tuple | list) and output and isinstance(output[0], Tensor):
         return output[0]
     raise ValueError(f"the model must return a tensor, or an output with logits, received {type(output).__name__}")
-
-
-def cache_kind(model: nn.Module) -> CacheKind | None:
-    """How a model takes the positions before: ``model(ids, cache=[])``, which is extended, or Hugging Face's way."""
-    parameters = inspect.signature(model.forward).parameters
-    if "cache" in parameters:
-        return "list"
-    decoder = not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
-    return "past_key_values" if "past_key_values" in parameters and decoder and hasattr(model, "generate") else None
 
 
 class Generation:

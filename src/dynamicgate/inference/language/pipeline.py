@@ -13,10 +13,11 @@ from torch import nn
 from dynamicgate import ops
 from dynamicgate.accounting.counter import deployed
 from dynamicgate.gating.recording import named_gates, usage
-from dynamicgate.inference.language.calls import Inputs, cache_kind
+from dynamicgate.inference.decoder_parts import DecoderParts, cache_kind, parts_of
+from dynamicgate.inference.language.calls import Inputs
 from dynamicgate.inference.language.layer_by_layer import replace_layers
 from dynamicgate.inference.language.native import NativeDecoder, NativeLanguageModel
-from dynamicgate.inference.language.parts import DecoderParts, decoder_of, parts_of
+from dynamicgate.inference.language.packed import decoder_of
 from dynamicgate.inference.language.plan import BY_LAYER, TORCH, WHOLE, LanguagePlan
 from dynamicgate.inference.language.timing import choose, time_models
 from dynamicgate.inference.language.verify import LanguageReference

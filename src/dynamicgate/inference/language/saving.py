@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from dynamicgate import ops
+from dynamicgate.inference.decoder_parts import parts_of
 from dynamicgate.inference.language.layer_by_layer import restore_layers
 from dynamicgate.inference.language.native import NativeDecoder, NativeLanguageModel
-from dynamicgate.inference.language.parts import parts_of
 from dynamicgate.inference.language.plan import BY_LAYER, TORCH, WHOLE
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, stop_sharing_
 from dynamicgate.io.tensor_file import restore

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate import ops
-from dynamicgate.inference.language.calls import CacheKind, Generation, Inputs
+from dynamicgate.inference.decoder_parts import CacheKind
+from dynamicgate.inference.language.calls import Generation, Inputs
 from dynamicgate.inference.language.native import NativeDecoder
 from dynamicgate.inference.language.plan import TORCH, ModelRegime
 from dynamicgate.inference.timing import RoundRobin

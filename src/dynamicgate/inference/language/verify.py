@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.gating.recording import named_gates, usage
-from dynamicgate.inference.language.calls import CacheKind, Generation, Inputs, scores_of
+from dynamicgate.inference.decoder_parts import CacheKind
+from dynamicgate.inference.language.calls import Generation, Inputs, scores_of
 from dynamicgate.inference.plan import Verification
 from dynamicgate.inference.shadow_copy import copy_in_float64
 from dynamicgate.inference.verify import TOLERANCE, near_threshold, refuse_above

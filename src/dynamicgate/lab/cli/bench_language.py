@@ -16,7 +16,8 @@ from dynamicgate.files import environment, write_text
 from dynamicgate.gating.attach import ungate_
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.inference import compile
-from dynamicgate.inference.language.calls import Generation, cache_kind
+from dynamicgate.inference.decoder_parts import cache_kind
+from dynamicgate.inference.language.calls import Generation
 from dynamicgate.lab.language.model_file import load_gpt
 
 ROUNDS = 3

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate.gating.sites import Site
-from dynamicgate.inference.language.parts import BlockParts, DecoderParts
+from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts
 from dynamicgate.nn import FFN
 
 SPREAD = 0.02  # of weights at the start

@@ -1,79 +1,20 @@
-"""The parts of a decoder, as its model names them, and the packed decoder that they become.
-
-A model of your own becomes native as a whole if it has a method `decoder_parts` that returns a `DecoderParts`.
-"""
+"""The packed decoder for the kernels, made of the parts of a model."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from dynamicgate import ops
-from dynamicgate.gating import integrations
 from dynamicgate.gating.gate import Gate
 from dynamicgate.inference.cpu.ffn import ffn_layers
+from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts
 from dynamicgate.inference.gates import competing_net
 from dynamicgate.inference.gpu.find import unsupported
 from dynamicgate.nn.ffn import unwatched
-
-
-@dataclass(frozen=True)
-class BlockParts:
-    """One block: x + mix(attention(norm1(x))), then x + down(activation(up(norm2(x))) [* value(norm2(x))]).
-
-    qkv: one projection to queries, keys and values, or three, one after the other.
-    """
-
-    norm1: nn.Module
-    qkv: tuple[nn.Linear, ...]
-    mix: nn.Linear
-    norm2: nn.Module
-    up: nn.Linear
-    value: nn.Linear | None
-    down: nn.Linear
-    activation: str
-
-
-@dataclass(frozen=True)
-class DecoderParts:
-    """A decoder with RMS norms before its layers and rotary positions; see `ops.decoder.Decoder` for the numbers.
-
-    into: makes a model out of the native decoder, that is called as this one is; None makes one with
-    ``forward(ids, cache=None)``.
-    """
-
-    embed: nn.Embedding
-    blocks: tuple[BlockParts, ...]
-    norm: nn.Module
-    head: nn.Linear
-    heads: int
-    key_heads: int
-    speed: Tensor
-    score_scale: float
-    rotation_scale: float = 1.0
-    into: Callable[[Any], nn.Module] | None = None
-
-
-def parts_of(model: nn.Module) -> DecoderParts:
-    """The parts of a decoder; ValueError with the reason for any other model."""
-    own = getattr(model, "decoder_parts", None)
-    if own is not None and inspect.ismethod(own):
-        found = own()
-        _refuse_hooks(model)
-        assert isinstance(found, DecoderParts)
-        return found
-    library = integrations.module_for(model)
-    if library is None:
-        raise ValueError("only decoders that say what they are made of run natively as a whole")
-    found = library.decoder_parts(model)
-    _refuse_hooks(model)
-    assert isinstance(found, DecoderParts)
-    return found
 
 
 @torch.no_grad()
@@ -136,11 +77,3 @@ def _norm(norm: nn.Module) -> ops.decoder.Norm:
     if weight is None or weight.ndim != 1 or weight.dtype is not torch.float32:
         raise ValueError("its norms need one float32 weight for each feature")
     return ops.decoder.Norm(weight.detach(), float(epsilon))
-
-
-def _refuse_hooks(model: nn.Module) -> None:
-    """A hook must see its module run; those of gates are replaced together with their layers, which are looked at."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) or not (module._forward_hooks or module._forward_pre_hooks):
-            continue
-        raise ValueError(f"{name or 'the model'} has a hook, which would not run")

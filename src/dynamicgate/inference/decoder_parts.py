@@ -1,0 +1,88 @@
+"""What a decoder is made of, as its model names the parts, and how it takes the positions before.
+
+A model of your own runs as a whole if it has a method `decoder_parts` that returns a `DecoderParts`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor, nn
+
+from dynamicgate.gating import integrations
+
+CacheKind = Literal["list", "past_key_values"]
+
+
+@dataclass(frozen=True)
+class BlockParts:
+    """One block: x + mix(attention(norm1(x))), then x + down(activation(up(norm2(x))) [* value(norm2(x))]).
+
+    qkv: one projection to queries, keys and values, or three, one after the other.
+    """
+
+    norm1: nn.Module
+    qkv: tuple[nn.Linear, ...]
+    mix: nn.Linear
+    norm2: nn.Module
+    up: nn.Linear
+    value: nn.Linear | None
+    down: nn.Linear
+    activation: str
+
+
+@dataclass(frozen=True)
+class DecoderParts:
+    """A decoder with RMS norms before its layers and rotary positions; see `ops.decoder.Decoder` for the numbers.
+
+    into: makes a model out of the native decoder, that is called as this one is; None makes one with
+    ``forward(ids, cache=None)``.
+    """
+
+    embed: nn.Embedding
+    blocks: tuple[BlockParts, ...]
+    norm: nn.Module
+    head: nn.Linear
+    heads: int
+    key_heads: int
+    speed: Tensor
+    score_scale: float
+    rotation_scale: float = 1.0
+    into: Callable[[Any], nn.Module] | None = None
+
+
+def parts_of(model: nn.Module) -> DecoderParts:
+    """The parts of a decoder; ValueError with the reason for any other model."""
+    own = getattr(model, "decoder_parts", None)
+    if own is not None and inspect.ismethod(own):
+        found = own()
+        _refuse_hooks(model)
+        assert isinstance(found, DecoderParts)
+        return found
+    library = integrations.module_for(model)
+    if library is None:
+        raise ValueError("only decoders that say what they are made of run natively as a whole")
+    found = library.decoder_parts(model)
+    _refuse_hooks(model)
+    assert isinstance(found, DecoderParts)
+    return found
+
+
+def cache_kind(model: nn.Module) -> CacheKind | None:
+    """How a model takes the positions before: ``model(ids, cache=[])``, which is extended, or Hugging Face's way."""
+    parameters = inspect.signature(model.forward).parameters
+    if "cache" in parameters:
+        return "list"
+    decoder = not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+    return "past_key_values" if "past_key_values" in parameters and decoder and hasattr(model, "generate") else None
+
+
+def _refuse_hooks(model: nn.Module) -> None:
+    """A hook must see its module run; those of gates are replaced together with their layers, which are looked at."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) or not (module._forward_hooks or module._forward_pre_hooks):
+            continue
+        raise ValueError(f"{name or 'the model'} has a hook, which would not run")
