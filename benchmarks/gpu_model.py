@@ -28,7 +28,9 @@ from torch import Tensor, nn
 
 import dynamicgate as dg
 from dynamicgate.files import environment, read_json, write_results
+from dynamicgate.inference.gpu.choose_decoding import PlainFFN, captured_decoders, continuing
 from dynamicgate.inference.gpu.cuda_graph import CapturedCall
+from dynamicgate.inference.gpu.decoding import CachedDecoder, OneToken, Pairs
 from dynamicgate.inference.gpu.whole_model import compiled_for_one_shape, inputs_of_tokens
 from dynamicgate.lab.language.corpora import load_text
 from dynamicgate.lab.language.ffn_methods import FFNSettings
@@ -45,6 +47,7 @@ SIZES = {  # features, layers, block, steps of training
     "quick": (256, 2, 32, 20),
 }
 TOKENS = (1, 4, 16, 4096, 16384)
+SEQUENCES, CACHED = (1, 4, 16), 512  # that decode together, and the positions before
 MOST_CAPTURED = 1024  # tokens
 STEPS_BEFORE = 5  # of training, before steps are timed: the first are never captured
 RECIPE: dict[str, Any] = {
@@ -86,19 +89,17 @@ def ways(model: nn.Module, ids: Tensor) -> dict[str, Call]:
 
 
 @torch.no_grad()
-def open_together(model: GPT, ids: Tensor) -> float:
+def open_together(model: GPT, ids: Tensor, cache: Pairs | None = None) -> float:
     """The fraction of all blocks that at least one token of these opens."""
     with dg.usage(model) as used:
-        model(ids)
+        model(ids, cache)
         return statistics.mean(float((used[n].open != 0).flatten(0, -2).any(0).float().mean()) for n in used)
 
 
 @torch.no_grad()
-def inference_rows(size: str, model: GPT, ids_BT: Tensor, seconds: float) -> list[dict[str, Any]]:
+def inference_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor) -> list[dict[str, Any]]:
     """One row for each number of tokens."""
     features = model.config.features
-    fast = dg.compile(model, ids_BT, batches=TOKENS, seconds=seconds)
-    print(fast.plan, flush=True)
     device, rows = ids_BT.device, []
     rivals = {f"{width}d": dense(size, width * features, device) for width in (1, 8)}
     for tokens in TOKENS:
@@ -122,6 +123,46 @@ def inference_rows(size: str, model: GPT, ids_BT: Tensor, seconds: float) -> lis
         gc.collect()
         torch.cuda.empty_cache()
     return rows
+
+
+@torch.no_grad()
+def decoding_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor) -> list[dict[str, Any]]:
+    """One more token of each sequence after 512 in a cache. Dense models get the same captured step, eager or compiled;
+    "union" is dense and as wide as the blocks that the tokens open together."""
+    rows = []
+    for sequences in SEQUENCES:
+        ids, last = ids_BT[:sequences, :CACHED], ids_BT[:sequences, CACHED : CACHED + 1]
+        union = open_together(model, last, _cached(model, ids))
+        pairs = _cached(fast, ids)
+        calls: dict[str, Call] = {"plan": partial(continuing(lambda new, cache: fast(new, cache=cache), pairs), last)}
+        block, features = SIZES[size][2], model.config.features
+        widths = {"dense 1d": features, "dense 8d": 8 * features}
+        widths["union"] = max(1, round(union * model.config.width / block)) * block
+        for name, width in widths.items():
+            rival = dense(size, width, ids.device)
+            for way, decoder in decoders_of(rival).items():
+                calls[f"{name} {way}"] = partial(continuing(decoder.step, _cached(rival, ids)), last)
+        times = time_in_turns(calls, rounds=11, least_ms=20.0)
+        row: dict[str, Any] = {"size": size, "tokens": sequences, "cached": CACHED, "union": round(union, 4)}
+        row |= {f"over {rival}": ratio(times, rival, "plan") for rival in widths}
+        row["ms"] = {name: round(statistics.median(each), 4) for name, each in times.items()}
+        print(row, flush=True)
+        rows.append(row)
+        gc.collect()
+        torch.cuda.empty_cache()
+    return rows
+
+
+def decoders_of(model: GPT) -> dict[str, CachedDecoder]:
+    """A dense model with a cache, eager and compiled, each captured."""
+    parts = model.decoder_parts()
+    return captured_decoders(OneToken(parts, [PlainFFN(block) for block in parts.blocks]))
+
+
+def _cached(model: nn.Module, ids: Tensor) -> Pairs:
+    pairs: Pairs = []
+    model(ids, cache=pairs)
+    return pairs
 
 
 def ratio(times: dict[str, list[float]], rival: str, ours: str) -> float:
@@ -160,7 +201,7 @@ def main() -> None:
     """Train, compile and time the models of one size, and replace its rows in the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="2048")
-    parser.add_argument("--part", default="inference,training")
+    parser.add_argument("--part", default="inference,training", help="one of them, or both")
     parser.add_argument("--text", default="python")
     parser.add_argument("--seconds", type=float, default=20.0, help="for the timing of compile")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "gpu_model.json")
@@ -171,17 +212,25 @@ def main() -> None:
     piece = torch.from_numpy(text.tokens["test"][start : start + 16 * CONTEXT].astype("int64"))
     ids_BT = piece.view(16, CONTEXT).to(device)
     rows = []
+
+    def store(new: list[dict[str, Any]]) -> None:
+        rows.extend(new)
+        meta = environment("python benchmarks/gpu_model.py") | {"gpu": gpu()}
+        write_results(args.out, meta, kept + rows)
+
+    kept = [row for row in read_json(args.out)["runs"] if row["size"] != args.size] if args.out.exists() else []
     with tempfile.TemporaryDirectory() as folder:
         run = run_of(args.size, text, device, Path(folder), **RECIPE, block=SIZES[args.size][2])
         run.train(lambda step, loss: print(f"step {step}: loss {loss:.3f}", flush=True) if step % 50 == 0 else None)
         if "training" in args.part:
-            rows.append(training_row(args.size, run, text, Path(folder)))
+            store([training_row(args.size, run, text, Path(folder))])
         if "inference" in args.part:
             del run.optimizer
-            rows += inference_rows(args.size, run.model.to(torch.bfloat16).eval(), ids_BT, args.seconds)
-    meta = environment("python benchmarks/gpu_model.py") | {"gpu": gpu()}
-    kept = [row for row in read_json(args.out)["runs"] if row["size"] != args.size] if args.out.exists() else []
-    write_results(args.out, meta, kept + rows)
+            model = run.model.to(torch.bfloat16).eval()
+            fast = dg.compile(model, ids_BT, batches=TOKENS, seconds=args.seconds)
+            print(fast.plan, flush=True)
+            store(decoding_rows(args.size, model, fast, ids_BT))
+            store(inference_rows(args.size, model, fast, ids_BT))
 
 
 if __name__ == "__main__":
