@@ -41,7 +41,7 @@ E0_METHODS: Models = {
     "budget": 0.35}, "top-k": {}, "static-sparse": {}, "rigl": {}, "gate+rigl": {},
 }  # fmt: skip
 LEARNERS: Models = {
-    "naive": {}, "ewc": {"learner": {"strength": 1000.0}}, "si": {"learner": {"strength": 0.1}}, "lwf": {},
+    "naive": {}, "ewc": {"learner": {"strength": 100.0}}, "si": {"learner": {"strength": 10.0}}, "lwf": {},
     "er 200": {"method": "er", "learner": {"rows": 200}}, "er 2000": {"method": "er", "learner": {"rows": 2000}},
     "der++ 200": {"method": "der++", "learner": {"rows": 200}}, "a-gem 200": {"method": "a-gem", "learner":
     {"rows": 200}}, "joint": {},
@@ -111,7 +111,7 @@ def tuning() -> list[Table]:
         **{f"naive, lr {lr:g}": {"method": "naive", "lr": lr} for lr in (1e-5, 1e-4, 1e-3)},
         **{f"ewc {s:g}": {"method": "ewc", "learner": {"strength": s}} for s in (1.0, 10.0, 100.0, 1000.0)},
         **{f"si {s:g}": {"method": "si", "learner": {"strength": s}} for s in (0.1, 1.0, 10.0, 100.0)},
-        **{f"lwf {s:g}": {"method": "lwf", "learner": {"strength": s}} for s in (0.01, 0.03, 0.1, 0.3, 1.0)},
+        **{f"lwf {s:g}": {"method": "lwf", "learner": {"strength": s}} for s in (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)},
     }
     shared = {"tasks": 10, "hidden": [400, 400], "batch": 128, "epochs": 3, "lr": 1e-3}
     change = (Change("validation rows", on_validation_rows),)
@@ -220,7 +220,7 @@ def tables() -> tuple[Table, ...]:
     e1 = asked({**LEARNERS, **OURS, "xdg": {"hidden": [2000, 2000]}}, tasks=10, hidden=[400, 400], batch=128, epochs=3,
                lr=1e-3)  # fmt: skip
     longer: Models = {"keep": KEEP, "separate": SEPARATE, "joint": JOINT}
-    rivals = asked({"naive": {}, "si": {"learner": {"strength": 0.1}}, "xdg": {}}, tasks=100, **WIDE)
+    rivals = asked({"naive": {}, "si": {"learner": {"strength": 10.0}}, "xdg": {}}, tasks=100, **WIDE)
     e2: Models = {"keep": {**KEEP, "assemble": True}, "separate": SEPARATE, "static": STATIC, "joint": JOINT}
     nobody_says = {**KEEP, "tasks": 100, "known": "nothing", "horizon": 4600}
     return (
