@@ -161,8 +161,8 @@ def _attach(model: nn.Module, gate: Gate) -> None:
     unwrapped(consumer).gate = gate
     # Applying a gate comes first: where one layer is the consumer of one site and the source of the next, the second
     # gate must read h^(l-1) as gated (sec 3). Bound methods, because deepcopy re-binds them to the copied gate.
-    consumer.register_forward_pre_hook(gate.scale_before, prepend=True)
-    source.register_forward_pre_hook(gate.decide_before, prepend=source is consumer)
+    gate.put_hook_(consumer, gate.scale_before, prepend=True)
+    gate.put_hook_(source, gate.decide_before, prepend=source is consumer)
     keep_order_(model, site.name, gate)
 
 

@@ -64,6 +64,7 @@ class Gate(nn.Module):
         # Buffers, not attributes: they must travel with the checkpoint, and changing them must not recompile the model.
         self.register_buffer("tau", torch.tensor(float(config.tau), dtype=torch.float32))
         self.register_buffer("theta", torch.tensor(float(config.theta), dtype=torch.float32))
+        self.hook_ids: tuple[int, ...] = ()
         self._watchers: OfThread[Watcher] = OfThread()
         self._compiled_watcher: Watcher | None = None
         self._pending = PendingFactors()
@@ -225,6 +226,11 @@ class Gate(nn.Module):
         if not self.config.always_open:
             return g_BG
         return torch.maximum(g_BG, top_k_mask(p_BG, count_of(self.config.always_open, self.blocks)))
+
+    def put_hook_(self, module: nn.Module, hook: Callable[..., Any], *, prepend: bool) -> None:
+        """Make one of its methods a forward pre-hook, and remember it: torch.compile of torch < 2.12 cannot ask a hook
+        whose method it is."""
+        self.hook_ids += (module.register_forward_pre_hook(hook, prepend=prepend).id,)
 
     def decide_before(self, source: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of the source: decide from its input, before the producers do any work."""

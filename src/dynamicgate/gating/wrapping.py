@@ -43,7 +43,7 @@ def _move_hooks(old: nn.Module, new: nn.Module) -> None:
     for key in hooks:
         del old._forward_pre_hooks[key]
     for hook in reversed(hooks.values()):
-        new.register_forward_pre_hook(hook, prepend=True)
+        hook.__self__.put_hook_(new, hook, prepend=True)
 
 
 register_module_module_registration_hook(_follow)

@@ -127,5 +127,5 @@ def _autocast(x_BD: Tensor) -> bool:
 def unwatched(linear: nn.Linear, gate: Gate) -> bool:
     """Whether `linear` is a plain `nn.Linear` with no hook but those of this gate: any other hook must see it run."""
     after = (linear._forward_hooks, linear._backward_hooks, linear._backward_pre_hooks)
-    own = all(getattr(hook, "__self__", None) is gate for hook in linear._forward_pre_hooks.values())
+    own = all(key in gate.hook_ids for key in linear._forward_pre_hooks)
     return type(linear) is nn.Linear and own and not any(after)
