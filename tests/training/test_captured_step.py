@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn import functional as F
 
 import dynamicgate as dg
@@ -29,10 +30,16 @@ def model_and_data() -> tuple[nn.Module, Tensor, Tensor]:
 
 
 def train(
-    model: nn.Module, x: Tensor, y: Tensor, budget: Budget | OpenLoopBudget | None, *, captured: bool
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    budget: Budget | OpenLoopBudget | None,
+    *,
+    captured: bool,
+    fused: bool = False,
 ) -> list[float]:
     groups = [[p for p in model.parameters() if (p.ndim > 1) == matrices] for matrices in (True, False)]
-    optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=0.01)
+    optimizer = torch.optim.AdamW([{"params": group} for group in groups], lr=0.01, fused=fused)
     step: CapturedStep | None = None
     losses = []
 
@@ -63,8 +70,9 @@ def train(
     return losses
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("kind", ["none", "dynamic", "softmax", "router"])
-def test_a_captured_run_is_the_eager_run(kind: str) -> None:
+def test_a_captured_run_is_the_eager_run(kind: str, fused: bool) -> None:
     model, x, y = model_and_data()
     budget: Budget | OpenLoopBudget | None = None
     if kind == "router":
@@ -75,8 +83,8 @@ def test_a_captured_run_is_the_eager_run(kind: str) -> None:
         budget = Budget(target=0.6, warmup=0.0, anneal=0.5, balance=0.1)
     model.cuda()
     twin, twin_budget = copy.deepcopy(model), copy.deepcopy(budget)
-    eager = train(model, x, y, budget, captured=False)
-    captured = train(twin, x, y, twin_budget, captured=True)
+    eager = train(model, x, y, budget, captured=False, fused=fused)
+    captured = train(twin, x, y, twin_budget, captured=True, fused=fused)
     assert captured == pytest.approx(eager, abs=1e-5)
     for mine, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(other, mine, rtol=0, atol=1e-5)
@@ -96,3 +104,18 @@ def test_a_penalty_reaches_the_gates() -> None:
     train(twin, x, y, Budget(target=0.6, warmup=0.0, anneal=0.1, steer=0.0, gain=0.0, integral=0.0), captured=True)
     gates = zip(dg.named_gates(model).values(), dg.named_gates(twin).values(), strict=True)
     assert any(not torch.allclose(one.bias, other.bias) for one, other in gates)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_nothing_is_compiled_inside_the_capture() -> None:
+    """A compiler works on the device while it compiles, which ends a capture. Strides are part of what it compiles for."""
+    model, x, y = model_and_data()
+    counter = CompileCounter()
+    compiled = torch.compile(model, backend=counter, dynamic=False)
+    wide = torch.cat([x, x], dim=-1)[..., :16]
+    optimizer = torch.optim.AdamW(model.parameters())
+    F.cross_entropy(compiled(wide[0]), y[0]).backward()
+    optimizer.step()
+    compilations = counter.frame_count
+    CapturedStep(model, lambda x, y: F.cross_entropy(compiled(x), y), (wide[1], y[1]), optimizer)
+    assert counter.frame_count == compilations

@@ -39,7 +39,7 @@ class CapturedStep:
         clip: float | None = None,
     ) -> None:
         """`loss` is called with inputs like these and returns a scalar. Nothing is trained yet."""
-        self.gates, self.inputs = named_gates(model), [x.clone() for x in inputs]
+        self.gates, self.inputs = named_gates(model), [_kept(x) for x in inputs]
         device = self.inputs[0].device
         optimizer.zero_grad()
         self._forward = torch.cuda.CUDAGraph()
@@ -58,9 +58,7 @@ class CapturedStep:
         with torch.cuda.graph(self._backward, pool=self._forward.pool()):
             slopes = [torch.ones_like(self._loss), *self._slopes.values()]
             torch.autograd.backward([self._loss, *sources], slopes)
-            if clip is not None:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
+            _clip_and_step(optimizer, clip)
             for slope in self._slopes.values():
                 slope.zero_()
         for group, (lr, capturable) in zip(optimizer.param_groups, given, strict=True):
@@ -93,3 +91,23 @@ class CapturedStep:
         leaf = value.detach().requires_grad_()
         leaf.grad = self._slopes[id(value)]
         return leaf
+
+
+def _kept(x: Tensor) -> Tensor:
+    """A copy with the same strides: for others a compiled model would be compiled once more, inside the capture."""
+    return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _clip_and_step(optimizer: torch.optim.Optimizer, clip: float | None) -> None:
+    """A step with gradients of at most this norm. Fused optimizers divide gradients by a factor on the way, as they do
+    for `torch.amp.GradScaler`, which saves a pass over all of them."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if clip is not None and all(group.get("fused") for group in optimizer.param_groups):
+        norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        optimizer.grad_scale = ((norm + 1e-6) / clip).clamp(min=1.0)  # type: ignore[attr-defined]
+        optimizer.step()
+        del optimizer.grad_scale  # type: ignore[attr-defined]
+        return
+    if clip is not None:
+        nn.utils.clip_grad_norm_(parameters, clip)
+    optimizer.step()
