@@ -6,6 +6,7 @@ Shapes in names: B sequences, T positions, D features, H heads, E features of a 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts
 from dynamicgate.nn import FFN
 
 SPREAD = 0.02  # of weights at the start
+MOST_TURNS = 8192  # positions whose rotation is kept: a file may name any context
 Cache = list[tuple[Tensor, Tensor]]
 """Keys and values of the positions before, for each layer."""
 
@@ -51,6 +53,8 @@ class GPTConfig:
 class GPT(nn.Module):
     """Tokens to scores of the next one. Norms come first, positions are rotations, the head is not tied."""
 
+    turn: Tensor
+
     def __init__(self, config: GPTConfig) -> None:
         """A model with random weights."""
         super().__init__()
@@ -59,6 +63,9 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.RMSNorm(config.features)
         self.head = nn.Linear(config.features, config.vocabulary, bias=False)
+        # Kept, because torch.compile would work sines and powers out for every feature of every layer.
+        turns = rotation(0, min(config.context, MOST_TURNS), self.blocks[0].head_features, torch.device("cpu"))  # type: ignore[arg-type]
+        self.register_buffer("turn", torch.stack(turns), persistent=False)
         self.apply(_start)
         for block in self.blocks:  # every layer adds to the residual path: the sum should not grow with their number
             for linear in (block.mix, block.ffn.down):  # type: ignore[union-attr]
@@ -69,7 +76,7 @@ class GPT(nn.Module):
         x_BTD = self.embed(ids_BT)
         before: list[Any] = list(cache) if cache else [None] * len(self.blocks)
         past = before[0][0].shape[2] if cache else 0
-        turn = rotation(past, past + ids_BT.shape[1], self.blocks[0].head_features, ids_BT.device)  # type: ignore[arg-type]
+        turn = self._turns(past, past + ids_BT.shape[1])
         after: Cache = []
         for block, state in zip(self.blocks, before, strict=True):
             x_BTD, state = block(x_BTD, turn, state)
@@ -77,6 +84,19 @@ class GPT(nn.Module):
         if cache is not None:
             cache[:] = after
         return self.head(self.norm(x_BTD))
+
+    def _turns(self, first: int, last: int) -> tuple[Tensor, Tensor]:
+        if last > self.turn.shape[1]:
+            return rotation(first, last, self.blocks[0].head_features, self.turn.device)  # type: ignore[arg-type]
+        return self.turn[0, first:last], self.turn[1, first:last]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GPT:
+        """Move or convert it, as `.to()` does. Cosines and sines stay float32."""
+        before = self.turn
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.turn.dtype != torch.float32:
+            self.turn = before.to(self.turn.device)
+        return self
 
     def decoder_parts(self) -> DecoderParts:
         """What it is made of: `dynamicgate.compile` runs it natively as a whole on the CPU."""
