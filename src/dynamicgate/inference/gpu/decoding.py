@@ -22,10 +22,11 @@ from torch.nn import functional as F
 from dynamicgate.inference.decoder_parts import DecoderParts
 
 Pairs = list[tuple[Tensor, Tensor]]
+Memory = tuple[Tensor, ...]  # keys and values of the first layer, of the second, and so on, each [B, K, S, E]
 ROOM = 256  # positions: caches have room for a multiple of it
 MOST_KEPT = 8  # captured graphs, each with its cache
 MOST_SEQUENCES = 64
-Step = Callable[[Tensor, Tensor, Tensor], Tensor]  # of tokens, position and cache
+Step = Callable[[Tensor, Tensor, Memory], Tensor]  # of tokens, position and cache
 Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
 
@@ -45,22 +46,24 @@ class OneToken(nn.Module):
         self.score_scale, self.rotation_scale = parts.score_scale, parts.rotation_scale
         self.register_buffer("speed", parts.speed.detach().clone())
 
-    def cache(self, sequences: int, room: int) -> Tensor:
-        """Memory for keys and values, [L, 2, B, K, S, E]. Zeros: what is not written yet must not be NaN."""
+    def cache(self, sequences: int, room: int) -> Memory:
+        """Memory for keys and values. Zeros: what is not written yet must not be NaN. One tensor for each: of a single
+        one, torch.compile would copy all of it in every layer that writes a part."""
         weight: Tensor = self.head.weight
         features = 2 * len(self.speed)  # type: ignore[arg-type]
-        return weight.new_zeros(len(self.ffn), 2, sequences, self.key_heads, room, features)
+        shape = (sequences, self.key_heads, room, features)
+        return tuple(weight.new_zeros(shape) for _ in range(2 * len(self.ffn)))
 
-    def forward(self, ids_B1: Tensor, position: Tensor, cache: Tensor) -> Tensor:
+    def forward(self, ids_B1: Tensor, position: Tensor, cache: Memory) -> Tensor:
         """Scores [B, 1, V]. `position`: one number, how many positions there are before."""
         x_B1D = self.embed(ids_B1)
         angle = position[:, None] * self.speed  # type: ignore[operator]
         turn = angle.cos() * self.rotation_scale, angle.sin() * self.rotation_scale
-        seen_S = torch.arange(cache.shape[4], device=cache.device) <= position
+        seen_S = torch.arange(cache[0].shape[2], device=x_B1D.device) <= position
         for number, ffn in enumerate(self.ffn):
             q, k, v = self._heads(number, self.norm1[number](x_B1D))
             q, k = _rotate(q, turn), _rotate(k, turn)
-            keys, values = cache[number].unbind(0)
+            keys, values = cache[2 * number : 2 * number + 2]
             keys.index_copy_(2, position, k)
             values.index_copy_(2, position, v)
             y_BH1E = F.scaled_dot_product_attention(
@@ -82,13 +85,14 @@ class OneToken(nn.Module):
 class _Slot:
     """A captured step with its cache, and the views of it that were given out last."""
 
-    def __init__(self, model: Step, memory: Tensor, capture: Capture) -> None:
+    def __init__(self, model: Step, memory: Memory, capture: Capture) -> None:
         self.memory = memory
-        self.ids = torch.zeros(memory.shape[2], 1, dtype=torch.long, device=self.memory.device)
-        self.position = torch.zeros(1, dtype=torch.long, device=self.memory.device)
+        sequences, _, self.room, _ = memory[0].shape
+        self.ids = torch.zeros(sequences, 1, dtype=torch.long, device=memory[0].device)
+        self.position = torch.zeros(1, dtype=torch.long, device=memory[0].device)
         self.run = capture(lambda: model(self.ids, self.position, self.memory))
         self.given: list[ReferenceType[Tensor]] = []
-        self._alone = _holders(self.memory)
+        self._alone = self._holders()
 
     def continues(self, pairs: Pairs) -> bool:
         """Whether these are the views that were given out last."""
@@ -97,19 +101,23 @@ class _Slot:
 
     def is_free(self) -> bool:
         """Whether nobody holds a view of its cache, not even a slice of an old one."""
-        return _holders(self.memory) == self._alone
+        return self._holders() == self._alone
 
     def views(self, positions: int) -> Pairs:
         """Keys and values of the first positions of each layer."""
-        views = self.memory[..., :positions, :].flatten(0, 1).unbind(0)
+        views = [tensor[:, :, :positions] for tensor in self.memory]
         self.given = [ref(view) for view in views]
         return list(zip(views[0::2], views[1::2], strict=True))
+
+    def _holders(self) -> int:
+        """How many tensors share its memory. Weak references would not see slices of views."""
+        return sum(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) for tensor in self.memory)
 
 
 class CachedDecoder:
     """Runs steps of one token for each sequence; threads take turns."""
 
-    def __init__(self, model: Step, new_cache: Callable[[int, int], Tensor], capture: Capture) -> None:
+    def __init__(self, model: Step, new_cache: Callable[[int, int], Memory], capture: Capture) -> None:
         """`capture` makes a call that can be repeated out of one without arguments."""
         self.model, self.new_cache, self.capture = model, new_cache, capture
         self.slots: dict[tuple[int, int], list[_Slot]] = {}
@@ -130,7 +138,7 @@ class CachedDecoder:
     def _slot_for(self, cache: Pairs, sequences: int, needed: int) -> _Slot:
         for slots in self.slots.values():
             for slot in slots:
-                if slot.continues(cache) and slot.memory.shape[4] >= needed:
+                if slot.room >= needed and slot.continues(cache):
                     return slot
         room = -(-(needed + ROOM // 2) // ROOM) * ROOM
         slots = self.slots.setdefault((sequences, room), [])
@@ -141,8 +149,8 @@ class CachedDecoder:
             self._forget_one()
             slot = _Slot(self.model, self.new_cache(sequences, room), self.capture)
             slots.append(slot)
-        for layer, pair in enumerate(cache):
-            slot.memory[layer, 0, :, :, : needed - 1], slot.memory[layer, 1, :, :, : needed - 1] = pair
+        for mine, given in zip(slot.memory, (tensor for pair in cache for tensor in pair), strict=True):
+            mine[:, :, : needed - 1] = given
         return slot
 
     def _forget_one(self) -> None:
@@ -151,11 +159,6 @@ class CachedDecoder:
         if sum(map(len, self.slots.values())) >= MOST_KEPT and free:
             key, slot = free[0]
             self.slots[key].remove(slot)
-
-
-def _holders(tensor: Tensor) -> int:
-    """How many tensors share its memory. Weak references would not see slices of views."""
-    return torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
 
 
 def _rotate(x_BH1E: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
