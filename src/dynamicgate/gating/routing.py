@@ -12,13 +12,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dynamicgate.ops.gate_net import largest
+
 DropPolicy = Literal["position", "random"]
 
 
 def top_k_mask(p_BG: Tensor, k: int) -> Tensor:
     """1 for the k largest of each row, else 0; ties go to the lowest index, so the mask is a function of p."""
-    first_k = p_BG.sort(dim=-1, descending=True, stable=True).indices[..., :k]
-    return torch.zeros_like(p_BG).scatter(-1, first_k, 1.0)
+    return largest(p_BG, k).to(p_BG.dtype)
 
 
 def route(z_BG: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from dynamicgate.activations import ACTIVATIONS
 
 HIDDEN = ("identity", "relu")
+FEW = 4  # largest logits: found one by one instead of by sorting
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,24 @@ def logits(x_BD: Tensor, gate: GateNet) -> Tensor:
     return z
 
 
+def largest(z_BG: Tensor, k: int) -> Tensor:
+    """Which are the k largest of each row, NaN counting as larger than all others; ties go to the lowest index."""
+    if k > FEW:
+        first_k = z_BG.sort(dim=-1, descending=True, stable=True).indices[..., :k]
+        return torch.zeros_like(z_BG, dtype=torch.bool).scatter(-1, first_k, True)
+    found_BG = torch.zeros_like(z_BG, dtype=torch.bool)
+    z_BG = z_BG.clamp(min=torch.finfo(z_BG.dtype).min)  # -inf is for those that were found
+    for _ in range(k):  # a sort takes longer, on a GPU the more so where it is part of a compiled model
+        best_B1 = z_BG.masked_fill(found_BG, -torch.inf).argmax(dim=-1, keepdim=True)
+        found_BG = found_BG.scatter(-1, best_B1, True)
+    return found_BG
+
+
 def decide(z_BG: Tensor, gate: GateNet) -> Tensor:
     """The factor of each block: 0 where it is closed, and NaN where the logit is NaN, as in a trained gate."""
     open_BG = z_BG > torch.as_tensor(gate.cut, dtype=z_BG.dtype)
     if gate.top_k:
-        largest = z_BG.sort(dim=-1, descending=True, stable=True).indices[..., : gate.top_k]
-        open_BG = open_BG.scatter(-1, largest, True)
+        open_BG = open_BG | largest(z_BG, gate.top_k)
     if gate.competes:
         return _shares(z_BG / gate.tau, open_BG | z_BG.isnan())  # type: ignore[operator]
     factor_BG = torch.where(z_BG.isnan(), z_BG, open_BG.to(z_BG.dtype))
