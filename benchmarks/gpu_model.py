@@ -48,7 +48,7 @@ SIZES = {  # features, layers, block, steps of training
 }
 TOKENS = (1, 4, 16, 4096, 16384)
 SEQUENCES, CACHED = (1, 4, 16), 512  # that decode together, and the positions before
-MOST_CAPTURED = 1024  # tokens
+MOST_CAPTURED = 4096  # tokens
 STEPS_BEFORE = 5  # of training, before steps are timed: the first are never captured
 RECIPE: dict[str, Any] = {
     "method": "gate", "width": 16, "executes": 1, "scale": "softmax", "always_open": 1, "open": 0.33, "ramp": 0.01,

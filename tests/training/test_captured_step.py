@@ -108,7 +108,7 @@ def test_a_penalty_reaches_the_gates() -> None:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_nothing_is_compiled_inside_the_capture() -> None:
-    """A compiler works on the device while it compiles, which ends a capture. Strides are part of what it compiles for."""
+    """A compiler works on the device, which ends a capture; and what it makes is for inputs of certain strides."""
     model, x, y = model_and_data()
     counter = CompileCounter()
     compiled = torch.compile(model, backend=counter, dynamic=False)

@@ -73,7 +73,7 @@ def test_the_fastest_way_runs_the_shapes_it_was_chosen_for(
     whole = compile_as_on_gpu(model_with(GATES["linear"]), x).body
     assert isinstance(whole, WholeModel)
 
-    def invented(calls: Any, xs: Any, seconds: float) -> dict[str, float]:
+    def invented(calls: Any, xs: Any, seconds: float, **_: Any) -> dict[str, float]:
         return {name: 1.0 if name == (ONE_GRAPH if len(xs[0]) == 16 else LAYERS) else 3.0 for name in calls}
 
     monkeypatch.setattr(whole_model, "time_calls", invented)
@@ -94,7 +94,7 @@ def test_a_model_that_cannot_be_one_graph_says_so_and_runs_layer_by_layer(monkey
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2 if float(x.sum()) > 0 else x
 
-    monkeypatch.setattr(whole_model, "time_calls", lambda calls, *_: dict.fromkeys(calls, 1.0))
+    monkeypatch.setattr(whole_model, "time_calls", lambda calls, *_, **__: dict.fromkeys(calls, 1.0))
     whole = WholeModel(Asks())
     regimes, notes = choose_whole(whole, torch.randn(4, 3), (2,), seconds=1.0, tolerance=1e-4)
     assert [r.chosen for r in regimes] == [LAYERS]

@@ -34,12 +34,17 @@ def candidates_for(layer: Any, tokens: int) -> list[str]:
     if layer.fused_weight is not None and isinstance(layer.gate, GateInTorch) and not layer.gate.top_k:
         found += [FUSED]
     if layer.gate is not None and layer.block >= LEAST_BLOCK:
-        found += ["gated"]
+        found += ["gated", f"gated{COMPILED}"]
     if isinstance(layer.gate, GateInTorch) and tokens <= MOST_TOKENS["decode"]:
         found += ["decode"]
     if layer.gate is not None and tokens <= MOST_TOKENS[GIVEN]:
-        found += [GIVEN]
+        found += [GIVEN, f"{GIVEN}{COMPILED}"]
     return found
+
+
+def most_tokens(name: str) -> int | None:
+    """The most tokens that a strategy can run; None for any number."""
+    return MOST_TOKENS.get(name.removesuffix(COMPILED))
 
 
 def ungated(layer: Any, x_TD: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from math import sqrt
 
 from torch import Tensor
 
-from dynamicgate.inference.gpu.candidates import COMPILED, MOST_TOKENS, UNGATED, candidates_for, strategy
+from dynamicgate.inference.gpu.candidates import COMPILED, UNGATED, candidates_for, most_tokens, strategy
 from dynamicgate.inference.gpu.cuda_graph import CapturedCall
 from dynamicgate.inference.gpu.ffn import FeedForward
 from dynamicgate.inference.gpu.timing import time_calls
@@ -68,9 +68,10 @@ def use_chosen_(layer: FeedForward, rows_RD: Tensor, batches: Sequence[int], cho
     captured = {}
     for i, (batch, times, best) in enumerate(zip(batches, chosen.times, chosen.names, strict=True)):
         most = int(sqrt(batch * batches[i + 1])) if i + 1 < len(batches) else None
-        if best in MOST_TOKENS:
-            strategies.append((MOST_TOKENS[best] if most is None else min(most, MOST_TOKENS[best]), best))
-            others = {name: t for name, t in times.items() if name not in MOST_TOKENS}
+        limit = most_tokens(best)
+        if limit is not None:
+            strategies.append((limit if most is None else min(most, limit), best))
+            others = {name: t for name, t in times.items() if most_tokens(name) is None}
             strategies += [(None, fastest(others))] if most is None else []
         else:
             strategies.append((most, best))

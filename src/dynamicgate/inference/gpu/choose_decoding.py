@@ -10,12 +10,11 @@ from torch import Tensor, nn
 
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts, cache_kind, parts_of
-from dynamicgate.inference.gpu.choose import DENSE_MARGIN
 from dynamicgate.inference.gpu.cuda_graph import captured
 from dynamicgate.inference.gpu.decoding import MOST_SEQUENCES, CachedDecoder, OneToken, Pairs, Step
 from dynamicgate.inference.gpu.ffn import FeedForward
 from dynamicgate.inference.gpu.timing import time_calls
-from dynamicgate.inference.gpu.whole_model import CAPTURED, LAYERS, ONE_GRAPH, WholeModel, typical_error
+from dynamicgate.inference.gpu.whole_model import CAPTURED, LAYERS, ONE_GRAPH, WholeModel, simplest, typical_error
 from dynamicgate.inference.plan import WholeRegime
 from dynamicgate.inference.verify import refuse_above
 
@@ -77,9 +76,8 @@ def choose_decoding(
             error = _error(decoder, whole.body, ids_B1, pairs)
             refuse_above(tolerance, error, f"{name} at {sequences} sequences with a cache")
             calls[name] = continuing(decoder.step, pairs)
-        times = time_calls(calls, [ids_B1], seconds / len(sizes))
-        best = min(times, key=lambda name: times[name])
-        best = LAYERS if times[LAYERS] * DENSE_MARGIN <= times[best] else best
+        times = time_calls(calls, [ids_B1], seconds / len(sizes), launched_by_host=True)
+        best = simplest(times)
         ways.add(best)
         regimes.append(WholeRegime(sequences, tuple(ids_B1.shape), best, times, pairs[0][0].shape[2]))
     fastest = [name for name in ways if name != LAYERS]

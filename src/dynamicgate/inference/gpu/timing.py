@@ -23,12 +23,19 @@ FIRST_ROUNDS, MIN_ROUNDS, MAX_ROUNDS = 3, 7, 200
 Call = Callable[[Tensor], Tensor]
 
 
-def time_calls(calls: Mapping[str, Call], xs: Sequence[Tensor], seconds: float) -> dict[str, float]:
-    """Median microseconds of one call of each of `calls`. All of them have run before."""
+def time_calls(
+    calls: Mapping[str, Call], xs: Sequence[Tensor], seconds: float, *, launched_by_host: bool = False
+) -> dict[str, float]:
+    """Median microseconds of one call of each of `calls` on the device. All of them have run before.
+
+    launched_by_host: of a call that the host launches for longer than the device works, the time of the host.
+    """
     device = xs[0].device
     other = torch.empty(2 * _cache_bytes(device), dtype=torch.int8, device=device)
     other_us, _ = _device_us(other.zero_, other.zero_)
-    fills = {name: 1 + math.ceil(1.5 * _launch_us(call, xs[0]) / other_us) for name, call in calls.items()}
+    launches = {name: _launch_us(call, xs[0]) for name, call in calls.items()}
+    # The longest of a few, because a device that waits spoils a time.
+    fills = {name: 1 + math.ceil(1.5 * max(found) / other_us) for name, found in launches.items()}
 
     def measure(name: str) -> float:
         x = xs[len(robin.times[name]) % len(xs)]
@@ -46,7 +53,8 @@ def time_calls(calls: Mapping[str, Call], xs: Sequence[Tensor], seconds: float) 
         if number == FIRST_ROUNDS:
             medians = {name: statistics.median(times) for name, times in robin.times.items()}
             dominated = {name for name, median in medians.items() if median > DOMINATED * min(medians.values())}
-    return {name: statistics.median(times) for name, times in robin.times.items()}
+    found = {name: statistics.median(times) for name, times in robin.times.items()}
+    return {name: max(us, min(launches[name])) for name, us in found.items()} if launched_by_host else found
 
 
 def _device_us(call: Callable[[], object], *before: Callable[[], object]) -> tuple[float, bool]:
@@ -63,15 +71,15 @@ def _device_us(call: Callable[[], object], *before: Callable[[], object]) -> tup
     return 1e3 * start.elapsed_time(end), late
 
 
-def _launch_us(call: Call, x: Tensor) -> float:
-    """How long it takes to launch a call; the longest of a few, because a device that waits spoils a time."""
+def _launch_us(call: Call, x: Tensor) -> list[float]:
+    """How long it takes to launch a call, a few times."""
     found = []
     for _ in range(3):
         torch.cuda.synchronize(x.device)
         start = time.perf_counter()
         call(x)
         found.append(1e6 * (time.perf_counter() - start))
-    return max(found)
+    return found
 
 
 def _cache_bytes(device: torch.device) -> int:
