@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from dynamicgate.budget import Budget
 from dynamicgate.lab.language.evaluation import evaluate_text
 from dynamicgate.lab.language.ffn_methods import METHODS, FFNSettings
 from dynamicgate.lab.language.text import Text, draw_windows, fixed_windows
-from dynamicgate.lab.language.training import LanguageRun, Training
+from dynamicgate.lab.language.training import LanguageRun, Loss, Training
 from tests.lab.language.conftest import SIZES
 
 CPU = torch.device("cpu")
@@ -98,17 +99,19 @@ def test_windows_are_of_the_text_and_shifted_by_one() -> None:
         next(fixed_windows(tokens, 4, 200, None))
 
 
-def test_a_run_by_another_model_moves_the_same_weights(text: Text, tmp_path: Path) -> None:
+def test_a_run_by_another_way_moves_the_same_weights(text: Text, tmp_path: Path) -> None:
     run = run_of("gate", text, tmp_path)
     run.model.train()
     calls = []
 
-    class Watched(torch.nn.Module):
-        def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def watched(loss: Loss) -> Loss:
+        def work_out(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
             calls.append(len(ids))
-            return run.model(ids)
+            return loss(model, ids, targets)
 
-    other = run.run_by(Watched(), capture=False)
+        return work_out
+
+    other = run.run_by(watched, capture=False)
     before = run.model.head.weight.detach().clone()
     other.optimize()
     assert calls == [SHORT.batch]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_
 WARMUP, LOWEST = 0.05, 0.1  # the learning rate: fraction of training in which it rises, and where it ends
 CALIBRATION = 8  # batches
 EAGER_STEPS = 3  # before steps are captured
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of a model, tokens and those that follow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +54,13 @@ class Training:
         return self.lr * (LOWEST + (1.0 - LOWEST) * 0.5 * (1.0 + math.cos(math.pi * progress)))
 
 
+def loss_of(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy; the model runs in bfloat16 on a GPU."""
+    with autocast(ids.device):
+        scores = model(ids)
+    return F.cross_entropy(scores.float().flatten(0, 1), targets.flatten())
+
+
 class LanguageRun(ResumableRun):
     """One model in training."""
 
@@ -72,13 +81,15 @@ class LanguageRun(ResumableRun):
         self.optimizer = make_optimizer(self.model, training, device)
         self.places = torch.Generator().manual_seed(training.seed)
         self.tokens = on_device(text.tokens["train"], device)
+        self._loss: Loss = loss_of
         self._captured: CapturedStep | None = None
         self._eager_steps = 0
 
-    def run_by(self, model: nn.Module, *, capture: bool) -> LanguageRun:
-        """This run with its weights and its optimizer, but by another way to run the model: compiled, or captured."""
+    def run_by(self, way: Callable[[Loss], Loss], *, capture: bool) -> LanguageRun:
+        """This run with its weights and its optimizer, but by another way to work out the loss, such as torch.compile,
+        or captured."""
         other = copy.copy(self)
-        other.model, other._captured, other._eager_steps = model, None, 0  # type: ignore[assignment]
+        other._loss, other._captured, other._eager_steps = way(loss_of), None, 0
         other.training = replace(self.training, capture=capture)
         return other
 
@@ -151,10 +162,8 @@ class LanguageRun(ResumableRun):
         return term
 
     def loss(self, ids: Tensor, targets: Tensor) -> Tensor:
-        """Cross entropy, in bfloat16 on a GPU."""
-        with autocast(self.device):
-            scores = self.model(ids)
-        return F.cross_entropy(scores.float().flatten(0, 1), targets.flatten())
+        """Cross entropy of these tokens."""
+        return self._loss(self.model, ids, targets)
 
     def calibrate(self) -> None:
         """Put the gates where hard decisions meet the budget on validation text: a small shift of all thresholds.
