@@ -23,15 +23,14 @@ SEEDS = (0, 1, 2)
 GATE = "gate 16d"
 SPARSE_START = {"open": 0.33, "ramp": 0.01}  # about 5 % of the blocks of a random gate network are open at first
 SHARES = {**SPARSE_START, "scale": "softmax", "always_open": 1}  # open blocks compete, as experts do
-SKIPS = {"width": 16, "executes": 1, "kernels": "always"}  # steps are captured: small layers gain too
-RECIPE: dict[str, Any] = {"method": "gate", **SKIPS, **SHARES, "gate_balance": 1e-1}
+RECIPE: dict[str, Any] = {"method": "gate", "width": 16, "executes": 1, **SHARES, "gate_balance": 1e-1}
 AT_1D: dict[str, dict[str, Any]] = {  # all execute as many MACs as the dense model with 1 d
     "dense 1d": {"width": 1},
     GATE: RECIPE,
     "scaled gate 16d": {"method": "gate", "width": 16, "executes": 1},
     "top-k 16d": {"method": "top-k", "width": 16, "executes": 1},
-    "router 16d": {"method": "router", **SKIPS},
-    "balanced router 16d": {"method": "router", **SKIPS, "balance": 1e-1},
+    "router 16d": {"method": "router", "width": 16, "executes": 1},
+    "balanced router 16d": {"method": "router", "width": 16, "executes": 1, "balance": 1e-1},
     "relu router 16d": {"method": "relu router", "width": 16, "executes": 1},
     "static 16d": {"method": "static", "width": 16, "executes": 1},
     "random 16d": {"method": "random", "width": 16, "executes": 1},
@@ -41,7 +40,7 @@ AT_1D: dict[str, dict[str, Any]] = {  # all execute as many MACs as the dense mo
     "gate+rigl 16d": {"method": "gate+rigl", "width": 16, "executes": 1},
     "gate 4d": {**RECIPE, "width": 4},
 }
-EXPERTS = {"method": "router", **SKIPS, "executes": 1.02, "block": 512}  # as wide as d: with its router 1.016 d
+EXPERTS = {"method": "router", "width": 16, "executes": 1.02, "block": 512}  # as wide as d: with its router 1.016 d
 DENSER = {f"dense {width}d": {"width": width} for width in (2, 4, 8)}
 FRONTIER = {**AT_1D, **DENSER, "experts 16 x 1d": EXPERTS}
 MAIN = ("dense 1d", GATE, "top-k 16d", "router 16d", "dense 4d", "dense 8d")
