@@ -49,7 +49,7 @@ from dynamicgate.inference.verify import TOLERANCE
 from dynamicgate.lab.language.gpt import GPT, GPTConfig, ffn_sites
 
 HERE = Path(__file__).resolve().parent
-BLOCK = 64
+BLOCK = 128
 ROUNDS = 21
 
 
@@ -127,7 +127,7 @@ def gated_of(case: Case, fraction: float, steps: int) -> nn.Module:
     torch.manual_seed(0)
     gated = case.build().eval().requires_grad_(False)
     dg.gate_(gated, dg.GateConfig(block=BLOCK, net="linear"), where=case.where(gated))
-    ids = torch.randint(case.vocabulary, (2, 64), generator=torch.Generator().manual_seed(1))
+    ids = torch.randint(case.vocabulary, (4, 256), generator=torch.Generator().manual_seed(1))
     set_gates_(gated, ids, trained_rates(len(dg.named_gates(gated)), fraction, steps))
     return gated
 
