@@ -127,6 +127,7 @@ pytestmark_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs
 
 @pytest.mark.gpu
 @pytestmark_gpu
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own, when it is first imported
 @pytest.mark.parametrize("sequences", [1, 5])
 def test_a_compiled_model_decodes_on_a_gpu(sequences: int) -> None:
     torch.manual_seed(0)
