@@ -30,7 +30,7 @@ fuzz: venv          ## changed files, random chains and models, kills, threads; 
 	$(BIN)/python -m tests.fuzz.chains --count $$((4 * $(COUNT))) --seed $(SEED) --record
 	$(BIN)/python -m tests.fuzz.decoders --count $$(($(COUNT) * 2 / 5)) --seed $(SEED) --record
 	$(BIN)/python -m tests.fuzz.models --count $$(($(COUNT) * 3 / 5)) --seed $(SEED) --record
-	$(BIN)/python -m tests.fuzz.kills --count $$(($(COUNT) / 25)) --seed $(SEED) --record
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.kills --count $$(($(COUNT) / 25)) --seed $(SEED) --record
 	$(BIN)/python -m tests.fuzz.threads --record
 	$(PYTEST) --hypothesis-profile many tests/ops/test_chain.py tests/sparsity/test_exactness.py
 
