@@ -31,7 +31,7 @@ from dynamicgate.files import environment, read_json, write_results
 from dynamicgate.inference.gpu.choose_decoding import PlainFFN, captured_decoders, continuing
 from dynamicgate.inference.gpu.cuda_graph import CapturedCall
 from dynamicgate.inference.gpu.decoding import CachedDecoder, OneToken, Pairs
-from dynamicgate.inference.gpu.whole_model import compiled_for_one_shape, inputs_of_tokens
+from dynamicgate.inference.gpu.whole_model import MOST_CAPTURED, compiled_for_one_shape, inputs_of_tokens
 from dynamicgate.lab.language.corpora import load_text
 from dynamicgate.lab.language.ffn_methods import FFNSettings
 from dynamicgate.lab.language.gpt import GPT, GPTConfig
@@ -48,7 +48,6 @@ SIZES = {  # features, layers, block, steps of training
 }
 TOKENS = (1, 4, 16, 4096, 16384)
 SEQUENCES, CACHED = (1, 4, 16), 512  # that decode together, and the positions before
-MOST_CAPTURED = 4096  # tokens
 BATCH = 16  # windows of a step of training
 STEPS_BEFORE = 5  # of training, before steps are timed: the first are never captured
 RECIPE: dict[str, Any] = {
@@ -110,19 +109,16 @@ def inference_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor) -> li
         for name, rival in rivals.items():
             calls |= {f"dense {name} {way}": call for way, call in ways(rival, ids).items()}
         if tokens <= MOST_CAPTURED:
-            block = SIZES[size][2]
-            width = max(1, round(union * model.config.width / block)) * block
+            width = union_width(size, model, union)
             calls |= {f"union {way}": call for way, call in ways(dense(size, width, device), ids).items()}
         times = time_in_turns(calls, rounds=11, least_ms=20.0)
         row: dict[str, Any] = {"size": size, "tokens": tokens, "shape": list(ids.shape), "union": round(union, 4)}
         for other in ("dense 1d", "dense 8d", "union"):
             if any(name.startswith(other) for name in times):
                 row[f"over {other}"] = ratio(times, other, "plan")
-        row["ms"] = {name: round(statistics.median(each), 4) for name, each in times.items()}
-        print(row, flush=True)
-        rows.append(row)
-        gc.collect()
-        torch.cuda.empty_cache()
+        rows.append(row | {"ms": medians(times)})
+        print(rows[-1], flush=True)
+        free_memory()
     return rows
 
 
@@ -136,9 +132,8 @@ def decoding_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor) -> lis
         union = open_together(model, last, _cached(model, ids))
         pairs = _cached(fast, ids)
         calls: dict[str, Call] = {"plan": partial(continuing(lambda new, cache: fast(new, cache=cache), pairs), last)}
-        block, features = SIZES[size][2], model.config.features
-        widths = {"dense 1d": features, "dense 8d": 8 * features}
-        widths["union"] = max(1, round(union * model.config.width / block)) * block
+        features = model.config.features
+        widths = {"dense 1d": features, "dense 8d": 8 * features, "union": union_width(size, model, union)}
         for name, width in widths.items():
             rival = dense(size, width, ids.device)
             for way, decoder in decoders_of(rival).items():
@@ -146,11 +141,9 @@ def decoding_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor) -> lis
         times = time_in_turns(calls, rounds=11, least_ms=20.0)
         row: dict[str, Any] = {"size": size, "tokens": sequences, "cached": CACHED, "union": round(union, 4)}
         row |= {f"over {rival}": ratio(times, rival, "plan") for rival in widths}
-        row["ms"] = {name: round(statistics.median(each), 4) for name, each in times.items()}
-        print(row, flush=True)
-        rows.append(row)
-        gc.collect()
-        torch.cuda.empty_cache()
+        rows.append(row | {"ms": medians(times)})
+        print(rows[-1], flush=True)
+        free_memory()
     return rows
 
 
@@ -166,6 +159,23 @@ def _cached(model: nn.Module, ids: Tensor) -> Pairs:
     return pairs
 
 
+def union_width(size: str, model: GPT, union: float) -> int:
+    """The hidden units of a dense model as wide as this fraction of the blocks, at least one block."""
+    block = SIZES[size][2]
+    return max(1, round(union * model.config.width / block)) * block
+
+
+def medians(times: dict[str, list[float]]) -> dict[str, float]:
+    """Milliseconds of every call."""
+    return {name: round(statistics.median(each), 4) for name, each in times.items()}
+
+
+def free_memory() -> None:
+    """Let go of models and graphs that nobody holds any more."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
 def ratio(times: dict[str, list[float]], rival: str, ours: str) -> float:
     """How much faster than the fastest way of the rival, round by round."""
     best = min((times[n] for n in times if n.startswith(rival)), key=statistics.median)
@@ -179,18 +189,17 @@ def training_row(size: str, gated: LanguageRun, text: Text, folder: Path) -> dic
     for name, width in (("dense 1d", 1), ("dense 8d", 8), ("gated", 16)):
         first = gated if width == 16 else run_of(size, text, gated.device, folder, width=width)
         times = time_in_turns(calls := ways_to_train(first), rounds=5, least_ms=50.0)
-        medians = {way: statistics.median(each) for way, each in times.items()}
-        fastest = min(medians, key=lambda way: medians[way])
+        found = medians(times)
+        fastest = min(found, key=lambda way: found[way])
         best[f"{name} {fastest}"] = calls[fastest]
-        ms |= {f"{name} {way}": round(median, 3) for way, median in medians.items()}
+        ms |= {f"{name} {way}": median for way, median in found.items()}
         del calls  # the others hold the memory of their graphs
-        gc.collect()
-        torch.cuda.empty_cache()
+        free_memory()
     times = time_in_turns(best, rounds=9, least_ms=50.0)
     ours = next(name for name in times if name.startswith("gated"))
     row: dict[str, Any] = {"size": size, "training": True, "tokens": BATCH * CONTEXT}
     row |= {f"over {rival}": ratio(times, rival, ours) for rival in ("dense 1d", "dense 8d")}
-    row["ms"] = ms | {name: round(statistics.median(each), 3) for name, each in times.items()}
+    row["ms"] = ms | medians(times)
     print(row, flush=True)
     return row
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate.activations import ACTIVATIONS
-from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts, parts_of
+from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts, parts_of, rotate
 
 Calls = dict[str, Callable[[], object]]
 
@@ -57,7 +57,7 @@ class Step(nn.Module):
         E = 2 * len(p.speed)
         qkv = torch.cat([linear(y) for linear in block.qkv], dim=-1) if len(block.qkv) > 1 else block.qkv[0](y)
         q, k, v = qkv.unflatten(-1, (-1, E)).transpose(1, 2).split([p.heads, p.key_heads, p.key_heads], dim=1)
-        q, k = _rotate(q, turn), _rotate(k, turn)
+        q, k = rotate(q, turn), rotate(k, turn)
         if cache_2BKSE is not None:
             k, v = torch.cat((cache_2BKSE[0], k), dim=2), torch.cat((cache_2BKSE[1], v), dim=2)
         if p.heads != p.key_heads:
@@ -101,8 +101,3 @@ def _onnxruntime(step: nn.Module, inputs: tuple[Tensor, ...]) -> Callable[[], ob
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
     fed = {given.name: tensor.numpy() for given, tensor in zip(session.get_inputs(), inputs, strict=True)}
     return lambda: session.run(None, fed)
-
-
-def _rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * turn[0] - b * turn[1], b * turn[0] + a * turn[1]), dim=-1)

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from dynamicgate.inference.gpu import cuda_graph
+
 
 def captured(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], object]:
     """The same step, on a GPU as one CUDA graph: a step of small networks is mostly the time to start its kernels.
@@ -17,16 +19,8 @@ def captured(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], 
     if not state[0].is_cuda:
         return step
     before = [value.clone() for value in state]
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
+    replay = cuda_graph.captured(step, runs=3)
     with torch.no_grad():
         for value, old in zip(state, before, strict=True):
             value.copy_(old)
-    return graph.replay
+    return replay

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -32,3 +32,11 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         torch.clear_autocast_cache()
         for module, training in modes.items():
             module.training = training
+
+
+def keep_float32_(module: nn.Module, before: Mapping[str, Tensor]) -> None:
+    """Buffers as they were `before` the module was converted to another dtype, where it is now."""
+    for name, value in before.items():
+        now = getattr(module, name)
+        if now.dtype != torch.float32:
+            setattr(module, name, value.to(now.device, torch.float32))

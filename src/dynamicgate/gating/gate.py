@@ -23,6 +23,7 @@ from dynamicgate.gating.recomputation import PastDecisions, recomputing
 from dynamicgate.gating.routing import drop_over_capacity, expert_capacity, expert_weights, open_shares, top_k_mask
 from dynamicgate.gating.sites import Site
 from dynamicgate.masks import present
+from dynamicgate.modules import keep_float32_
 
 __all__ = ["Decision", "Gate", "GateConfig", "Policy", "StaticLogits", "count_of", "scale_units"]
 
@@ -75,10 +76,7 @@ class Gate(nn.Module):
         would be 0.699."""
         before = {"tau": self.tau, "theta": self.theta}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name, value in before.items():
-            now = getattr(self, name)
-            if now.dtype != torch.float32:
-                setattr(self, name, value.to(now.device, torch.float32))
+        keep_float32_(self, before)
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

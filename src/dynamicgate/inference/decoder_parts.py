@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from dynamicgate.gating import integrations
@@ -78,6 +79,13 @@ def cache_kind(model: nn.Module) -> CacheKind | None:
         return "list"
     decoder = not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
     return "past_key_values" if "past_key_values" in parameters and decoder and hasattr(model, "generate") else None
+
+
+def rotate(x_BHTE: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn pairs of features by the angles of their position."""
+    cos, sin = (part.to(x_BHTE.dtype) for part in turn)
+    a, b = x_BHTE.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
 
 def _refuse_hooks(model: nn.Module) -> None:

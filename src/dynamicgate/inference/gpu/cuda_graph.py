@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+T = TypeVar("T")
 
-def captured(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
+
+def captured(call: Callable[[], T], device: torch.device | None = None, *, runs: int = 2) -> Callable[[], T]:
     """`call`, which works on memory that stays where it is, as a CUDA graph. What it returns is overwritten by the next
-    call. It runs twice first, so that kernels are compiled and chosen before the capture."""
-    aside = torch.cuda.Stream()
-    aside.wait_stream(torch.cuda.current_stream())
+    call. It runs a few times first, so that kernels are compiled and chosen before the capture. device: the current one
+    by default."""
+    aside, now = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+    aside.wait_stream(now)
     with torch.cuda.stream(aside):
-        for _ in range(2):
+        for _ in range(runs):
             call()
-    torch.cuda.current_stream().wait_stream(aside)
+    now.wait_stream(aside)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found = call()
 
-    def replay() -> Tensor:
+    def replay() -> T:
         graph.replay()
         return found
 
@@ -34,18 +37,10 @@ class CapturedCall:
     """`call` on inputs of one shape. Threads and streams may share it: they take turns with its memory."""
 
     def __init__(self, call: Callable[[Tensor], Tensor], x_TD: Tensor) -> None:
-        """Runs `call` twice first, so that kernels are compiled and chosen before the capture."""
+        """Captures `call` on a copy of `x_TD`."""
         self.x_TD = x_TD.clone()
         self._last = torch.cuda.current_stream(x_TD.device)
-        aside = torch.cuda.Stream(x_TD.device)
-        aside.wait_stream(self._last)
-        with torch.cuda.stream(aside):
-            for _ in range(2):
-                call(self.x_TD)
-        self._last.wait_stream(aside)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.y_TO = call(self.x_TD)
+        self._replay = captured(lambda: call(self.x_TD), x_TD.device)
         self._turn = threading.Lock()
 
     def __call__(self, x_TD: Tensor) -> Tensor:
@@ -56,8 +51,7 @@ class CapturedCall:
                 stream.wait_stream(self._last)
                 self._last = stream
             self.x_TD.copy_(x_TD)
-            self.graph.replay()
-            return self.y_TO.clone()
+            return self._replay().clone()
 
     def can_run(self) -> bool:
         """Not while someone captures or compiles the whole model: they need to see the work itself."""

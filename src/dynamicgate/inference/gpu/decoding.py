@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dynamicgate.inference.decoder_parts import DecoderParts
+from dynamicgate.inference.decoder_parts import DecoderParts, rotate
 
 Pairs = list[tuple[Tensor, Tensor]]
 Memory = tuple[Tensor, ...]  # keys and values of the first layer, of the second, and so on, each [B, K, S, E]
@@ -62,7 +62,7 @@ class OneToken(nn.Module):
         seen_S = torch.arange(cache[0].shape[2], device=x_B1D.device) <= position
         for number, ffn in enumerate(self.ffn):
             q, k, v = self._heads(number, self.norm1[number](x_B1D))
-            q, k = _rotate(q, turn), _rotate(k, turn)
+            q, k = rotate(q, turn), rotate(k, turn)
             keys, values = cache[2 * number : 2 * number + 2]
             keys.index_copy_(2, position, k)
             values.index_copy_(2, position, v)
@@ -159,10 +159,3 @@ class CachedDecoder:
         if sum(map(len, self.slots.values())) >= MOST_KEPT and free:
             key, slot = free[0]
             self.slots[key].remove(slot)
-
-
-def _rotate(x_BH1E: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn pairs of features by the angles of their position."""
-    cos, sin = (part.to(x_BH1E.dtype) for part in turn)
-    a, b = x_BH1E.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)

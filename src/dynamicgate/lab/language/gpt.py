@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate.gating.sites import Site
-from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts
+from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts, rotate
+from dynamicgate.modules import keep_float32_
 from dynamicgate.nn import FFN
 
 SPREAD = 0.02  # of weights at the start
@@ -92,10 +93,9 @@ class GPT(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> GPT:
         """Move or convert it, as `.to()` does. Cosines and sines stay float32."""
-        before = self.turn
+        before = {"turn": self.turn}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.turn.dtype != torch.float32:
-            self.turn = before.to(self.turn.device)
+        keep_float32_(self, before)
         return self
 
     def decoder_parts(self) -> DecoderParts:
@@ -166,13 +166,6 @@ def rotation(first: int, last: int, features: int, device: torch.device) -> tupl
 def rotation_speed(features: int, device: torch.device) -> Tensor:
     """The angle by which each pair of features turns from one position to the next."""
     return 10_000.0 ** (-torch.arange(0, features, 2, device=device) / features)
-
-
-def rotate(x_BHTE: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn pairs of features by the angles of their position."""
-    cos, sin = (part.to(x_BHTE.dtype) for part in turn)
-    a, b = x_BHTE.chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
 
 def _start(module: nn.Module) -> None:
