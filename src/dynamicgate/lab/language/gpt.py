@@ -66,7 +66,8 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.features, config.vocabulary, bias=False)
         # Kept, because torch.compile would work sines and powers out for every feature of every layer.
         turns = rotation(0, min(config.context, MOST_TURNS), self.blocks[0].head_features, torch.device("cpu"))  # type: ignore[arg-type]
-        self.register_buffer("turn", torch.stack(turns), persistent=False)
+        here = self.head.weight.device  # worked out on the CPU, so that all machines have the same
+        self.register_buffer("turn", torch.stack(turns).to("cpu" if here.type == "meta" else here), persistent=False)
         self.apply(_start)
         for block in self.blocks:  # every layer adds to the residual path: the sum should not grow with their number
             for linear in (block.mix, block.ffn.down):  # type: ignore[union-attr]
