@@ -124,9 +124,13 @@ class RowMeans:
             self.count = int(sum_(count.clone()))
             self.weight = float(count) * world_size() / max(1, self.count)
 
+    def stacked(self, *weighted: Tensor) -> Tensor:
+        """The means of weighted values over processes, all at once."""
+        return mean_(torch.stack([value.detach() for value in weighted]))
+
     def values(self, *weighted: Tensor) -> list[float]:
-        """The means of weighted values over processes, all at once: on a GPU every answer is a wait."""
-        return mean_(torch.stack([value.detach() for value in weighted])).tolist()
+        """`stacked` as numbers: on a GPU every answer is a wait."""
+        return self.stacked(*weighted).tolist()
 
     def local(self, value: Tensor) -> Tensor:
         """This process's part of `mean`, weighted by its rows."""

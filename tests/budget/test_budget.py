@@ -402,7 +402,9 @@ def test_executed_relative_weighs_batches_by_their_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"target": 0.4}, {**CAUSES["phase-shock"], "on_collapse": "act", "floor": 0.05}], ids=["target", "act"]
+    "settings",
+    [{"target": 0.4}, {"target": 0.4, "wait": False}, {**CAUSES["phase-shock"], "on_collapse": "act", "floor": 0.05}],
+    ids=["target", "late", "act"],
 )
 def test_a_budget_saved_as_json_continues_exactly_where_it_was(settings: dict[str, Any]) -> None:
     model = GatedMLP((32, 48, 4), STATIC)

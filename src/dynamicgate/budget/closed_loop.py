@@ -21,6 +21,7 @@ from dynamicgate.budget.folding import WATCHED, Folded, GateWatch
 from dynamicgate.budget.new_rows import closed_to_new_rows, opened_by, restore_layers_
 from dynamicgate.budget.next_inputs import NextInputs
 from dynamicgate.budget.penalties import straight_through_usage
+from dynamicgate.budget.readings import LateReadings
 from dynamicgate.budget.stage_cut import STEER_EVERY, StageSteering
 from dynamicgate.data.contract import iterate, move
 from dynamicgate.distributed import RowMeans, sum_, world_size
@@ -46,6 +47,8 @@ class Budget(GateBudget):
         inputs have another shape. In a Hugging Face model either counts sequences of all lengths, each with its own.
     fold: make gates constant that move less than their network costs, once the budget has come down, so that units get
         its MACs; `folded` names them. Not for several processes.
+    wait: False lets a step go on with what the step before it executed, so that a GPU does not stand still until Python
+        has read what this one does. The loop then closes one step later.
     sparsifier: the one that prunes this model, so that gates do not pay for connections that are still to be pruned;
         `fit` sets it.
     The other arguments are those of `GateBudget`.
@@ -58,11 +61,13 @@ class Budget(GateBudget):
     integral: float = 0.5
     steer: float = 0.3
     fold: bool = False
+    wait: bool = True
     counter: MacCounter | None = None
     sparsifier: Sparsifier | None = None
     folded: list[Folded] = field(default_factory=list, init=False, repr=False)
     _watch: GateWatch = field(default_factory=GateWatch, init=False, repr=False)
     _controller: Controller = field(default_factory=Controller, init=False, repr=False)
+    _late: LateReadings = field(default_factory=LateReadings, init=False, repr=False)
     _given: bool = field(default=False, init=False, repr=False)
     """Whether the counter was passed, so that it may not be replaced."""
     _next_inputs: NextInputs | None = field(default=None, init=False, repr=False)
@@ -152,7 +157,8 @@ class Budget(GateBudget):
         pending = self.sparsifier.pending if self.sparsifier is not None else None
         most = [counter.all_open, counter.all_open if pending is None else counter.all_open_without(pending)]
         opened = self._opened(used, means)
-        executed, *found = means.values(relative, *(relative.new_tensor(each * weight) for each in most), *opened)
+        seen = means.stacked(relative, *(_number(each * weight, relative) for each in most), *opened)
+        executed, *found = seen.tolist() if self.wait else self._late.exchange(seen)
         all_open, final_all_open = found[:2] if world_size() > 1 else most
         rates = found[2:]
         self._controller.step(
@@ -264,11 +270,13 @@ class Budget(GateBudget):
         super().reset()
         self._forget_counter()
         self._controller, self._stage_steps, self._saved_counter = Controller(), 0, None
-        self._watch, self.folded = GateWatch(), []
+        self._watch, self.folded, self._late = GateWatch(), [], LateReadings()
 
     def state_dict(self) -> dict[str, Any]:
         """The controller's memory and everything recorded, as plain JSON values."""
         own: dict[str, Any] = {"controller": self._controller.state_dict(), "stage_steps": self._stage_steps}
+        if not self.wait:
+            own["late"] = self._late.values()
         scales = self.counter is not None and self.counter.scaling is not None  # else the next inputs are counted
         if self.fold:
             own |= {"watch": self._watch.state_dict(), "folded": [vars(one) for one in self.folded]}
@@ -279,6 +287,7 @@ class Budget(GateBudget):
         """Continue where `state_dict` was taken."""
         super().load_state_dict(state)
         self._controller = Controller(**state["controller"])
+        self._late.restore(state.get("late"))
         if "watch" in state:
             self._watch = GateWatch.from_state(state["watch"])
             self.folded = [Folded(**one) for one in state["folded"]]
@@ -286,6 +295,11 @@ class Budget(GateBudget):
         if not self._given and "counter" in state:  # the model comes with the next `apply_`
             self._forget_counter()
             self._saved_counter = state["counter"]
+
+
+def _number(value: float, like: Tensor) -> Tensor:
+    """A scalar beside `like`, without a copy that a GPU would wait for."""
+    return torch.full((), value, dtype=like.dtype, device=like.device)
 
 
 def _weight(counter: MacCounter, used: Usage, means: RowMeans) -> float:

@@ -58,7 +58,7 @@ class CapturedStep:
         with torch.cuda.graph(self._backward, pool=self._forward.pool()):
             slopes = [torch.ones_like(self._loss), *self._slopes.values()]
             torch.autograd.backward([self._loss, *sources], slopes)
-            _clip_and_step(optimizer, clip)
+            clip_and_step(optimizer, clip)
             for slope in self._slopes.values():
                 slope.zero_()
         for group, (lr, capturable) in zip(optimizer.param_groups, given, strict=True):
@@ -98,7 +98,7 @@ def _kept(x: Tensor) -> Tensor:
     return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device).copy_(x)
 
 
-def _clip_and_step(optimizer: torch.optim.Optimizer, clip: float | None) -> None:
+def clip_and_step(optimizer: torch.optim.Optimizer, clip: float | None) -> None:
     """A step with gradients of at most this norm. Fused optimizers divide gradients by a factor on the way, as they do
     for `torch.amp.GradScaler`, which saves a pass over all of them."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]

@@ -189,7 +189,7 @@ def _budget(settings: FFNSettings, model: GPT, counter: MacCounter) -> Budget:
     saved = 2 * config.features * (config.width - executes * config.features) * config.layers * config.context
     return Budget(
         target=1.0 - saved / counter.dense, warmup=settings.warmup, anneal=settings.ramp, floor=settings.floor,
-        on_collapse=settings.on_collapse, balance=settings.gate_balance, counter=counter,
+        on_collapse=settings.on_collapse, balance=settings.gate_balance, counter=counter, wait=False,
     )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from dynamicgate.lab.language.load import load_penalty
 from dynamicgate.lab.language.relu_router import ReluRouterBudget
 from dynamicgate.lab.language.resumable import ResumableRun, Show, autocast
 from dynamicgate.lab.language.text import Text, draw_windows, fixed_windows, on_device
-from dynamicgate.training.captured_step import CapturedStep
+from dynamicgate.training.captured_step import CapturedStep, clip_and_step
 from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
 
 WARMUP, LOWEST = 0.05, 0.1  # the learning rate: fraction of training in which it rises, and where it ends
@@ -147,8 +147,7 @@ class LanguageRun(ResumableRun):
         (loss if penalty is None else loss + penalty).backward()
         if sparsifier is not None:
             sparsifier.step(self.optimizer, now)
-        nn.utils.clip_grad_norm_(model.parameters(), self.training.clip)
-        self.optimizer.step()
+        clip_and_step(self.optimizer, self.training.clip)
         self.optimizer.zero_grad()
         return loss, used
 

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import cuda
 
+COUNTERS = tl.constexpr(256)  # of programs that are done with something: all of them, and those with the same rows
+
 
 @triton.jit
 def gate_logits(
@@ -47,7 +49,7 @@ def write_decision(
     z, least, is_open, block, row_mask, factor, opened, arrived, tokens, blocks, width,
     TOKENS: tl.constexpr, SCALE: tl.constexpr,
 ):  # fmt: skip
-    """Write the decision: factor_TG, whether any token opens a block, and a barrier counter of 0.
+    """Write the decision: factor_TG, whether any token opens a block, and counters of 0.
 
     SCALE says what open units are multiplied by. 0: by 1. 1: by p, where `width` is tau. 2: by how far the logit is
     above the cut, where `width` is soft_width. A logit that is NaN is the factor itself, so that it shows in y.
@@ -65,7 +67,8 @@ def write_decision(
     scale = tl.where(is_nan, z, scale)
     tl.store(factor + token[None, :] * blocks + block[:, None], tl.where(is_open, scale, 0.0), mask)
     tl.store(opened + block, tl.max(is_open.to(tl.int32), 1), row_mask)
-    tl.store(arrived, 0, tl.program_id(0) == 0)
+    counter = tl.arange(0, COUNTERS)
+    tl.store(arrived + counter, tl.zeros_like(counter), (counter < COUNTERS) & (tl.program_id(0) == 0))
 
 
 @triton.jit

@@ -111,17 +111,20 @@ def open_columns(
 
 @triton.jit(do_not_specialize=["tokens"])
 def decode_kernel(
-    x, up, up_bias, value, value_bias, down, down_bias, factor, opened, order, arrived, h, y,
+    x, up, up_bias, value, value_bias, down, down_bias, factor, opened, order, arrived, h, parts, y,
     tokens, inputs, units, blocks, outputs, width,
     UP_BIAS: tl.constexpr, VALUE: tl.constexpr, VALUE_BIAS: tl.constexpr, DOWN_BIAS: tl.constexpr,
     ACTIVATION: tl.constexpr, BLOCK: tl.constexpr, LISTED: tl.constexpr, FLAGS: tl.constexpr, PIECE: tl.constexpr,
     ALIGNED: tl.constexpr, TOKENS: tl.constexpr,
     SMALL_UNITS: tl.constexpr, SMALL_DEPTH: tl.constexpr, SMALL_STAGES: tl.constexpr,
     UNITS: tl.constexpr, DEPTH: tl.constexpr, UP_STAGES: tl.constexpr,
-    ROWS: tl.constexpr, AHEAD: tl.constexpr, COLUMNS: tl.constexpr, DOWN_STAGES: tl.constexpr,
+    ROWS: tl.constexpr, SPLITS: tl.constexpr, AHEAD: tl.constexpr, COLUMNS: tl.constexpr, DOWN_STAGES: tl.constexpr,
     PHASE: tl.constexpr, DEPENDENT: tl.constexpr, FLAGGED: tl.constexpr,
 ):  # fmt: skip
     """Up projection of the open units, divided among the programs; a barrier; down projection, each program its rows.
+
+    SPLITS: programs that share the same rows, each with a part of the open units. The last to be done adds up what they
+        left in `parts`, always in the same order.
 
     LISTED: open blocks are listed, their units are divided evenly, and h is written without gaps. Otherwise (small
         blocks, or very many of them) the kernel goes through all units and masks the closed ones.
@@ -174,12 +177,21 @@ def decode_kernel(
         tl.debug_barrier()
         tl.atomic_add(arrived, 1, sem="release")
     if PHASE != 1:
-        for tile in range(program, (outputs + ROWS - 1) // ROWS, programs):
+        step: tl.constexpr = COLUMNS // PIECE
+        part = tl.cdiv(tl.cdiv(pieces, step), SPLITS) * step
+        for item in range(program, tl.cdiv(outputs, ROWS) * SPLITS, programs):
+            tile = item // SPLITS
+            split = item % SPLITS
             row = tile * ROWS + tl.arange(0, ROWS)
             row_mask = row < outputs
             first_row = down + tl.cast(tile * ROWS, tl.int64) * units
             offset = tl.arange(0, ROWS) * units
             result = tl.zeros([ROWS, TOKENS], tl.float32)
+            begin = AHEAD // PIECE
+            end = pieces
+            if SPLITS > 1:
+                begin = split * part
+                end = tl.minimum(begin + part, pieces)
             if AHEAD > 0:
                 unit_0, position_0, live_0 = open_columns(
                     order, opened, 0, pieces, units, BLOCK, LISTED, PIECE, ALIGNED, AHEAD
@@ -192,10 +204,10 @@ def decode_kernel(
             if AHEAD > 0:
                 a_0 = tl.load(h + position_0, live_0, 0.0)
                 result += tl.sum(w_0.to(tl.float32) * a_0.to(tl.float32)[None, :], 1)[:, None]
-            if pieces > AHEAD // PIECE:  # the start of a pipelined loop costs something even if there is nothing to do
-                for first in tl.range(AHEAD // PIECE, pieces, COLUMNS // PIECE, num_stages=DOWN_STAGES):
+            if end > begin:  # the start of a pipelined loop costs something even if there is nothing to do
+                for first in tl.range(begin, end, step, num_stages=DOWN_STAGES):
                     unit, position, live = open_columns(
-                        order, opened, first, pieces, units, BLOCK, LISTED, PIECE, ALIGNED, COLUMNS
+                        order, opened, first, end, units, BLOCK, LISTED, PIECE, ALIGNED, COLUMNS
                     )
                     at = first_row + (offset[:, None] + unit[None, :])
                     w = tl.load(at, row_mask[:, None] & live[None, :], 0.0, eviction_policy="evict_first")
@@ -207,6 +219,18 @@ def decode_kernel(
                             h + token[None, :] * width + position[:, None], token_mask[None, :] & live[:, None], 0.0
                         )
                         result = tl.dot(w, a, result, input_precision="ieee")
-            if DOWN_BIAS:
-                result += tl.load(down_bias + row, row_mask, 0.0).to(tl.float32)[:, None]
-            tl.store(y + token[None, :] * outputs + row[:, None], result, row_mask[:, None] & token_mask[None, :])
+            at_y = token[None, :] * outputs + row[:, None]
+            mask_y = row_mask[:, None] & token_mask[None, :]
+            last = 0
+            if SPLITS > 1:
+                tl.store(parts + split * tokens * outputs + at_y, result, mask_y)
+                tl.debug_barrier()
+                last = tl.atomic_add(arrived + 1 + tile, 1, sem="acq_rel")
+            if last == SPLITS - 1:
+                if SPLITS > 1:
+                    result = tl.zeros([ROWS, TOKENS], tl.float32)
+                    for other in range(SPLITS):
+                        result += tl.load(parts + other * tokens * outputs + at_y, mask_y, 0.0, cache_modifier=".cg")
+                if DOWN_BIAS:
+                    result += tl.load(down_bias + row, row_mask, 0.0).to(tl.float32)[:, None]
+                tl.store(y + at_y, result, mask_y)

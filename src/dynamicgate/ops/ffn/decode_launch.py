@@ -16,7 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
-from dynamicgate.ops.ffn.decode_gate import gate_kernel, gate_linear_kernel, gate_top_k_kernel
+from dynamicgate.ops.ffn.decode_gate import COUNTERS, gate_kernel, gate_linear_kernel, gate_top_k_kernel
 from dynamicgate.ops.ffn.decode_kernels import decode_kernel
 from dynamicgate.ops.ffn.tune import power_of_2
 from dynamicgate.ops.ffn.weights import FFNWeights, map_weights
@@ -24,6 +24,7 @@ from dynamicgate.ops.gate_net import GateNet
 
 _LEAST_LISTED = 16  # units: smaller blocks are not listed but masked, unit by unit
 _MOST_LISTED = 1024  # blocks: if there are more, they are masked too
+MOST_SPLITS = 8  # programs that share a tile of outputs
 _LONGEST_PIECE = 128  # columns that are looked up together
 
 
@@ -34,7 +35,7 @@ class Decision(NamedTuple):
     opened_G: Tensor
     """Whether any token opens the block."""
     arrived: Tensor
-    """How many programs have reached the barrier: none yet."""
+    """How many programs have reached the barrier, and how many of each group with the same rows are done: none yet."""
 
 
 class Tiles(NamedTuple):
@@ -71,7 +72,7 @@ def launch_given(x: Tensor, factor_TG: Tensor, weights: FFNWeights, block: int, 
     factor_TG = factor_TG.float().contiguous()
     flagged = not _is_listed(block, factor_TG.shape[1])
     opened_G = (factor_TG != 0).any(0).int() if flagged else torch.empty(0, dtype=torch.int32, device=x.device)
-    decision = Decision(factor_TG, opened_G, torch.zeros(1, dtype=torch.int32, device=x.device))
+    decision = Decision(factor_TG, opened_G, torch.zeros(COUNTERS.value, dtype=torch.int32, device=x.device))
     return _project(x.contiguous(), decision, weights, block, activation, flagged=flagged, dependent=False)
 
 
@@ -92,15 +93,17 @@ def _project(
     programs = tiles.programs * _multiprocessors(x.device)
     order, width = torch.empty(G, dtype=torch.int32, device=x.device), G * block if listed else N
     h, y = x.new_empty(T, width), x.new_empty(T, O)
+    sizes = _sizes(tiles, tokens, x, D, N, O, piece, programs)
+    parts = torch.empty(sizes["SPLITS"] if sizes["SPLITS"] > 1 else 0, T, O, dtype=torch.float32, device=x.device)
     # A GPU runs all programs at once. The interpreter runs one after the other, so a barrier would wait forever.
     for phase in (0,) if x.is_cuda else (1, 2):
         decode_kernel[(programs,)](
             x, up, up_bias, value, value_bias, down, down_bias, decision.factor_TG, decision.opened_G, order,
-            decision.arrived, h, y, T, D, N, G, O, width,
+            decision.arrived, h, parts, y, T, D, N, G, O, width,
             UP_BIAS=up_bias is not None, VALUE=value is not None, VALUE_BIAS=value_bias is not None,
             DOWN_BIAS=down_bias is not None, ACTIVATION=activation, BLOCK=block, LISTED=listed, FLAGS=power_of_2(G),
             PIECE=piece, ALIGNED=math.gcd(block, piece, N, 16), TOKENS=tokens, FLAGGED=flagged,
-            PHASE=phase, DEPENDENT=dependent, **_sizes(tiles, tokens, x, D, N, O, piece, programs),
+            PHASE=phase, DEPENDENT=dependent, **sizes,
             **_launch_options(dependent, x.is_cuda),
         )  # fmt: skip
     return y
@@ -112,7 +115,7 @@ def _decide(x: Tensor, gate: GateNet, early: bool) -> Decision:
     decision = Decision(
         torch.empty(T, G, dtype=torch.float32, device=x.device),
         torch.empty(G, dtype=torch.int32, device=x.device),
-        torch.empty(1, dtype=torch.int32, device=x.device),
+        torch.empty(COUNTERS.value, dtype=torch.int32, device=x.device),
     )
     number, cuts = (0.0, gate.cut.float().contiguous()) if isinstance(gate.cut, Tensor) else (float(gate.cut), None)
     rule = {"cut": number, "stride": 0 if cuts is None else cuts.ndim, "width": gate.soft_width or gate.tau or 1.0}
@@ -175,8 +178,10 @@ def _sizes(tiles: Tiles, tokens: int, x: Tensor, D: int, N: int, O: int, piece: 
         depth = max(16, min(depth, power_of_2(D)))
         return units, depth, max(1, min(stages, memory // ((units + tokens) * depth * size)))
 
-    rows = tiles.rows
-    while rows > min(tokens, 16) and triton.cdiv(O, rows) < 0.9 * programs:
+    rows, splits = tiles.rows, 1
+    if tokens > 1:
+        splits = _splits(triton.cdiv(O, rows), programs)
+    while tokens == 1 and rows > 1 and triton.cdiv(O, rows) < 0.9 * programs:
         rows //= 2
     columns = max(16, piece, min(tiles.columns[0] * 2 // size, power_of_2(N)))
     small, large = up(*tiles.small), up(*tiles.large)
@@ -188,11 +193,23 @@ def _sizes(tiles: Tiles, tokens: int, x: Tensor, D: int, N: int, O: int, piece: 
         "DEPTH": large[1],
         "UP_STAGES": large[2],
         "ROWS": rows,
+        "SPLITS": splits,
         "AHEAD": max(piece, min(tiles.ahead * 2 // size, power_of_2(N))) if tiles.ahead else 0,
         "COLUMNS": columns,
         "DOWN_STAGES": max(1, min(tiles.columns[1], memory // ((rows + tokens) * columns * size))),
         "num_warps": tiles.warps,
     }
+
+
+def _splits(tiles: int, programs: int) -> int:
+    """How many programs share a tile of outputs, so that at least nine of ten programs have work, or nearly."""
+    if tiles >= COUNTERS.value:
+        return 1
+
+    def busy(splits: int) -> float:
+        return tiles * splits / (triton.cdiv(tiles * splits, programs) * programs)
+
+    return next((n for n in range(1, MOST_SPLITS) if busy(n) >= 0.9), max(range(1, MOST_SPLITS + 1), key=busy))
 
 
 def _launch_options(dependent: bool, cooperative: bool = False) -> dict[str, Any]:
