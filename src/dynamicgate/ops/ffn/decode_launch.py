@@ -58,6 +58,7 @@ class Tiles(NamedTuple):
 
 ONE_TOKEN = Tiles(small=(8, 4096, 1), large=(16, 256, 8), rows=16, ahead=2048, columns=(512, 3), warps=4, programs=2)
 SEVERAL_TOKENS = Tiles(small=(32, 256, 6), large=(128, 128, 5), rows=32, ahead=0, columns=(256, 9), warps=4, programs=1)
+MANY_TOKENS = SEVERAL_TOKENS._replace(rows=64, columns=(128, 9), warps=8)  # as many activations are read as weights
 
 
 def launch(x: Tensor, gate: GateNet, weights: FFNWeights, block: int, activation: str) -> Tensor:
@@ -88,7 +89,7 @@ def _project(
     (T, D), (O, N), G = x.shape, down.shape, decision.factor_TG.shape[1]
     listed = _is_listed(block, G)
     piece = min(power_of_2(block), _LONGEST_PIECE) if listed else 1
-    tiles = ONE_TOKEN if T == 1 and listed else SEVERAL_TOKENS
+    tiles = ONE_TOKEN if T == 1 and listed else SEVERAL_TOKENS if T <= 16 else MANY_TOKENS
     tokens = 1 if tiles is ONE_TOKEN else max(16, power_of_2(T))
     programs = tiles.programs * _multiprocessors(x.device)
     order, width = torch.empty(G, dtype=torch.int32, device=x.device), G * block if listed else N

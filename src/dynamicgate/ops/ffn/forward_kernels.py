@@ -187,27 +187,27 @@ def down(
 
 @triton.jit
 def reduce(
-    partial, bias, y, opened, slots, tiles, total_blocks, T, G, first_column, R, O,
+    partial, bias, y, opened, slots, tiles, total_blocks, G, first_column, R, O,
     BLOCK: tl.constexpr, COLUMNS: tl.constexpr, AT_ONCE: tl.constexpr, BIAS: tl.constexpr, SHARED_PATTERN: tl.constexpr,
     ROW_COST: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """y[t, first_column + r] = bias + the sum of the token's rows of `partial`, in the order of its blocks."""
+    """y[t, first_column + r] = bias + the sum of the rows of `partial` of token t, in the order of its blocks.
+    Each program has COLUMNS of one token."""
     if DEPENDENT:
         wait_for_previous_launch()
     if SHARED_PATTERN:
         if shared_pattern_is_cheaper(total_blocks, tiles, BLOCK, ROW_COST):
             return
     columns = tl.cdiv(R, COLUMNS)
-    for item in range(tl.program_id(0), T * columns, tl.num_programs(0)):
-        t = (item // columns).to(tl.int64)
-        r = item % columns * COLUMNS + tl.arange(0, COLUMNS)
-        count = tl.load(opened + t)
-        acc = tl.zeros((COLUMNS,), tl.float32)
-        for first in range(0, count, AT_ONCE):
-            j = first + tl.arange(0, AT_ONCE)
+    t = (tl.program_id(0) // columns).to(tl.int64)
+    r = tl.program_id(0) % columns * COLUMNS + tl.arange(0, COLUMNS)
+    count = tl.load(opened + t)
+    acc = tl.zeros((COLUMNS,), tl.float32)
+    for first in range(0, count, AT_ONCE):
+        for i in tl.static_range(AT_ONCE):  # one slot after the other: a vector of them would go through shared memory
+            j = first + i
             slot = tl.load(slots + t * G + j, mask=j < count, other=0).to(tl.int64)
-            inside = (j < count)[:, None] & (r < R)[None, :]
-            acc += tl.sum(tl.load(partial + slot[:, None] * R + r[None, :], mask=inside, other=0.0).to(tl.float32), 0)
-        if BIAS:
-            acc += tl.load(bias + first_column + r, mask=r < R, other=0.0).to(tl.float32)
-        tl.store(y + t * O + first_column + r, acc.to(y.dtype.element_ty), mask=r < R)
+            acc += tl.load(partial + slot * R + r, mask=(j < count) & (r < R), other=0.0).to(tl.float32)
+    if BIAS:
+        acc += tl.load(bias + first_column + r, mask=r < R, other=0.0).to(tl.float32)
+    tl.store(y + t * O + first_column + r, acc.to(y.dtype.element_ty), mask=r < R)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import triton
 from torch import Tensor
 
 from dynamicgate.ops.ffn import atomic_down, forward_kernels, tune
 from dynamicgate.ops.ffn.grouped_launch import Job, descriptor, or_dummy, tma_usable
 from dynamicgate.ops.ffn.index import Index
+from dynamicgate.ops.ffn.tune import power_of_2
 
 ATOMIC_COLUMNS = 512  # of the outputs at a time: for 16,384 tokens they take 16 MB of the L2 cache
 
@@ -47,10 +49,11 @@ def sum_down(
             ROW_COST=tune.ROW_COST, RUN=run, HALVES=tile.halves,
             **job.sizes(tile, deep and width % tile.columns == 0), **launch,
         )  # fmt: skip
-        forward_kernels.reduce[job.grid(summing)](
-            partial, or_dummy(bias, y), y, index.opened_T, index.slots_TG, index.tiles_M, index.total_blocks, T,
+        at_once = min(summing.columns, power_of_2(width))
+        forward_kernels.reduce[(T * triton.cdiv(width, at_once),)](
+            partial, or_dummy(bias, y), y, index.opened_T, index.slots_TG, index.tiles_M, index.total_blocks,
             job.blocks, first, width, O, SHARED_PATTERN=job.shared_pattern, ROW_COST=tune.ROW_COST, BLOCK=job.block,
-            COLUMNS=summing.columns, AT_ONCE=summing.depth, BIAS=bias is not None, num_warps=summing.warps, **launch,
+            COLUMNS=at_once, AT_ONCE=summing.depth, BIAS=bias is not None, num_warps=summing.warps, **launch,
         )  # fmt: skip
 
 

@@ -42,7 +42,7 @@ class Tile(NamedTuple):
 _INTERPRETED = Tile(16, 32, 16, stages=1, tma=True)  # the interpreter takes time for every row
 _DEFAULT = Tile(128, 64, 32, warps=4, stages=3, programs=2)
 _MEMORY_BOUND = {
-    "reduce": Tile(1, 1024, 4, warps=4, programs=16),
+    "reduce": Tile(1, 1024, 4, warps=4),  # one program for each token
     "elementwise": Tile(128, 64, 1, warps=4, programs=8),
     "rowwise": Tile(1, 512, 8, warps=4),
 }
