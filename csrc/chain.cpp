@@ -119,6 +119,12 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
         s.packed = buffers.packed;
         run_step(s, buffers.panels, pool);
         is_packed = stage.layout == dynamicgate::kCsr;
+        if (stage.activation == dynamicgate::kNearest) {  // the first of two maps: what it names is looked up in the second
+          odd.look_at(buffers.logits[0], stage.width, stage.units, rows);
+          look_up_nearest(layer, call.weights, buffers.logits[0], buffers.logits[1], rows);
+          z = buffers.logits[1], z_stride = layer.gate[1].width;
+          break;
+        }
         if (g == 0 && stage.activation != dynamicgate::kIdentity && shows_odd_inputs(layer))
           odd.look_at(buffers.logits[0] + stage.units, stage.width, 1, rows);
         z = buffers.logits[g], z_stride = stage.width, z_open = everything(stage.width);

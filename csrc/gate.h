@@ -61,6 +61,31 @@ void scale_blocks(const dynamicgate::Layer& layer, const float* z, const float* 
   }
 }
 
+// The place of the largest value. As in torch, the first NaN is larger than all others, and ties go to the lowest index.
+int place_of_largest(const float* z, int count) {
+  int best = 0;
+  for (int i = 1; i < count; ++i)
+    if (z[i] > z[best] || (z[i] != z[i] && z[best] == z[best])) best = i;
+  return best;
+}
+
+// The logits of a gate that names the nearest of its prototypes. The second map reads 1 for that one and 0 for all others,
+// so that it is one column of its weights: looked up, not multiplied.
+void look_up_nearest(const dynamicgate::Layer& layer, const float* weights, const float* closeness, float* logits, int rows) {
+  const Linear &first = layer.gate[0], &second = layer.gate[1];
+  const float* weight = weights + static_cast<int64_t>(second.weight) * kPanel;
+  const float* bias = weights + static_cast<int64_t>(second.bias) * kPanel;
+  for (int row = 0; row < rows; ++row) {
+    const int64_t best = place_of_largest(closeness + static_cast<int64_t>(row) * first.width, first.units);
+    float* z = logits + static_cast<int64_t>(row) * second.width;
+    for (int n = 0; n < second.width; ++n) {
+      const int64_t at = second.layout == dynamicgate::kRows ? int64_t{n} * second.inputs + best
+                                                             : (n / kPanel * int64_t{second.inputs} + best) * kPanel + n % kPanel;
+      z[n] = weight[at] + bias[n];
+    }
+  }
+}
+
 void decide(const dynamicgate::Layer& layer, const float* weights, const float* logits, int64_t stride,
             const Openness& open, int rows) {
   const float* cut = weights + static_cast<int64_t>(layer.cut) * kPanel;

@@ -45,7 +45,8 @@ bool is_sparse(const Linear& linear) { return linear.layout >= dynamicgate::kVec
 bool shows_odd_inputs(const Layer& layer) {
   const Linear& first = layer.gate[0];
   if (!layer.gate_stages || is_sparse(first)) return false;
-  return first.activation == dynamicgate::kIdentity || (first.layout == dynamicgate::kPanels && first.width > first.units);
+  if (first.activation == dynamicgate::kIdentity || first.activation == dynamicgate::kNearest) return true;
+  return first.layout == dynamicgate::kPanels && first.width > first.units;
 }
 
 // Whether the layer leaves out products, and so has to know which rows are odd.
@@ -193,6 +194,10 @@ void run_plain_row(const Call& call, int64_t row) {
       const Linear& stage = layer.gate[g];
       plain_linear(call, stage, read, read_from, z[g], met);
       activate(stage.activation, z[g], stage.units, 1.0f);
+      if (stage.activation == dynamicgate::kNearest) {
+        const int best = place_of_largest(z[g], stage.units);
+        for (int n = 0; n < stage.units; ++n) z[g][n] = n == best ? 1.0f : 0.0f;
+      }
       read = z[g], read_from = {stage.units, stage.units, stage.units};
     }
     if (layer.gate_stages) plain_factors(layer, call.weights + static_cast<int64_t>(layer.cut) * kPanel, read, factor);

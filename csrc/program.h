@@ -12,6 +12,7 @@ constexpr int kPanel = 16;              // outputs side by side in memory: one c
 enum Layout : int32_t { kPanels = 0, kRows = 1, kVectors = 2, kCsr = 3, kColumns = 4 };
 // The codes of src/dynamicgate/activations.py.
 enum Activation : int32_t { kIdentity = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3, kSilu = 4, kTanh = 5, kQuickGelu = 6, kRelu2 = 7 };
+constexpr int32_t kNearest = 8;  // only between the two maps of a gate: 1 for the largest value of a row, 0 for all others
 
 struct Linear {
   int32_t layout;

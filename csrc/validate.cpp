@@ -68,9 +68,9 @@ struct Checker {
     return total;
   }
 
-  const char* linear(const Linear& map, const Span& before, const Span& after) const {
+  const char* linear(const Linear& map, const Span& before, const Span& after, int32_t last_activation = kRelu2) const {
     if (map.layout < kPanels || map.layout > kColumns) return "a layout is unknown";
-    if (map.activation < kIdentity || map.activation > kRelu2) return "an activation is unknown";
+    if (map.activation < kIdentity || map.activation > last_activation) return "an activation is unknown";
     const bool dense = map.layout == kRows || map.layout == kCsr || map.layout == kColumns;
     if (map.inputs != (dense ? before.width() : before.units)) return "it does not read what the layer before gives";
     if (map.units != after.units || map.width != padded(after.width())) return "its outputs do not fit their width";
@@ -105,7 +105,8 @@ struct Checker {
       if (g && map.layout != kRows && map.layout != kPanels) return "the second map of its gate has a wrong layout";
       if (map.skip_zeros) return "its gate cannot skip zeros";
       const Span outputs = whole(map.units);
-      if (const char* problem = linear(map, source, outputs)) return problem;
+      const bool may_name = g == 0 && layer.gate_stages == 2;
+      if (const char* problem = linear(map, source, outputs, may_name ? kNearest : kRelu2)) return problem;
       source = outputs;
     }
     if (source.units != layer.blocks) return "its gate does not give one logit for each block";

@@ -17,7 +17,7 @@ from dynamicgate.ops.chain.layers import LAYOUTS, Layer
 from dynamicgate.ops.chain.stages import DECIDE
 from dynamicgate.ops.gate_net import logits
 from tests.fuzz.running import fuzz
-from tests.ops.chains import MARGIN, Sketch, build, inputs_for
+from tests.ops.chains import MARGIN, Sketch, build, inputs_for, named_clearly
 from tests.ops.staged_chains import build_staged, expect_staged, rows_for
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def _sketch(rng: random.Random) -> Sketch:
         top_k=rng.choice((0, 0, 1, 2)),
         tau=rng.choice((None, None, 0.5, 2.0)),
         soft_width=rng.choice((None, None, 0.5)),
-        hidden=rng.choice(("identity", "relu")),
+        hidden=rng.choice(("identity", "relu", "nearest")),
         activation=rng.choice(tuple(ACTIVATIONS)),
         skip_zeros=rng.random() < 0.3,
         value=rng.random() < 0.3,
@@ -103,6 +103,7 @@ def _expect(x: Tensor, layers: list[Layer], factor: Tensor | None) -> tuple[Tens
     for layer in layers:
         if layer.gate is not None:
             z = logits(h, layer.gate)
+            clear &= named_clearly(h, layer.gate, MARGIN)
             clear &= ~((z - torch.as_tensor(layer.gate.cut)).abs() <= MARGIN * (1 + z.abs())).any(1)
             if 0 < layer.gate.top_k < layer.blocks:
                 best = z.sort(dim=1, descending=True).values

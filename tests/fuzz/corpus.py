@@ -50,10 +50,14 @@ class Kind(NamedTuple):
 def plan_layers(layout: str) -> list[ops.chain.Layer]:
     mask = (torch.rand(4, INPUTS) < 0.4).repeat_interleave(16, 0) if layout in ("csr", "vectors", "columns") else 1.0
     gate = ops.GateNet((torch.randn(4, INPUTS),), (torch.randn(4),)) if layout == "gated" else None
-    deep = ops.GateNet((torch.randn(3, 64), torch.randn(8, 3)), (torch.randn(3), None), hidden="relu")
+    deep = ops.GateNet(
+        (torch.randn(3, 64), torch.randn(8, 3)),
+        (torch.randn(3), None),
+        hidden="nearest" if layout == "nearest" else "relu",
+    )
     first = ops.chain.Layer(
         torch.randn(64, INPUTS) * mask, torch.randn(64), "relu", 16 if gate else 0, gate,
-        "panels" if gate else layout.removesuffix(" skip"), layout.endswith("skip"),
+        "panels" if gate or layout == "nearest" else layout.removesuffix(" skip"), layout.endswith("skip"),
         *((torch.randn(64, INPUTS), torch.randn(64)) if gate else ()),
     )  # fmt: skip
     second = ops.chain.Layer(torch.randn(40, 64), torch.randn(40), "gelu", 5, deep, "rows")
@@ -65,7 +69,7 @@ def write_plans(folder: Path) -> list[Path]:
     torch.manual_seed(0)
     implementations: dict[str, nn.Module] = {
         layout: PackedLayers(ops.chain.pack(plan_layers(layout)))
-        for layout in ("panels", "panels skip", "vectors", "vectors skip", "csr", "columns", "rows", "gated")
+        for layout in ("panels", "panels skip", "vectors", "vectors skip", "csr", "columns", "rows", "gated", "nearest")
     }
     for decide in ("margin", "head"):
         staged = build_staged([[16, 33, 5], [32, 16, 16]], layout=["vectors", "panels", "csr"] * 4, decide=decide)

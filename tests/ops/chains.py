@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -71,7 +71,7 @@ def build(inputs: int, sketches: list[Sketch], seed: int) -> list[chain.Layer]:
             gate = GateNet(
                 tuple(maps),
                 tuple(randn(shape[0]) for shape in shapes),
-                hidden=s.hidden,
+                hidden=s.hidden if s.rank else "identity",
                 cut=cuts[s.cut],
                 top_k=top_k,
                 tau=s.tau if soft_width is None else None,
@@ -105,6 +105,15 @@ def inputs_for(layers: list[chain.Layer], rows: int, seed: int, stride: str = "r
     return x, torch.randn(rows, given[0], generator=generator).masked_fill(closed, 0.0)
 
 
+def named_clearly(h: Tensor, gate: GateNet, margin: float) -> Tensor:
+    """The rows in which rounding cannot make another value the largest, where a gate names the nearest prototype."""
+    if gate.hidden != "nearest" or len(gate.weights[0]) < 2:
+        return torch.ones(len(h), dtype=torch.bool)
+    first = replace(gate, weights=gate.weights[:1], biases=gate.biases[:1], hidden="identity")
+    best = logits(h, first).topk(2, dim=1).values
+    return ~(best[:, 0] - best[:, 1] <= margin * (1 + best[:, 1].abs()))
+
+
 def expect(x: Tensor, layers: list[chain.Layer], factor: Tensor | None) -> tuple[Tensor, Tensor]:
     """The float64 result, and the rows in which no logit is so close to its cut that rounding could flip it."""
     clear = torch.ones(x.shape[0], dtype=torch.bool)
@@ -112,6 +121,7 @@ def expect(x: Tensor, layers: list[chain.Layer], factor: Tensor | None) -> tuple
     for layer in layers:
         if layer.gate is not None:
             z = logits(h, layer.gate)
+            clear &= named_clearly(h, layer.gate, MARGIN)
             clear &= ((z - torch.as_tensor(layer.gate.cut)).abs() > MARGIN).all(dim=1)
             if 0 < layer.gate.top_k < layer.blocks:
                 sorted_z = z.sort(dim=1, descending=True).values

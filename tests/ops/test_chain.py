@@ -150,6 +150,37 @@ def test_a_gate_may_be_wider_inside_than_its_input() -> None:
     run_and_check(layers, 1)
 
 
+@pytest.mark.parametrize("gate_layout", ["panels", "csr", "vectors"])
+@pytest.mark.parametrize(("contexts", "blocks"), [(1, 3), (3, 20), (17, 5), (40, 40)])
+def test_a_gate_can_name_the_nearest_prototype(contexts: int, blocks: int, gate_layout: str) -> None:
+    gated = {"rank": contexts, "hidden": "nearest", "gate_layout": gate_layout}
+    layers = build(37, [Sketch(7 * blocks, block=7, **gated), Sketch(30, block=4, **gated), Sketch(3)], seed=contexts)
+    for rows in (1, 2, 33, 300):
+        run_and_check(layers, rows)
+
+
+def test_of_equally_near_prototypes_the_first_is_named_and_nan_before_all() -> None:
+    opens = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    gate = GateNet((torch.tensor([[0.0], [1.0], [1.0]]), opens), (None, None), hidden="nearest", cut=0.5)
+    layers = [chain.Layer(torch.zeros(3, 1), torch.ones(3), block=1, gate=gate, layout="rows")]
+    x = torch.tensor([[2.0], [-2.0], [0.0], [torch.nan], [torch.inf]])
+    for backend in (None, "torch"):
+        y = chain.run(x, chain.pack(layers), backend=backend)
+        assert y[:3].tolist() == [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+        assert bool(y[3:].isnan().all())
+
+
+def test_only_the_first_of_two_gate_maps_may_name_a_prototype() -> None:
+    layers = build(9, [Sketch(32, block=16, rank=3, hidden="nearest")], seed=1)
+    for at, place in ((8 + 7, "main"), (8 + 2 * 9 + 7, "second map")):
+        weights, program, outputs = chain.pack(layers)
+        program = program.clone()
+        program[at] = 8
+        with pytest.raises(ValueError, match="an activation is unknown"):
+            chain.check_packed(chain.Packed(weights, program, outputs))
+        assert place
+
+
 def test_leading_dimensions_are_rows() -> None:
     layers = build(6, [Sketch(32, block=16, given=True), Sketch(4)], seed=1)
     x, factor = inputs_for(layers, 12, seed=1)
@@ -180,7 +211,7 @@ sketches = st.builds(
     top_k=st.integers(0, 3),
     tau=st.sampled_from([None, 0.7]),
     soft_width=st.sampled_from([None, 0.8]),
-    hidden=st.sampled_from(["identity", "relu"]),
+    hidden=st.sampled_from(["identity", "relu", "nearest"]),
     activation=st.sampled_from(tuple(ACTIVATIONS)),
     skip_zeros=st.booleans(),
     gate_layout=st.sampled_from(["panels", "csr", "vectors"]),

@@ -16,8 +16,9 @@ from tests.ops.chains import Sketch, build
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("block", [0, 1, 16, 20])
 @pytest.mark.parametrize("skip", [False, True])
-def test_unpacking_gives_back_the_layers(layout: str, block: int, skip: bool) -> None:
-    first = Sketch(50, layout, block, rank=3, hidden="relu", tau=0.5, top_k=1, activation="silu", skip_zeros=skip)
+@pytest.mark.parametrize("hidden", ["relu", "nearest"])
+def test_unpacking_gives_back_the_layers(layout: str, block: int, skip: bool, hidden: str) -> None:
+    first = Sketch(50, layout, block, rank=3, hidden=hidden, tau=0.5, top_k=1, activation="silu", skip_zeros=skip)
     layers = build(31, [first, Sketch(45, layout, 16, cut="each", soft_width=0.25), Sketch(3, layout)], seed=1)
     found = unpack(*chain.pack(layers)[:2])
     for before, after in zip(layers, found, strict=True):
@@ -30,6 +31,7 @@ def test_unpacking_gives_back_the_layers(layout: str, block: int, skip: bool) ->
             assert torch.equal(torch.as_tensor(before.gate.cut).expand(before.blocks), after.gate.cut)
             assert (before.gate.top_k, before.gate.tau) == (after.gate.top_k, after.gate.tau)
             assert before.gate.soft_width == after.gate.soft_width
+            assert before.gate.hidden == after.gate.hidden
 
 
 def test_sparse_layouts_store_only_what_is_not_zero() -> None:
@@ -61,6 +63,7 @@ LAYER = chain.Layer(torch.zeros(32, 8), torch.zeros(32), block=16, gate=GATE)
         ([replace(LAYER, gate=replace(GATE, biases=()))], "as many biases"),
         ([replace(LAYER, gate=replace(GATE, biases=(torch.zeros(3),)))], "as long as"),
         ([replace(LAYER, gate=replace(GATE, hidden="tanh"))], "hidden activation"),
+        ([replace(LAYER, gate=replace(GATE, hidden="nearest"))], "lies between two maps, received 1"),
         ([replace(LAYER, gate=replace(GATE, top_k=3))], "top_k <= 2 blocks"),
         ([replace(LAYER, gate=replace(GATE, cut=torch.zeros(3)))], "one cut"),
         ([replace(LAYER, gate=replace(GATE, tau=0.0))], "tau > 0"),

@@ -10,6 +10,8 @@ from dynamicgate.continual.learners import LwF as LwF
 from dynamicgate.continual.plasticity import L2 as L2
 from dynamicgate.continual.plasticity import L2Init as L2Init
 from dynamicgate.continual.plasticity import ShrinkAndPerturb as ShrinkAndPerturb
+from dynamicgate.continual.reading_out import read_out as read_out
+from dynamicgate.continual.reading_out import readout_model as readout_model
 from dynamicgate.continual.readout import Readout
 from dynamicgate.continual.replay import AGEM as AGEM
 from dynamicgate.continual.replay import DarkReplay as DarkReplay

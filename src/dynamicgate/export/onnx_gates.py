@@ -19,7 +19,7 @@ from dynamicgate.export.chains import ChainParts
 from dynamicgate.export.onnx_graph import Graph, activate, linear
 from dynamicgate.inference.cpu.lower import Router
 from dynamicgate.ops.chain.layers import Layer
-from dynamicgate.ops.gate_net import GateNet
+from dynamicgate.ops.gate_net import NEAREST, GateNet
 
 WIDE = 8  # units of a block from which it is one product for each block: faster with 16, not timed with others
 
@@ -153,9 +153,14 @@ def _scaled(graph: Graph, h: str, decided: Decided, layer: Layer, after: Gathere
 def _logits(graph: Graph, h: str, net: GateNet, before: Gathered | None) -> str:
     z = h
     for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
-        z = activate(graph, net.hidden, z) if i else z
+        z = _between(graph, net.hidden, z) if i else z
         z = _linear(graph, z, Layer(weight, bias), before if i == 0 else None, None)
     return z
+
+
+def _between(graph: Graph, hidden: str, z: str) -> str:
+    """As `dynamicgate.ops.gate_net.between_maps`."""
+    return graph.op("Cast", _largest(graph, z, 1), to=1) if hidden == NEAREST else activate(graph, hidden, z)
 
 
 def _decide(graph: Graph, z: str, net: GateNet) -> Decided:

@@ -25,10 +25,10 @@ from dynamicgate.inference.cpu.lower import scaled_features
 from dynamicgate.inference.cpu.verify import verify_model
 from dynamicgate.inference.gates import GateInTorch, RouterInTorch
 from dynamicgate.inference.plan import Verification
-from dynamicgate.inference.verify import MARGIN, refuse_above
+from dynamicgate.inference.verify import MARGIN, near_tie, refuse_above
 from dynamicgate.modules import evaluating, unwrap
 from dynamicgate.ops.chain.stages import score_stages, stop_rows
-from dynamicgate.ops.gate_net import logits
+from dynamicgate.ops.gate_net import NEAREST, logits
 
 TOLERANCE = 1e-5  # of the largest output
 ROWS = 256
@@ -123,6 +123,8 @@ class _Watched(nn.Module):
                 net = layer.gate if router is None else router.net
                 assert net is not None
                 z = logits(h, net)
+                if net.hidden == NEAREST:
+                    self._mark(near_tie(F.linear(h, net.weights[0].double(), net.biases[0].double())))  # type: ignore[union-attr]
                 margin = MARGIN * z.abs().max().clamp(min=1.0)
                 k = net.top_k if router is None or router.k is None else router.k
                 self._mark((z - torch.as_tensor(net.cut)).abs() < margin)

@@ -46,13 +46,16 @@ class ContextNet(nn.Module):
         """Multiply-accumulates for one row: one product with each known prototype."""
         return int((self.counts > 0).sum()) * self.prototypes.shape[1]
 
+    def closeness(self, x_BD: Tensor) -> Tensor:
+        """How near each prototype is to each row: -|x - p|^2 / 2 without |x|^2, which is the same for all of them. One
+        product for each prototype."""
+        prototypes_CD = self.prototypes.float()
+        return x_BD.float() @ prototypes_CD.T - 0.5 * prototypes_CD.square().sum(1)
+
     def nearest(self, x_BD: Tensor) -> Tensor:
         """The context with the nearest prototype, for each row; -1 while none is known."""
         known_C = self.counts > 0
-        prototypes_CD = self.prototypes.float()
-        # |x - p|^2 without |x|^2, which is the same for all: one product for each prototype
-        closeness_BC = x_BD.float() @ prototypes_CD.T - 0.5 * prototypes_CD.square().sum(1)
-        nearest_B = closeness_BC.masked_fill(~known_C, -torch.inf).argmax(-1)
+        nearest_B = self.closeness(x_BD).masked_fill(~known_C, -torch.inf).argmax(-1)
         return torch.where(known_C.any(), nearest_B, UNUSED)
 
     def forward(self, x_BD: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate import ops
-from dynamicgate.activations import ACTIVATIONS
+from dynamicgate.gating.context import ContextNet
 from dynamicgate.gating.gate import Gate, count_of
 from dynamicgate.gating.routing import open_shares, route, top_k_mask
+from dynamicgate.ops.gate_net import HIDDEN, NEAREST, between_maps
 
 _PARTS = ("weight", "bias")
 
@@ -53,7 +54,7 @@ class GateInTorch(nn.Module):
         """One logit for each block, in float32: a threshold in lower precision would move gates."""
         z = F.linear(x_BD, self.weight_0, self.bias_0)  # type: ignore[arg-type]
         if self.depth == 2:
-            z = F.linear(ACTIVATIONS[self.hidden].function(z), self.weight_1, self.bias_1)  # type: ignore[arg-type]
+            z = F.linear(between_maps(z, self.hidden), self.weight_1, self.bias_1)  # type: ignore[arg-type]
         return z.float()
 
     def forward(self, x_BD: Tensor) -> Tensor:
@@ -85,7 +86,7 @@ class GateInTorch(nn.Module):
         """The inverse of `describe`, with the buffers."""
         tau, soft_width, top_k = (described[key] for key in ("tau", "soft_width", "top_k"))
         scales = [number for number in (tau, soft_width) if number is not None]
-        if described["depth"] not in (1, 2) or described["hidden"] not in ACTIVATIONS or type(top_k) is not int:
+        if described["depth"] not in (1, 2) or described["hidden"] not in HIDDEN or type(top_k) is not int:
             raise ValueError(f"a gate has one or two maps and a known activation, received {described!r:.80}")
         if top_k < 0 or not all(isinstance(number, float) and 0.0 < number < math.inf for number in scales):
             raise ValueError(f"top_k, tau and soft_width of a gate are positive numbers, received {described!r:.80}")
@@ -138,6 +139,8 @@ class RouterInTorch(nn.Module):
 @torch.no_grad()
 def gate_net(gate: Gate) -> ops.GateNet:
     """The gate network as the kernels take it; a sigmoid above theta is a logit above tau * logit(theta)."""
+    if isinstance(gate.net, ContextNet):
+        return _nearest_net(gate.net)
     config, tau = gate.config, float(gate.tau)
     linears = [m for m in gate.net.modules() if isinstance(m, nn.Linear)]
     threshold, top_k = float(gate.logit_threshold), count_of(config.always_open, gate.blocks)
@@ -155,6 +158,43 @@ def gate_net(gate: Gate) -> ops.GateNet:
         tau=tau if scaled else None,
         soft_width=config.soft_width * tau or None,
     )
+
+
+def _nearest_net(net: ContextNet) -> ops.GateNet:
+    """A context gate as two maps: how near each known prototype is, and the blocks that the nearest one opens."""
+    known_C = net.counts > 0
+    prototypes_CD = net.prototypes.detach().float()[known_C]
+    opens_GC = net.opens[known_C].T.float().contiguous()
+    return ops.GateNet((prototypes_CD, opens_GC), (-0.5 * prototypes_CD.square().sum(1), None), hidden=NEAREST, cut=0.5)
+
+
+@torch.no_grad()
+def factor_for_all(gate: Gate) -> Tensor | None:
+    """What each block is multiplied by where that is the same for every input: static gates, and context gates whose
+    context is told, that know one context, or none. None for gates that look at the input."""
+    net = gate.net
+    if gate.config.kind == "static":
+        return gate(torch.zeros(1, 1)).scale[0]
+    if not isinstance(net, ContextNet):
+        return None
+    if net.named is None and int((net.counts > 0).sum()) > 1:
+        return None
+    return net(net.prototypes.new_zeros(1, net.prototypes.shape[1]))[0]
+
+
+def context_words(gate: Gate) -> str | None:
+    """How a context gate decides in a plan; None for other gates."""
+    net = gate.net
+    if not isinstance(net, ContextNet):
+        return None
+    known = int((net.counts > 0).sum())
+    if net.named is not None:
+        return f"its context is told ({net.named}), so that only the blocks of that one are in the plan"
+    if known < 2:
+        return (
+            "it knows one context, whose blocks are open for every row" if known else "it knows no context: all is open"
+        )
+    return f"the nearest of {known} prototypes names the context of each row, and only its blocks run"
 
 
 def competing_net(gate: Gate) -> ops.GateNet:

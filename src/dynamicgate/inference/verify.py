@@ -37,6 +37,15 @@ def near_threshold(gate: Gate, decision: Decision, margin: float = MARGIN) -> Te
     return near_BG
 
 
+def near_tie(closeness_BC: Tensor, margin: float = MARGIN) -> Tensor:
+    """For each row, whether rounding may make another prototype the nearest one."""
+    if closeness_BC.shape[-1] < 2 or not closeness_BC.numel():
+        return torch.zeros(closeness_BC.shape[:-1], dtype=torch.bool, device=closeness_BC.device)
+    first_B, second_B = closeness_BC.double().topk(2, dim=-1).values.unbind(-1)
+    size_C = closeness_BC.double().abs().flatten(0, -2).amax(0).clamp(min=1.0)
+    return first_B - second_B < 2.0 * margin * size_C.max()
+
+
 def near_cut(gate: StageGate, decision: StageDecision, margin: float = MARGIN) -> Tensor:
     """Which decisions on stages are too close to call if rounding moves a score by up to `margin` of what it is
     computed from: the outputs, or, if a head decides, the scores themselves. Only those that a row got to are."""

@@ -14,7 +14,9 @@ from torch.nn import functional as F
 
 from dynamicgate.activations import ACTIVATIONS
 
-HIDDEN = ("identity", "relu")
+NEAREST = "nearest"
+NEAREST_CODE = 8  # kNearest of csrc/program.h
+HIDDEN = ("identity", "relu", NEAREST)
 FEW = 4  # largest logits: found one by one instead of by sorting
 
 
@@ -23,7 +25,9 @@ class GateNet:
     """A small network with one logit for each block. A block is open if its logit is above `cut` or in the top k.
 
     weights, biases: one linear map (w_GD) or two (u_RD, v_GR).
-    hidden: the activation between two maps: "identity" makes the gate low-rank, "relu" makes it a two-layer network.
+    hidden: the activation between two maps: "identity" makes the gate low-rank, "relu" makes it a two-layer network,
+        "nearest" is 1 for the largest value of a row and 0 for all others: with prototypes as the first map and
+        -|p|^2 / 2 as its bias, that is the nearest one, and the second map says what it opens. Only chains can.
     cut: tau * logit(theta), one for all blocks or one for each. With an infinite cut only `top_k` opens blocks.
     top_k: how many of the largest logits open a block whatever the cut is. Ties go to the lowest index.
     tau: multiply open units by sigmoid(z / tau); None multiplies them by 1.
@@ -51,9 +55,21 @@ def logits(x_BD: Tensor, gate: GateNet) -> Tensor:
     """z, one for each row and block, in the dtype of `x_BD`."""
     z = x_BD
     for i, (weight, bias) in enumerate(zip(gate.weights, gate.biases, strict=True)):
-        z = z if i == 0 else ACTIVATIONS[gate.hidden].function(z)
+        z = z if i == 0 else between_maps(z, gate.hidden)
         z = F.linear(z, weight.to(z.dtype), None if bias is None else bias.to(z.dtype))
     return z
+
+
+def between_maps(z_BR: Tensor, hidden: str) -> Tensor:
+    """What the second map of a gate network reads."""
+    if hidden != NEAREST:
+        return ACTIVATIONS[hidden].function(z_BR)
+    return torch.zeros_like(z_BR).scatter(-1, z_BR.argmax(-1, keepdim=True), 1.0)
+
+
+def code_of(activation: str) -> int:
+    """The number of an activation in csrc/program.h, that of gate networks included."""
+    return NEAREST_CODE if activation == NEAREST else ACTIVATIONS[activation].code
 
 
 def largest(z_BG: Tensor, k: int) -> Tensor:
@@ -108,6 +124,8 @@ def check_gate_net(where: str, gate: GateNet, inputs: int, blocks: int) -> None:
         raise ValueError(
             f"{where}: hidden activation of the gate must be one of {', '.join(HIDDEN)}, received {gate.hidden!r}"
         )
+    if gate.hidden == NEAREST and len(gate.weights) != 2:
+        raise ValueError(f"{where}: hidden='nearest' lies between two maps, received {len(gate.weights)}")
     if not 0 <= gate.top_k <= blocks:
         raise ValueError(f"{where}: expected 0 <= top_k <= {blocks} blocks, received {gate.top_k}")
     if isinstance(gate.cut, Tensor) and gate.cut.ndim and gate.cut.shape != (blocks,):

@@ -17,6 +17,7 @@ from dynamicgate.inference.cpu.folding import Stage
 from dynamicgate.inference.cpu.timing import time_calls
 from dynamicgate.inference.plan import LayerPlan, Regime
 from dynamicgate.inference.timing import batches_of
+from dynamicgate.ops.gate_net import NEAREST
 
 MAX_BYTES_TO_TIME = 64 << 20  # of weights
 
@@ -93,7 +94,7 @@ def choices_of(stages: Sequence[Stage], candidate: Candidate) -> list[str]:
         if candidate.layouts is None:
             words = [candidate.name]
             if layer.block:
-                words.append("closed by gate")
+                words.append("closed by gate" if not _by_context(layer) else "closed by context")
         else:
             words = _words(layer, candidate.layouts[i])
             if i and stages[i - 1].layer.block and candidate.layouts[i].layout not in ("csr", "columns"):
@@ -118,8 +119,13 @@ def _words(layer: ops.chain.Layer, layer_layout: LayerLayout) -> list[str]:
     if not layer.block:
         dense = "zero-skip" if skips else OWN_DENSE.name
         return [words.get(layout, dense), *(["zero-skip"] if skips and layout in words else [])]
-    kind = "unit-gated" if layer.block == 1 else f"block-gated ({layer.block})"
+    by = "context" if _by_context(layer) else "unit" if layer.block == 1 else "block"
+    kind = f"{by}-gated" + (f" ({layer.block})" if layer.block > 1 else "")
     return [kind + (f" x {words[layout]}" if layout in words else ""), *(["zero-skip"] if skips else [])]
+
+
+def _by_context(layer: ops.chain.Layer) -> bool:
+    return layer.gate is not None and layer.gate.hidden == NEAREST
 
 
 def ungated(chain: LinearChain, count: int | None = None) -> Callable[[Tensor], Tensor]:

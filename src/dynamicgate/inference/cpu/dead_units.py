@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.inference.cpu.folding import Affine, Stage, with_layer
+from dynamicgate.ops.gate_net import NEAREST
 
 
 @torch.no_grad()
@@ -43,6 +44,8 @@ def _remove_unread(writer: Stage, reader: Stage, drop: Mapping[str, Tensor]) -> 
         return writer, reader
     blocks = torch.arange(len(read_N)) // block
     keep_G = torch.zeros(writer.layer.blocks, dtype=torch.bool).index_put((blocks,), read_N, accumulate=True)
+    if gate.hidden == NEAREST:  # blocks that no context opens stay closed for every input
+        keep_G &= (gate.weights[1] != 0).any(1)
     if writer.site is not None and writer.site in drop:
         keep_G &= ~drop[writer.site]
     if bool(keep_G.all()):

@@ -13,21 +13,22 @@ from torch import Tensor, nn
 
 from dynamicgate import ops
 from dynamicgate.gating.gate import Gate
-from dynamicgate.inference.gates import GateInTorch, RouterInTorch, gate_net, router_k, without_prefix
+from dynamicgate.inference.gates import GateInTorch, RouterInTorch, factor_for_all, gate_net, router_k, without_prefix
 
 
 @torch.no_grad()
 def ffn_layers(
     up: nn.Linear, value: nn.Linear | None, down: nn.Linear, activation: str, gate: Gate | None
 ) -> tuple[tuple[ops.chain.Layer, ops.chain.Layer], RouterInTorch | None]:
-    """The layer as a chain, and the router where blocks compete: that decides in torch. What a static gate closes is
-    sliced away."""
+    """The layer as a chain, and the router where blocks compete: that decides in torch. What a gate closes for
+    every input is sliced away."""
     held = [up.weight, up.bias, None if value is None else value.weight, None if value is None else value.bias]
     parts = [None if tensor is None else tensor.detach() for tensor in held]
     down_weight, down_bias = down.weight.detach(), None if down.bias is None else down.bias.detach()
     block, net, router = 0, None, None
-    if gate is not None and gate.config.kind == "static":
-        factor_N = gate.per_unit(gate(up.weight[:1]).scale[0])
+    factor_G = None if gate is None else factor_for_all(gate)
+    if gate is not None and factor_G is not None:
+        factor_N = gate.per_unit(factor_G)
         kept_N = factor_N != 0
         kept_N[0] |= not bool(kept_N.any())  # a layer must have a unit
         parts = [None if tensor is None else tensor[kept_N] for tensor in parts]

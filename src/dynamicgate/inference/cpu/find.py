@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from dynamicgate.gating.config import GateConfig
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.sites import Site
 from dynamicgate.gating.stages import StageGate, stack_names, stages_of
+from dynamicgate.inference.gates import factor_for_all
 from dynamicgate.inference.graph import Step, is_unmodified, steps_of
 
 ZEROS_WORTH_SKIPPING = 0.25  # below this fraction of exact zeros, taking them out costs what it saves
@@ -68,7 +68,7 @@ def find_chains(
     } | set(stack[:1])
     while True:
         chains = list(_chains(graph, steps, set(reasons), starts))
-        found = ((site, _why_split(site, gates[name].config, chains, set(reasons))) for name, site in sites.items())
+        found = ((site, _why_split(site, gates[name], chains, set(reasons))) for name, site in sites.items())
         split = [(site, reason) for site, reason in found if reason is not None]
         for site, reason in split:
             for name in (*site.producers, site.source, site.consumer):
@@ -162,8 +162,9 @@ def _unsupported_linears(model: nn.Module, graph: fx.Graph, stages: StageGate | 
             yield name, f"the kernels are float32 on the cpu, it is {module.weight.dtype} on {module.weight.device}"
 
 
-def _why_split(site: Site, config: GateConfig, chains: list[LinearChain], in_torch: set[str]) -> str | None:
+def _why_split(site: Site, gate: Gate, chains: list[LinearChain], in_torch: set[str]) -> str | None:
     """Why the layers around a gate cannot be part of one chain; None if they can, or if all of them stay in torch."""
+    config, constant = gate.config, factor_for_all(gate) is not None
     members = {*site.producers, site.source, site.consumer}
     if members <= in_torch:
         return None
@@ -171,19 +172,17 @@ def _why_split(site: Site, config: GateConfig, chains: list[LinearChain], in_tor
         return f"the gate of {site.name!r} closes channels of convolutions, which run dense in torch"
     if config.capacity is not None:
         return f"the experts of {site.name!r} have a capacity, which depends on the other rows of the batch"
-    if config.kind == "context":
-        return f"the gate of {site.name!r} names a context by its nearest prototype, which no kernel does"
     place = next(((c, i) for c in chains for i, s in enumerate(c.linears) if s.name == site.consumer), None)
     if place is None:
         return f"the gate of {site.name!r} ties it to a layer that stays in torch"
     chain, index = place
-    if config.kind == "static" and site.is_input:
+    if constant and site.is_input:
         return None if index == 0 else f"the gate of {site.name!r} is on features that a chain computes"
     if site.is_input:
         return f"the gate of {site.name!r} decides about input features for each input"
     if index == 0 or site.producers != (chain.linears[index - 1].name,):
         return f"between the layers of the gate of {site.name!r} is an operation that no chain supports"
-    if config.kind == "static":
+    if constant:
         return None
     if site.source != site.producers[0]:
         return f"the gate of {site.name!r} reads the units it closes (reads='same')"

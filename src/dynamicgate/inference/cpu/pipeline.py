@@ -17,6 +17,7 @@ from dynamicgate.inference.cpu.lower import lower_chain
 from dynamicgate.inference.cpu.stage_breakdown import opened_stages, stage_note, staged_regimes
 from dynamicgate.inference.cpu.stage_candidates import StagedCandidates, candidates_of
 from dynamicgate.inference.cpu.verify import verify_model
+from dynamicgate.inference.gates import context_words
 from dynamicgate.inference.graph import replace_nodes, trace
 from dynamicgate.inference.plan import Plan
 from dynamicgate.inference.profiling import (
@@ -51,7 +52,7 @@ def compile_on_cpu(
         macs, open_rates = executed_macs(reference, gates, example)
         never_open = never_open_blocks(reference, gates, calibration)
         graph, found, notes = _find(reference, gates, example)
-        notes += _conv_notes(gates)
+        notes += _conv_notes(gates) + _context_notes(gates, found)
         lowered = [lower_chain(chain, gates, never_open if drop_never_open else {}) for chain in found]
         if any(low.removed for low in lowered):
             notes.append(REMOVED)
@@ -107,6 +108,13 @@ def _find(
 def _conv_notes(gates: Mapping[str, Gate]) -> list[str]:
     names = ", ".join(repr(name) for name, gate in gates.items() if gate.site.channels)
     return [f"convolutions run dense in torch with the gates of {names} as masks: {CLOSED_CHANNELS}"] if names else []
+
+
+def _context_notes(gates: Mapping[str, Gate], chains: Sequence[LinearChain]) -> list[str]:
+    """A sentence for each context gate that is part of a chain."""
+    inside = {step.name for chain in chains for step in chain.linears}
+    words = {name: context_words(gate) for name, gate in gates.items() if name in inside}
+    return [f"{name!r}: {said}" for name, said in words.items() if said is not None]
 
 
 def _torch_notes(reference: nn.Module, reasons: Mapping[str, str]) -> list[str]:

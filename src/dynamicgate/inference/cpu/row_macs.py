@@ -21,7 +21,7 @@ from dynamicgate.inference.cpu.lower import scaled_features
 from dynamicgate.inference.cpu.unpacked import unpacked_chain
 from dynamicgate.ops.chain.layers import Layer
 from dynamicgate.ops.chain.stages import Staged, score_stages
-from dynamicgate.ops.gate_net import GateNet, decide, logits
+from dynamicgate.ops.gate_net import NEAREST, GateNet, decide, logits
 
 
 @torch.no_grad()
@@ -59,6 +59,8 @@ def chain_work(chain: Chain, x_BD: Tensor) -> list[LayerWork]:
             exists_ND = exists_ND + (layer.value_weight[:, read] != 0)
         read_BD, nonzero_BD = open_BD[:, read], (h[:, read] != 0).float()
         nets = () if gate is None else (gate.weights[0][:, read], *gate.weights[1:])
+        if gate is not None and gate.hidden == NEAREST:
+            nets = (torch.ones_like(nets[0]),)  # a product with every prototype; what the nearest opens is looked up
         deciding_B = torch.zeros(len(h), dtype=torch.float64)
         if stage_open_BK is not None and i + 1 == len(layers) and deciding_K:
             deciding_B = stage_open_BK[:, :-1].double() @ torch.tensor(deciding_K, dtype=torch.float64)

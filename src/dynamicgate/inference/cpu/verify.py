@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.gating.context import ContextNet
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import named_gates, usage
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.inference.plan import Verification
 from dynamicgate.inference.shadow_copy import copy_in_float64
-from dynamicgate.inference.verify import TOLERANCE, near_cut, near_threshold, refuse_above
+from dynamicgate.inference.verify import TOLERANCE, near_cut, near_threshold, near_tie, refuse_above
 
 MAX_REFERENCE_MACS = 4e9  # a few seconds in float64
 
@@ -91,9 +93,9 @@ def _reference(
     wide: nn.Module, gates: Mapping[str, Gate], rows: Tensor, dropped: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Outputs in float64, and which rows have a decision that rounding could change."""
-    with usage(wide) as used:
+    near_B = torch.zeros(len(rows), dtype=torch.bool)
+    with usage(wide) as used, _ties_of_contexts(gates, near_B):
         y = _with_fixed_seed(wide, rows.double())
-        near_B = torch.zeros(len(rows), dtype=torch.bool)
         for name, gate in gates.items():
             near_BG = near_threshold(gate, used[name])
             if name in dropped:
@@ -105,6 +107,26 @@ def _reference(
         if stages is not None and used.stages is not None:
             near_B |= near_cut(stages, used.stages).reshape(len(rows), -1).any(1)
     return y, near_B
+
+
+@contextmanager
+def _ties_of_contexts(gates: Mapping[str, Gate], near_B: Tensor) -> Iterator[None]:
+    """Mark in `near_B` the rows whose two nearest prototypes are so alike that rounding may swap them: a context gate
+    says only which blocks are open, not how far it was from another answer."""
+
+    def mark(net: nn.Module, args: tuple[Tensor, ...]) -> None:
+        assert isinstance(net, ContextNet)
+        if net.named is None:
+            known = net.closeness(args[0])[..., net.counts > 0]
+            near_B.logical_or_(near_tie(known).reshape(len(near_B), -1).any(1))
+
+    nets = [gate.net for gate in gates.values() if isinstance(gate.net, ContextNet)]
+    handles = [net.register_forward_pre_hook(mark) for net in nets]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _with_fixed_seed(model: nn.Module, x: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,10 @@ TEST_SEED = 20_240_229
 @dataclass(frozen=True, eq=False, repr=False)
 class Splits(ShownAsText):
     """A dataset in three disjoint parts, with the constants of `(x - mean) / std` that a model normalises with, and the
-    schema that a model trained on it keeps; None where columns have no names."""
+    schema that a model trained on it keeps; None where columns have no names.
+
+    groups: by part, the group of every row, such as its batch or donor, where a column says it.
+    """
 
     name: str
     train: Arrays
@@ -35,6 +39,7 @@ class Splits(ShownAsText):
     std: torch.Tensor | float
     class_names: tuple[str, ...] = ()
     schema: Schema | None = None
+    groups: Mapping[str, tuple[str, ...]] | None = None
 
     def __post_init__(self) -> None:
         expected = tuple(self.train.x.shape[1:])
@@ -156,6 +161,31 @@ def part_positions(
             raise ValueError(f"{what} ({'test' if part == 'test' else 'validation'} part): {error}") from None
         found[part], found["train"] = found["train"][drawn], found["train"][rest]
     return found
+
+
+def read_groups(column: Any, what: str) -> tuple[str, ...]:
+    """The group of every row, as text; `column` is one of pandas."""
+    missing = int(column.isna().sum())
+    if missing:
+        raise ValueError(
+            f"{what}: {missing} of {len(column)} rows have no {str(column.name)!r}, and a row without a group belongs "
+            "to no task: fill them in, or remove these rows"
+        )
+    found = tuple(str(value) for value in column.tolist())
+    if len(set(found)) < 2:
+        raise ValueError(f"{what}: all rows have the {str(column.name)!r} {found[0]!r}: expected two groups or more")
+    return found
+
+
+def by_class_and_group(y: torch.Tensor, groups: Sequence[str]) -> torch.Tensor:
+    """A number for every class within every group, so that a stratified split has rows of each group on both sides."""
+    names = {name: number for number, name in enumerate(dict.fromkeys(groups))}
+    return y * len(names) + torch.tensor([names[group] for group in groups])
+
+
+def groups_of_parts(groups: Sequence[str], parts: Mapping[str, torch.Tensor]) -> dict[str, tuple[str, ...]]:
+    """The groups of the rows of each part."""
+    return {part: tuple(groups[row] for row in positions.tolist()) for part, positions in parts.items()}
 
 
 def _rows_per_class(counts: npt.NDArray[np.intp], total: int) -> npt.NDArray[np.intp]:

@@ -20,7 +20,14 @@ from dynamicgate.data.schema import Schema
 from dynamicgate.lab.datasets.class_encoding import encode_classes, refuse_measurements
 from dynamicgate.lab.datasets.limits import most_bytes, refuse_gzip_bomb, refuse_larger
 from dynamicgate.lab.datasets.normalisation import mean_and_std
-from dynamicgate.lab.datasets.splits import PARTS, Splits, part_positions
+from dynamicgate.lab.datasets.splits import (
+    PARTS,
+    Splits,
+    by_class_and_group,
+    groups_of_parts,
+    part_positions,
+    read_groups,
+)
 
 SEPARATORS = {".csv": ",", ".csv.gz": ",", ".tsv": "\t", ".tsv.gz": "\t"}
 PARQUET = (".parquet", ".pq")
@@ -30,12 +37,13 @@ SUFFIXES = (*SEPARATORS, *PARQUET)
 @dataclass(frozen=True, eq=False)
 class Table:
     """A table as numbers: features [n, f] (float32), class numbers or measurements [n], the positions of the rows of
-    each part, and the schema that makes the same of other tables."""
+    each part, the schema that makes the same of other tables, and the group of each row where a column says it."""
 
     x: npt.NDArray[np.float32]
     y: npt.NDArray[Any]
     parts: dict[str, torch.Tensor]
     schema: Schema
+    groups: tuple[str, ...] | None = None
 
 
 def load_table(
@@ -48,13 +56,16 @@ def load_table(
     max_categories: int = 100,
     missing: str = "refuse",
     task: str | None = None,
+    group: str | None = None,
 ) -> Splits:
-    """Use every column except `target`, `split_column` and those in `drop` as features, encoded as in `read_table`.
+    """Use every column except `target`, `split_column`, `group` and those in `drop` as features, encoded as in
+    `read_table`.
 
     `split_column` names a column with the values train, valid and test. A part it does not contain is split off from
     the training rows: test is a fixed 20 %, validation 15 % of the rest by `seed`. Mean and standard deviation of each
     feature are those of the training rows, and so is what `missing` puts where a value is missing. task: None is
     classification, unless the target looks like a measurement; "regression" takes its numbers as they are.
+    group: a column that says which batch, donor or laboratory a row is from. Parts that are drawn have rows of each.
     """
     table = read_table(
         path,
@@ -65,6 +76,7 @@ def load_table(
         max_categories=max_categories,
         missing=missing,
         task=task,
+        group=group,
     )
     schema = table.schema
     if schema.task == "regression":
@@ -74,7 +86,8 @@ def load_table(
     train, valid, test = (rows.take(table.parts[part]) for part in PARTS)
     mean, std = mean_and_std(train.values)
     names = schema.classes if schema.task == "classification" else ()
-    return Splits(str(schema.source), train, valid, test, schema.outputs, mean, std, names, schema)
+    groups = None if table.groups is None else groups_of_parts(table.groups, table.parts)
+    return Splits(str(schema.source), train, valid, test, schema.outputs, mean, std, names, schema, groups)
 
 
 def read_table(
@@ -87,6 +100,7 @@ def read_table(
     max_categories: int = 100,
     missing: str = "refuse",
     task: str | None = None,
+    group: str | None = None,
 ) -> Table:
     """Read the columns in file order: numbers as they are, booleans as 0 and 1, text and categories one-hot.
 
@@ -96,7 +110,8 @@ def read_table(
     """
     fill, what = missing_option(missing), str(path)
     frame = read_frame(path)
-    named = [target, *([drop] if isinstance(drop, str) else drop)] + ([] if split_column is None else [split_column])
+    others = [str(name) for name in (split_column, group) if name is not None]
+    named = [target, *([drop] if isinstance(drop, str) else drop), *others]
     refuse_unknown(frame, named, path)
     if task not in (None, "classification", "regression"):
         raise ValueError(f"task must be classification or regression, received {task!r}")
@@ -115,6 +130,9 @@ def read_table(
         if task is None:
             refuse_measurements(frame[target], f"{path}: column {target!r}")
     strata = torch.zeros(len(y), dtype=torch.int64) if regression else torch.from_numpy(y)
+    groups = None if group is None else read_groups(frame[str(group)], what)
+    if groups is not None and split_column is None:
+        strata = by_class_and_group(strata, groups)
     features = frame.drop(columns=named)
     if features.shape[1] == 0:
         raise ValueError(f"{path} has no columns left as features, found only {list(frame.columns)}")
@@ -140,7 +158,7 @@ def read_table(
         source=path.name[: -len(suffix_of(path))],
         rows=len(parts["train"]),
     )
-    return Table(x, y, parts, schema)
+    return Table(x, y, parts, schema, groups)
 
 
 def read_measurements(column: Any, what: str) -> npt.NDArray[np.float32]:

@@ -11,9 +11,16 @@ STAGED = ("staged", "staged-random", "cascade")
 SPARSIFY = "sparsify"
 STREAM_METHODS = (
     *("naive", "joint", "dense", "small", "gate", "top-k", "static-sparse", "rigl", "gate+rigl", "keep", "xdg", "ewc"),
-    *("si", "lwf", "er", "der++", "a-gem"),
+    *("si", "lwf", "er", "der++", "a-gem", "separate", "readout", "balanced-readout", "l2", "l2-init"),
+    *("shrink-perturb", "redo", "cbp", "set"),
 )
 """The models of `dynamicgate continual`."""
+OF_CONTEXTS = ("keep", "separate", "xdg")
+"""Those with a context for each task, which they can be told or notice."""
+NEED_BOUNDARIES = ("ewc", "si", "lwf")
+"""Those that must be told when a task ends."""
+WITHOUT_STEPS = ("readout", "balanced-readout")
+"""Those that learn in closed form."""
 
 
 @dataclass(frozen=True, kw_only=True)

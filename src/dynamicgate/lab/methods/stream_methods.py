@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,34 +11,22 @@ import torch
 from torch import Tensor, nn
 
 import dynamicgate as dg
-from dynamicgate.continual import (
-    EWC,
-    SI,
-    Contexts,
-    Keeper,
-    Learner,
-    Replay,
-    Retention,
-    Stream,
-    drifting,
-    follow,
-    joined,
-    labels_shuffled,
-    permuted,
-    rotated,
-    some_rows,
-    split,
-)
+from dynamicgate.continual import EWC, SI, Contexts, Keeper, Learner, Readout, Replay, Retention, Stream, follow, joined
 from dynamicgate.continual.learners import LwF
+from dynamicgate.continual.plasticity import L2, L2Init, ShrinkAndPerturb
+from dynamicgate.continual.reading_out import KIND, read_out, readout_model
 from dynamicgate.continual.replay import AGEM, DarkReplay
-from dynamicgate.continual.streams import Parts
-from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.io.tensor_file import read_tensors
+from dynamicgate.lab.methods.streams import STREAMS as STREAMS
+from dynamicgate.lab.methods.streams import class_order as class_order
+from dynamicgate.lab.methods.streams import scaled as scaled
+from dynamicgate.lab.methods.streams import stream_of as stream_of
 from dynamicgate.modules import evaluating
-from dynamicgate.sparsity import RigL, Static
+from dynamicgate.sparsity import SET, Recycler, RigL, Static
 
 Answer = Callable[[Tensor], Tensor]
 OVERLAP_ROWS = 1000
-STREAMS = ("permuted", "rotated", "drifting", "still", "split", "labels")
+FEATURES = 1000  # random ones, that a readout reads
 
 
 class Made(NamedTuple):
@@ -47,48 +34,6 @@ class Made(NamedTuple):
 
     model: nn.Module
     parts: dict[str, Any]
-
-
-def scaled(splits: Splits) -> Splits:
-    """The same rows, flat, with mean 0 and standard deviation 1 over all features together, where the dataset has one
-    mean: that of a feature alone would tell the first task more than a stream knows, and moves with the features."""
-    flat = splits.flat()
-    if not isinstance(flat.mean, float) or not isinstance(flat.std, float):
-        return flat
-    mean, std = flat.mean, flat.std
-    train, valid, test = (
-        replace(part, x=(part.values - mean) / std, prepare=None) for part in (flat.train, flat.valid, flat.test)
-    )
-    return replace(flat, train=train, valid=valid, test=test, mean=0.0, std=1.0)
-
-
-def stream_of(data: Parts, asked: dict[str, Any], seed: int) -> Stream:
-    """The stream that a run is asked for. Permutations are drawn from the seed; settings were tuned on others."""
-    kind, known = asked.get("stream", "permuted"), asked.get("known", "boundaries")
-    if kind not in STREAMS:
-        raise ValueError(f"unknown stream {kind!r}: expected one of {', '.join(STREAMS)}")
-    if kind == "permuted":
-        stream = permuted(data, asked["tasks"], seed=seed, known=known)
-    elif kind == "rotated":
-        stream = rotated(data, asked["tasks"], known=known)
-    elif kind == "labels":
-        stream = labels_shuffled(data, asked["tasks"], seed=seed, known=known)
-    elif kind == "drifting":
-        stream = drifting(data, asked["tasks"], seed=seed)
-    elif kind == "still":
-        stream = permuted(data, 1, seed=seed)
-    else:
-        order = class_order(data, seed) if asked.get("shuffled") else None
-        stream = split(data, asked.get("classes", 2), scenario=asked.get("scenario", "class"), order=order)
-    rows = asked.get("rows")
-    return stream if rows is None else some_rows(stream, min(rows, *(len(t.train) for t in stream)), seed=seed)
-
-
-def class_order(data: Parts, seed: int) -> list[int]:
-    """The classes in an order of the seed."""
-    present = sorted(set(data.train.y.tolist()))
-    order = torch.randperm(len(present), generator=torch.Generator().manual_seed(seed))
-    return [present[place] for place in order.tolist()]
 
 
 def mlp(stream: Stream, hidden: list[int], gate: dg.GateConfig | None = None) -> nn.Module:
@@ -133,6 +78,36 @@ def _static(stream: Stream, asked: dict[str, Any]) -> Made:
     return Made(model, {"sparsifier": Static(model, asked.get("density", 0.2))})
 
 
+def _set(stream: Stream, asked: dict[str, Any]) -> Made:
+    """Half of the connections, a tenth of them exchanged at random at every update, to the end."""
+    model = mlp(stream, asked["hidden"])
+    density, every = asked.get("density", 0.5), asked.get("every")
+    return Made(model, {"sparsifier": SET(model, density, every=every, until=1.0, fraction=0.1, seed=asked["seed"])})
+
+
+def _recycled(**options: Any) -> Callable[[Stream, dict[str, Any]], Made]:
+    """A dense network whose units are drawn anew: silent ones (ReDo), or useless ones (continual backprop)."""
+
+    def build(stream: Stream, asked: dict[str, Any]) -> Made:
+        model = mlp(stream, asked["hidden"])
+        return Made(
+            model, {"recycler": Recycler(model, seed=asked["seed"], **{**options, **asked.get("recycler", {})})}
+        )
+
+    return build
+
+
+def _readout(*, balanced: bool) -> Callable[[Stream, dict[str, Any]], Made]:
+    """An output layer in closed form on random features."""
+
+    def build(stream: Stream, asked: dict[str, Any]) -> Made:
+        units = asked.get("features", FEATURES)
+        model = readout_model(stream.features, units, stream.classes, seed=asked["seed"])
+        return Made(model, {"readout": Readout(units, decay=asked.get("decay", 1e-3), balanced=balanced)})
+
+    return build
+
+
 def _gate_rigl(stream: Stream, asked: dict[str, Any]) -> Made:
     model = mlp(stream, asked["hidden"], dg.GateConfig(block=asked.get("block", 16)))
     every = asked.get("every")
@@ -153,6 +128,15 @@ def _keep(stream: Stream, asked: dict[str, Any]) -> Made:
     return Made(model, {"contexts": contexts, **({} if sparsifier is None else {"sparsifier": sparsifier})})
 
 
+def _separate(stream: Stream, asked: dict[str, Any]) -> Made:
+    """Small dense networks behind the same router, with as many weights as `keep` has connections: its strongest
+    control. They are blocks of one network, and kept, so that nothing else differs."""
+    density = asked.get("density") or 1.0
+    inputs, outputs = stream.features, stream.classes
+    width = max(1, round(asked["width"] * (density * inputs + outputs) / (inputs + outputs)))
+    return _keep(stream, {**asked, "width": width, "density": None})
+
+
 def _xdg(stream: Stream, asked: dict[str, Any]) -> Made:
     """Context-dependent gating: a fifth of the units, at random, named by our router instead of a task's number."""
     blocks = 20
@@ -166,7 +150,10 @@ METHODS: dict[str, Callable[[Stream, dict[str, Any]], Made]] = {
     "naive": _dense, "joint": _dense, "dense": _dense, "small": _small, "gate": _gate, "top-k": _top_k,
     "static-sparse": _static, "rigl": _rigl, "gate+rigl": _gate_rigl, "keep": _keep, "xdg": _xdg,
     "ewc": _learner(EWC), "si": _learner(SI), "lwf": _learner(LwF), "er": _learner(Replay),
-    "der++": _learner(DarkReplay), "a-gem": _learner(AGEM),
+    "der++": _learner(DarkReplay), "a-gem": _learner(AGEM), "separate": _separate,
+    "readout": _readout(balanced=False), "balanced-readout": _readout(balanced=True),
+    "l2": _learner(L2), "l2-init": _learner(L2Init), "shrink-perturb": _learner(ShrinkAndPerturb),
+    "redo": _recycled(kind="silent"), "cbp": _recycled(kind="useless"), "set": _set,
 }  # fmt: skip
 
 
@@ -180,22 +167,33 @@ def run_stream(
         raise ValueError(f"unknown method {asked['method']!r}: expected one of {', '.join(METHODS)}")
     joint = asked["method"] == "joint"
     followed = joined(stream) if joint else stream
-    made = METHODS[asked["method"]](stream, asked)
-    retention = follow(
-        made.model, followed, **made.parts, epochs=asked["epochs"], batch=asked["batch"], lr=asked["lr"],
-        gate_lr_scale=asked.get("gate_lr_scale", 1.0), clock=asked.get("clock", "task"),
-        horizon=asked.get("horizon"), online=asked.get("online", False), test_every=asked.get("test_every"),
-        device=device, seed=seed, out=folder, checkpoint_seconds=60.0, show=asked.get("show", False),
-        label=f"{asked['method']}, seed {seed}",
-    )  # fmt: skip
+    made = METHODS[asked["method"]](stream, {**asked, "seed": seed})
+    shown = {
+        "device": device,
+        "out": folder,
+        "show": asked.get("show", False),
+        "label": f"{asked['method']}, seed {seed}",
+    }
+    readout: Readout | None = made.parts.get("readout")
+    steps = 0
+    if readout is not None:
+        assert isinstance(made.model, nn.Sequential)
+        retention = read_out(made.model, stream, readout, **shown)
+    else:
+        steps = sum(-(-len(task.train) // asked["batch"]) for task in followed) * asked["epochs"]
+        retention = follow(
+            made.model, followed, **made.parts, epochs=asked["epochs"], batch=asked["batch"], lr=asked["lr"],
+            gate_lr_scale=asked.get("gate_lr_scale", 1.0), clock=asked.get("clock", "task"),
+            horizon=asked.get("horizon"), online=asked.get("online", False), test_every=asked.get("test_every"),
+            new_optimizer=asked.get("new_optimizer", True), seed=seed, checkpoint_seconds=60.0, **shown,
+        )  # fmt: skip
     if joint:
         retention = tested(made.model, stream)
-    steps = sum(-(-len(task.train) // asked["batch"]) for task in followed) * asked["epochs"]
-    seconds = time.monotonic() - started
+    seconds = max(time.monotonic() - started, _trained_seconds(folder))
     diagonal, last = retention.matrix.diagonal(), retention.matrix[-1]
     contexts: Contexts | None = made.parts.get("contexts")
     learner: Learner | None = made.parts.get("learner")
-    kept = 0 if learner is None else learner.bytes
+    kept = (0 if learner is None else learner.bytes) + (0 if readout is None else readout.bytes)
     if contexts is not None:
         kept += sum(4 * net.prototypes.numel() for net in contexts.nets.values())
     measured = dg.measure(made.model, some_test_rows(stream))
@@ -203,7 +201,7 @@ def run_stream(
         "quality": {
             "accuracy": retention.acc, "acc": retention.acc, "learned": retention.learned,
             "forgetting": retention.forgetting, "retention": retention.to_dict(),
-            **accuracies(answers(made.model), stream),
+            **_plasticity(retention), **accuracies(answers(made.model), stream),
             "drop": [0.0] * len(stream) if joint else (diagonal - last).tolist(),
             "overlap": overlaps(made.model, stream) if asked.get("overlap") else None,
             "contexts": None if contexts is None else contexts.opened,
@@ -211,8 +209,24 @@ def run_stream(
         "free": None if contexts is None or contexts.keeper is None else contexts.keeper.free,
         "macs": measured.macs, "params": sum(int((p != 0).sum()) for p in made.model.parameters()), "bytes": kept,
         "told": {"scenario": stream.scenario, "known": stream.known},
-        "seconds": round(seconds, 1), "steps_a_second": round(steps / seconds, 1),
+        "seconds": round(seconds, 2), "steps_a_second": round(steps / seconds, 1),
     }  # fmt: skip
+
+
+def _trained_seconds(folder: Path | None) -> float:
+    """How long a run took, what came before an interruption included: its last checkpoint says it."""
+    path = None if folder is None else folder / "last.safetensors"
+    if path is None or not path.exists():
+        return 0.0
+    _, header = read_tensors(path, kind=("stream", KIND), with_tensors=False)
+    return float(header["position"]["seconds"])
+
+
+def _plasticity(retention: Retention) -> dict[str, float]:
+    """How well rows were answered before the step on them, where that was counted."""
+    if not retention.online:
+        return {}
+    return {"online": sum(retention.online) / len(retention.online), "ageing": retention.ageing}
 
 
 def tested(model: nn.Module, stream: Stream) -> Retention:

@@ -63,6 +63,12 @@ def capacity_figure(curves: Mapping[str, Sequence[float]], styles: Mapping[str, 
     return _lines(points, styles, "task", "Free capacity after each task") if points else ""
 
 
+def online_figure(curves: Mapping[str, Sequence[float]], styles: Mapping[str, int]) -> str:
+    """How well the rows of each task were answered before the step on them: where a line falls, a network ages."""
+    points = {name: [(float(n + 1), v) for n, v in enumerate(curve)] for name, curve in curves.items() if curve}
+    return _lines(points, styles, "task", "Accuracy on new rows, task by task") if points else ""
+
+
 def overlap_figure(dots: Mapping[str, Sequence[tuple[float, float]]], styles: Mapping[str, int]) -> str:
     """One dot a task: how much its open units overlap with those of later tasks, and what was forgotten of it."""
     every = [dot for found in dots.values() for dot in found]

@@ -7,11 +7,24 @@ from statistics import fmean
 from typing import Any
 
 from dynamicgate.files import read_json, read_json_lines, write_text
-from dynamicgate.lab.report.continual_figures import age_figure, capacity_figure, matrix_figure, overlap_figure
+from dynamicgate.lab.report.continual_figures import (
+    age_figure,
+    capacity_figure,
+    matrix_figure,
+    online_figure,
+    overlap_figure,
+)
 
 HERE = Path(__file__).parent
 Run = dict[str, Any]
-COLUMNS = ("model", "ACC", "learned", "forgetting", "bytes kept", "non-zero", "executed MACs", "of dense", "seconds")
+COLUMNS = (
+    *("model", "known", "ACC", "learned", "forgetting", "bytes kept", "non-zero", "executed MACs", "of dense"),
+    "seconds",
+)
+OF_PLASTICITY = ("online", "ageing")
+"""More columns, where answers before the step were counted: their mean, and how it changed from the second tenth of the
+tasks to the last."""
+TOLD = {"ids": "which task a row is from", "boundaries": "when a task ends", "nothing": "nothing"}
 
 
 def write_continual_report(folder: Path, out: Path | None = None) -> Path:
@@ -24,19 +37,25 @@ def write_continual_report(folder: Path, out: Path | None = None) -> Path:
 
 def continual_table(runs: Sequence[Run]) -> str:
     """The main numbers for a terminal."""
-    rows = [COLUMNS, *summary(runs)]
-    widths = [max(len(row[n]) for row in rows) for n in range(len(COLUMNS))]
+    rows = [columns(runs), *summary(runs)]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     return "\n".join("  ".join(cell.rjust(w) if n else cell.ljust(w) for n, (cell, w) in
                                enumerate(zip(row, widths, strict=True))) for row in rows)  # fmt: skip
+
+
+def columns(runs: Sequence[Run]) -> tuple[str, ...]:
+    """What the table shows of these runs."""
+    return (*COLUMNS, *(name for name in OF_PLASTICITY if any(name in run["quality"] for run in runs)))
 
 
 def summary(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """A row for each model, means over seeds."""
     return [
-        (name, percent(found, "acc"), percent(found, "learned"), percent(found, "forgetting"),
+        (name, found[0]["told"]["known"], *(percent(found, column) for column in ("acc", "learned", "forgetting")),
          f"{fmean(run['bytes'] for run in found):,.0f}", f"{fmean(run['params'] for run in found):,.0f}",
          f"{fmean(run['macs']['executed'] for run in found):,.0f}",
-         f"{fmean(run['macs']['relative'] for run in found):.4f}", f"{fmean(run['seconds'] for run in found):.1f}")
+         f"{fmean(run['macs']['relative'] for run in found):.4f}", f"{fmean(run['seconds'] for run in found):.1f}",
+         *(percent(found, column) for column in columns(runs)[len(COLUMNS) :]))
         for name, found in by_model(runs).items()
     ]  # fmt: skip
 
@@ -85,8 +104,11 @@ def sentence(runs: Sequence[Run]) -> str:
         text += (
             f" {most} forgets most ({100 * forgotten[most]:.2f} points), {least} least ({100 * forgotten[least]:.2f})."
         )
-    known = {"ids": "which task a row is from", "boundaries": "when a task ends", "nothing": "nothing"}[told["known"]]
-    return f"{text} Told in training: {known}; asked in the scenario “{told['scenario']}”."
+    seconds = sum(run["seconds"] for run in runs)
+    return (
+        f"{text} Told in training: {TOLD[told['known']]}; asked in the scenario “{told['scenario']}”. All runs "
+        f"together took {seconds:,.0f} seconds."
+    )
 
 
 def overlap_dots(runs: Sequence[Run]) -> dict[str, list[tuple[float, float]]]:
@@ -101,6 +123,16 @@ def overlap_dots(runs: Sequence[Run]) -> dict[str, list[tuple[float, float]]]:
     return dots
 
 
+def online_curves(models: dict[str, list[Run]]) -> dict[str, list[float]]:
+    """For each model and task the fraction of rows answered right before the step on them, mean over seeds."""
+    curves = {name: [run["quality"]["retention"]["online"] for run in found] for name, found in models.items()}
+    return {
+        name: [fmean(task) for task in zip(*of_seeds, strict=True)]
+        for name, of_seeds in curves.items()
+        if all(of_seeds)
+    }
+
+
 def render_continual(runs: Sequence[Run], meta: dict[str, Any], free: dict[str, list[float]]) -> str:
     """The HTML of the page."""
     models = by_model(runs)
@@ -109,7 +141,7 @@ def render_continual(runs: Sequence[Run], meta: dict[str, Any], free: dict[str, 
     for name, found in models.items():
         last = [run["quality"]["retention"]["matrix"][-1][::-1] for run in found]
         ages[name] = [fmean(v for row in last if (v := row[age]) is not None) for age in range(len(last[0]))]
-    head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns(runs))
     body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in summary(runs))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     maps = "".join(
@@ -121,6 +153,7 @@ def render_continual(runs: Sequence[Run], meta: dict[str, Any], free: dict[str, 
         ("What is retained", f'<div class="scroll">{table}</div>'),
         ("Accuracy after each task (rows) on each task (columns)", f'<div class="maps">{maps}</div>'),
         ("Accuracy by age", age_figure(ages, styles)),
+        ("Accuracy on new rows, task by task", online_figure(online_curves(models), styles)),
         ("Forgetting against overlap of open units", overlap_figure(overlap_dots(runs), styles)),
         ("Free capacity", capacity_figure(free, styles)),
     ]  # fmt: skip

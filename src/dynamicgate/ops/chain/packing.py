@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.ops.chain.layers import LAYOUTS, Layer, check_layers
+from dynamicgate.ops.gate_net import code_of
 
 PANEL = 16  # outputs side by side
 MAGIC = 0x44470003
@@ -211,7 +211,7 @@ def write_linear(
     bias_W = torch.zeros(width, dtype=torch.float32)
     if bias_N is not None:
         bias_W[after.positions] = bias_N.detach().to(torch.float32)
-    kind, phi = LAYOUTS.index(layout), ACTIVATIONS[activation].code
+    kind, phi = LAYOUTS.index(layout), code_of(activation)
     return [kind, inputs, after.units, width, at, writer.add(width, _copy_of(bias_W)), index, phi, int(skip_zeros)]
 
 

@@ -21,7 +21,7 @@ from dynamicgate.ops.chain.packing import (
     output_span,
     whole,
 )
-from dynamicgate.ops.gate_net import GateNet
+from dynamicgate.ops.gate_net import NEAREST, NEAREST_CODE, GateNet
 
 
 class PackedLinear(NamedTuple):
@@ -64,7 +64,7 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
             gate = GateNet(
                 weights=tuple(w for w, _ in read),
                 biases=tuple(b for _, b in read),
-                hidden=BY_CODE[gates[0].activation].name,
+                hidden=_hidden(gates[0].activation),
                 cut=weights[cut * PANEL :][:blocks],
                 top_k=top_k,
                 tau=None if tau is None else abs(tau),
@@ -85,6 +85,10 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
         )
         before = after
     return layers
+
+
+def _hidden(code: int) -> str:
+    return NEAREST if code == NEAREST_CODE else BY_CODE[code].name
 
 
 def _inverse(word: int) -> float | None:

@@ -14,7 +14,7 @@ from dynamicgate.ops.ffn import tune
 from dynamicgate.ops.ffn.reference import reference_ffn
 from dynamicgate.ops.ffn.registration import kernels_run_on, register_for_inference
 from dynamicgate.ops.ffn.weights import FFNWeights, check_dtypes, check_weights
-from dynamicgate.ops.gate_net import GateNet, check_gate_net, decide, logits
+from dynamicgate.ops.gate_net import NEAREST, GateNet, check_gate_net, decide, logits
 
 MOST_TOKENS = 16
 
@@ -43,6 +43,8 @@ def decode_ffn(x_TD: Tensor, gate: GateNet, weights: FFNWeights, *, block: int, 
     check_gate_net("decode_ffn", gate, rows.shape[1], -(-weights.up.shape[0] // block))
     if gate.competes:
         raise ValueError("decode_ffn knows no blocks that compete: compute their factors first, and call gated_ffn")
+    if gate.hidden == NEAREST:
+        raise ValueError("decode_ffn knows no nearest prototypes: compute their factors first, and call gated_ffn")
     check_dtypes(rows, {f"weight {i} of the gate": t for i, t in enumerate(gate.weights)})
     check_dtypes(rows, {f"bias {i} of the gate": t for i, t in enumerate(gate.biases)})
     cut, cuts = (0.0, gate.cut) if isinstance(gate.cut, Tensor) else (gate.cut, None)

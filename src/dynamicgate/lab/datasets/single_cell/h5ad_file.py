@@ -26,7 +26,7 @@ from dynamicgate.lab.datasets.single_cell.preprocessing import (
     preprocess_counts,
     split_cells,
 )
-from dynamicgate.lab.datasets.splits import Splits
+from dynamicgate.lab.datasets.splits import PARTS, Splits, by_class_and_group, groups_of_parts, read_groups
 
 SYMBOLS = ("symbol", "gene_symbols", "feature_name")
 """Columns of var that hold the symbols of genes which are named by their ids."""
@@ -42,6 +42,7 @@ def load_h5ad(
     genes: int | None = None,
     hvg: Hvg = "counts",
     fit: Fit = "train",
+    group: str | None = None,
 ) -> Splits:
     """Cells are rows, X (or `layer`, or raw) the features, the column `target` of obs the classes; a sparse X stays so.
 
@@ -49,7 +50,8 @@ def load_h5ad(
     warning that counts them. preprocess="none" uses the values as they are; "counts" passes raw counts through
     `preprocess_counts`: normalise, log1p and, with `genes`, select that many highly variable genes (`hvg` and `fit` as
     there). Mean and standard deviation of each feature are those of the training cells; after "counts" the standard
-    deviation is at least 0.3, so that a gene they hardly express is not blown up.
+    deviation is at least 0.3, so that a gene they hardly express is not blown up. group: a column of obs that says
+    which batch, donor or laboratory a cell is from; then each part has cells of each.
     """
     if preprocess not in ("none", "counts"):
         raise ValueError(f"preprocess must be 'none' or 'counts', got {preprocess!r}")
@@ -58,7 +60,8 @@ def load_h5ad(
     cells = adata_values(with_target(read_h5ad(path), target, path), layer, str(path))
     numbers, names = encode_classes(cells.obs[target], f"{path}: obs column {target!r}")
     y = torch.from_numpy(numbers)
-    parts = split_cells(y, seed, what=str(path))
+    groups = None if group is None else _groups(cells, str(group), path)
+    parts = split_cells(y if groups is None else by_class_and_group(y, groups), seed, what=str(path))
     measured = cells.n_vars
     if preprocess == "counts":
         cells = preprocess_counts(cells, parts[0], genes=genes, hvg=hvg, fit=fit, what=str(path))
@@ -74,7 +77,14 @@ def load_h5ad(
         counts_of=measured * (preprocess != "none"),
         symbols=next((name for name in SYMBOLS if name in cells.var), None),
     )
-    return Splits(path.stem, train, valid, test, len(names), mean, std, names, schema)
+    found = None if groups is None else groups_of_parts(groups, dict(zip(PARTS, parts, strict=True)))
+    return Splits(path.stem, train, valid, test, len(names), mean, std, names, schema, found)
+
+
+def _groups(cells: Any, group: str, path: Path) -> tuple[str, ...]:
+    if group not in cells.obs.columns:
+        raise ValueError(f"{path}: obs has no column {group!r} for the groups, found {list(cells.obs.columns)}")
+    return read_groups(cells.obs[group], str(path))
 
 
 def cell_schema(
