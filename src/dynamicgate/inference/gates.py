@@ -112,6 +112,13 @@ class RouterInTorch(nn.Module):
         super().__init__()
         self.gate, self.k, self.tau = gate, k, tau
 
+    @property
+    def net(self) -> ops.GateNet | None:
+        """The same for a kernel; None where that cannot be: a single expert is weighted by its probability."""
+        if self.k == 1 or self.gate.soft_width is not None:
+            return None
+        return replace(self.gate.net, tau=self.tau, competes=True)
+
     def forward(self, x_BD: Tensor) -> Tensor:
         """The factor of each expert."""
         return self.factors(self.gate.logits(x_BD))

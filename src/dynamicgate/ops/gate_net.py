@@ -33,7 +33,7 @@ class GateNet:
     tau: multiply open units by sigmoid(z / tau); None multiplies them by 1.
     soft_width: multiply open units by min(1, (z - cut) / soft_width), which is 0 at the cut; None multiplies them by 1.
         It cannot be combined with `tau`, nor with `top_k`, which would open blocks below the cut to multiply them by 0.
-    competes: multiply open units by the softmax of z / tau over the open blocks instead. Only chains can.
+    competes: multiply open units by the softmax of z / tau over the open blocks instead.
     """
 
     weights: tuple[Tensor, ...]

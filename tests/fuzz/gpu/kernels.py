@@ -135,6 +135,8 @@ def check_decode(layer: Layer, rng: random.Random, seed: int, device: str) -> st
             seed=seed + number * 1_000_003, **layer.options, **more,
         )  # fmt: skip
         given, rule = _with_rule(given, rng, scale)
+        if "tau" in scale and seed % 2:
+            given, rule = decode_cases.with_gate(given, competes=True), f"{rule}, competing"
         if _far_from_cuts(given):
             break
     else:

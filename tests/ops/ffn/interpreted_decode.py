@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -53,6 +55,36 @@ def test_biases_activations_and_swiglu(tokens: int, more: dict[str, object]) -> 
 @pytest.mark.parametrize("hidden", ["identity", "relu"])
 def test_a_gate_of_two_maps_that_scales_by_p(tokens: int, hidden: str) -> None:
     assert error(made(tokens, rank=5, hidden=hidden, tau=0.7, bias=True)) < 1e-6
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("block", [1, 16, 20])
+@pytest.mark.parametrize("top_k", [0, 1, 3])
+@pytest.mark.parametrize("rank", [0, 5])
+def test_open_blocks_that_share_one_weight(tokens: int, block: int, top_k: int, rank: int) -> None:
+    given = with_gate(made(tokens, block=block, rank=rank, tau=0.7, bias=True), competes=True, top_k=top_k)
+    assert error(given) < 1e-6
+    assert error(with_gate(given, cut=torch.inf)) < 1e-6  # top k alone, or all closed
+    assert error(with_gate(given, cut=-torch.inf)) < 1e-6
+    cuts_G = torch.full((given["gate"].blocks,), float(given["gate"].cut))
+    cuts_G[0] = -torch.inf
+    assert error(with_gate(given, cut=cuts_G)) < 1e-6
+
+
+def test_a_nan_in_a_token_shows_where_blocks_compete() -> None:
+    given = with_gate(made(4, tau=1.0), competes=True, top_k=1)
+    x_TD = given["x_TD"].clone()
+    x_TD[1, 0] = torch.nan
+    found, expected = decode_ffn(**{**given, "x_TD": x_TD}), decode_ffn(**given)
+    assert found[1].isnan().all()
+    assert torch.equal(found[[0, 2, 3]], expected[[0, 2, 3]])
+
+
+def test_equal_logits_open_the_first_blocks() -> None:
+    given = made(2, tau=1.0)
+    gate = given["gate"]
+    same = tuple(torch.zeros_like(weight) for weight in gate.weights)
+    assert error({**given, "gate": replace(gate, weights=same, cut=torch.inf, top_k=2, competes=True)}) < 1e-6
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

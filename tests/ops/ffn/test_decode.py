@@ -70,12 +70,14 @@ def test_opcheck_finds_nothing() -> None:
     for scale in ({"tau": 1.0}, {"soft_width": 0.5}):
         given = made(2, bias=True, value=True, rank=3, **scale)
         torch.library.opcheck(torch.ops.dynamicgate.decode_ffn.default, arguments(given))
+    competing = with_gate(made(2, tau=1.0), competes=True)
+    torch.library.opcheck(torch.ops.dynamicgate.decode_ffn.default, arguments(competing))
 
 
 def arguments(given: Given) -> tuple[object, ...]:
     """The arguments of the op."""
     gate: GateNet = given["gate"]
-    rule = (gate.hidden, gate.cut, None, gate.top_k, gate.tau, gate.soft_width)
+    rule = (gate.hidden, gate.cut, None, gate.top_k, gate.tau, gate.soft_width, gate.competes)
     layer = (*given["weights"], given["block"], given["activation"])
     return (given["x_TD"], list(gate.weights), list(gate.biases), *rule, *layer)
 

@@ -74,6 +74,16 @@ def test_the_largest_logits_open(tokens: int) -> None:
     assert error(with_gate(given, cut=torch.inf, top_k=2)) < 1e-2
 
 
+@pytest.mark.parametrize("tokens", [1, 7, 16])
+@pytest.mark.parametrize(("top_k", "cut"), [(0, None), (3, None), (2, torch.inf), (0, torch.inf)])
+@pytest.mark.parametrize("sizes", [(512, 2048, 256), (200, 1500, 520)])
+def test_open_blocks_that_share_one_weight(
+    tokens: int, top_k: int, cut: float | None, sizes: tuple[int, int, int]
+) -> None:
+    given = with_gate(made(tokens, sizes=sizes, block=64, tau=0.7, bias=True, **BF16), competes=True, top_k=top_k)
+    assert error(given if cut is None else with_gate(given, cut=cut)) < 1e-2
+
+
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_all_open_all_closed_and_weights_that_must_not_be_read(tokens: int) -> None:
     given = made(tokens, sizes=(512, 2048, 256), block=128, bias=True, **BF16)

@@ -35,7 +35,7 @@ def candidates_for(layer: Any, tokens: int) -> list[str]:
         found += [FUSED]
     if layer.gate is not None and layer.block >= LEAST_BLOCK:
         found += ["gated", f"gated{COMPILED}"]
-    if isinstance(layer.gate, GateInTorch) and tokens <= MOST_TOKENS["decode"]:
+    if layer.gate is not None and layer.gate.net is not None and tokens <= MOST_TOKENS["decode"]:
         found += ["decode"]
     if layer.gate is not None and tokens <= MOST_TOKENS[GIVEN]:
         found += [GIVEN, f"{GIVEN}{COMPILED}"]

@@ -45,6 +45,13 @@ def load_cut(cut, cuts, stride, block, row_mask, CUTS: tl.constexpr):
 
 
 @triton.jit
+def clear_counters(arrived):
+    """Counters of 0, by the first program."""
+    counter = tl.arange(0, COUNTERS)
+    tl.store(arrived + counter, tl.zeros_like(counter), (counter < COUNTERS) & (tl.program_id(0) == 0))
+
+
+@triton.jit
 def write_decision(
     z, least, is_open, block, row_mask, factor, opened, arrived, tokens, blocks, width,
     TOKENS: tl.constexpr, SCALE: tl.constexpr,
@@ -67,17 +74,20 @@ def write_decision(
     scale = tl.where(is_nan, z, scale)
     tl.store(factor + token[None, :] * blocks + block[:, None], tl.where(is_open, scale, 0.0), mask)
     tl.store(opened + block, tl.max(is_open.to(tl.int32), 1), row_mask)
-    counter = tl.arange(0, COUNTERS)
-    tl.store(arrived + counter, tl.zeros_like(counter), (counter < COUNTERS) & (tl.program_id(0) == 0))
+    clear_counters(arrived)
 
 
 @triton.jit
 def gate_linear_kernel(
-    x, weight, bias, out, tokens, inputs, outputs,
-    BIAS: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr, DEPTH: tl.constexpr,
-    STAGES: tl.constexpr, DEPENDENT: tl.constexpr, RELEASE_NEXT: tl.constexpr,
+    x, weight, bias, out, opened, arrived, tokens, inputs, outputs,
+    BIAS: tl.constexpr, RELU: tl.constexpr, CLEAR: tl.constexpr, ROWS: tl.constexpr, TOKENS: tl.constexpr,
+    DEPTH: tl.constexpr, STAGES: tl.constexpr, DEPENDENT: tl.constexpr, RELEASE_NEXT: tl.constexpr,
 ):  # fmt: skip
-    """out_TR = phi(x_TD weight_RD' + bias_R) in float32: a map of the gate network that does not decide yet."""
+    """out_TR = phi(x_TD weight_RD' + bias_R) in float32: a map of the gate network that does not decide yet.
+
+    CLEAR: it is the last one, and its programs set the flags of the blocks and the counters to 0 for
+        `gate_shares_kernel`.
+    """
     if RELEASE_NEXT:
         cuda.gdc_launch_dependents()
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -89,6 +99,9 @@ def gate_linear_kernel(
         z = tl.maximum(z, 0.0, propagate_nan=tl.PropagateNan.ALL)
     token = tl.arange(0, TOKENS)
     tl.store(out + token[None, :] * outputs + row[:, None], z, row_mask[:, None] & (token < tokens)[None, :])
+    if CLEAR:
+        tl.store(opened + row, tl.zeros_like(row), row_mask)
+        clear_counters(arrived)
 
 
 @triton.jit
@@ -136,3 +149,41 @@ def gate_top_k_kernel(
     least = load_cut(cut, cuts, stride, block, row_mask, CUTS)
     is_open = (z > least) | (ahead < top_k)
     write_decision(z, least, is_open, block, row_mask, factor, opened, arrived, tokens, blocks, width, TOKENS, SCALE)
+
+
+@triton.jit
+def gate_shares_kernel(
+    logits, cuts, factor, opened, blocks, cut, stride, width, top_k,
+    CUTS: tl.constexpr, BLOCKS: tl.constexpr, DEPENDENT: tl.constexpr, RELEASE_NEXT: tl.constexpr,
+):  # fmt: skip
+    """The open blocks of one token share one weight by the softmax of their logits over `width`, which is tau. A logit
+    that is NaN makes all open blocks NaN, so that it shows in y."""
+    if RELEASE_NEXT:
+        cuda.gdc_launch_dependents()
+    block = tl.arange(0, BLOCKS)
+    exists = block < blocks
+    if DEPENDENT:
+        cuda.gdc_wait()
+    at = tl.program_id(0) * blocks + block
+    z = tl.load(logits + at, exists, -float("inf"))
+    is_nan = z != z
+    if CUTS:
+        is_open = z > tl.load(cuts + block * stride, exists, 0.0)
+    else:
+        is_open = z > cut
+    # The largest one after the other, NaN first, a tie goes to the lowest index; those that were found are -inf.
+    least: tl.constexpr = -3.4028234663852886e38
+    rest = tl.where(is_nan, float("inf"), tl.maximum(z, least))
+    rest = tl.where(exists, rest, -float("inf"))
+    for _ in range(top_k):
+        first = tl.min(tl.where(rest == tl.max(rest, 0), block, BLOCKS), 0)
+        is_open = is_open | (block == first)
+        rest = tl.where(block == first, -float("inf"), rest)
+    is_open = (is_open | is_nan) & exists
+    top = tl.max(tl.where(is_open, z / width, -float("inf")), 0)
+    top = tl.where(top == -float("inf"), 0.0, top)  # if all are closed
+    weight = tl.where(is_open, tl.exp(tl.where(is_open, z / width, 0.0) - top), 0.0)
+    total = tl.sum(weight, 0)
+    share = weight / tl.where(total == 0.0, 1.0, total)
+    tl.store(factor + at, tl.where(is_open, share, 0.0), exists)
+    tl.store(opened + block, tl.full((BLOCKS,), 1, tl.int32), is_open)

@@ -145,8 +145,12 @@ def decode_kernel(
             is_open = tl.load(opened + flag, flag < blocks, 0)
         else:
             is_open = tl.zeros([FLAGS], tl.int32)
-            for t in range(tokens):
-                is_open |= (tl.load(factor + t * blocks + flag, flag < blocks, 0.0) != 0).to(tl.int32)
+            some: tl.constexpr = min(TOKENS, max(1, 4096 // FLAGS))  # tokens at once: every load is a wait
+            for first in range(0, tokens, some):
+                t = first + tl.arange(0, some)
+                inside = (t < tokens)[:, None] & (flag < blocks)[None, :]
+                seen = tl.load(factor + t[:, None] * blocks + flag[None, :], inside, 0.0) != 0
+                is_open |= tl.max(seen.to(tl.int32), 0)
         rank = tl.cumsum(is_open, 0)
         count = tl.max(rank, 0)
         # Every program writes the same list, so each may read it without waiting for the others.

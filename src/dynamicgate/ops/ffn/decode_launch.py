@@ -16,7 +16,13 @@ import torch
 import triton
 from torch import Tensor
 
-from dynamicgate.ops.ffn.decode_gate import COUNTERS, gate_kernel, gate_linear_kernel, gate_top_k_kernel
+from dynamicgate.ops.ffn.decode_gate import (
+    COUNTERS,
+    gate_kernel,
+    gate_linear_kernel,
+    gate_shares_kernel,
+    gate_top_k_kernel,
+)
 from dynamicgate.ops.ffn.decode_kernels import decode_kernel
 from dynamicgate.ops.ffn.tune import power_of_2
 from dynamicgate.ops.ffn.weights import FFNWeights, map_weights
@@ -125,16 +131,21 @@ def _decide(x: Tensor, gate: GateNet, early: bool) -> Decision:
     maps = [(weight.contiguous(), _contiguous(bias)) for weight, bias in zip(gate.weights, gate.biases, strict=True)]
     last_weight, last_bias = maps[-1]
     a, dependent = x, False
-    for weight, bias in maps if gate.top_k else maps[:-1]:
+    for weight, bias in maps if gate.top_k or gate.competes else maps[:-1]:
         R, K = weight.shape
         z = torch.empty(T, R, dtype=torch.float32, device=x.device)
         gate_linear_kernel[_gate_programs(T, R)](
-            a, weight, bias, z, T, K, R, BIAS=bias is not None, RELEASE_NEXT=early, DEPENDENT=dependent,
-            RELU=gate.hidden == "relu" and weight is not last_weight, **_gate_sizes(T, R, K),
-            **_launch_options(dependent),
+            a, weight, bias, z, decision.opened_G, decision.arrived, T, K, R, BIAS=bias is not None, RELEASE_NEXT=early,
+            DEPENDENT=dependent, RELU=gate.hidden == "relu" and weight is not last_weight,
+            CLEAR=gate.competes and weight is last_weight, **_gate_sizes(T, R, K), **_launch_options(dependent),
         )  # fmt: skip
         a, dependent = z, early
-    if gate.top_k:
+    if gate.competes:
+        gate_shares_kernel[(T,)](
+            a, cuts, decision.factor_TG, decision.opened_G, G, top_k=gate.top_k, **rule, CUTS=cuts is not None,
+            BLOCKS=power_of_2(G), DEPENDENT=dependent, RELEASE_NEXT=early, **_launch_options(dependent),
+        )  # fmt: skip
+    elif gate.top_k:
         gate_top_k_kernel[(triton.cdiv(G, 16),)](
             a, cuts, *decision, T, G, top_k=gate.top_k, **rule, **kinds, DEPENDENT=dependent, ROWS=16,
             TOKENS=power_of_2(T), OTHERS=max(16, 256 // power_of_2(T)), **_launch_options(dependent),
