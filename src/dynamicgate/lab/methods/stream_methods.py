@@ -185,8 +185,8 @@ def run_stream(
         made.model, followed, **made.parts, epochs=asked["epochs"], batch=asked["batch"], lr=asked["lr"],
         gate_lr_scale=asked.get("gate_lr_scale", 1.0), clock=asked.get("clock", "task"),
         horizon=asked.get("horizon"), online=asked.get("online", False), test_every=asked.get("test_every"),
-        device=device, seed=seed, out=folder, checkpoint_seconds=60.0, show=asked.get("show", False),
-        label=f"{asked['method']}, seed {seed}",
+        references=asked.get("references", False), device=device, seed=seed, out=folder, checkpoint_seconds=60.0,
+        show=asked.get("show", False), label=f"{asked['method']}, seed {seed}",
     )  # fmt: skip
     if joint:
         retention = tested(made.model, stream)

@@ -12,6 +12,15 @@ from dynamicgate.lab.report.continual_figures import age_figure, capacity_figure
 HERE = Path(__file__).parent
 Run = dict[str, Any]
 COLUMNS = ("model", "ACC", "learned", "forgetting", "bytes kept", "non-zero", "executed MACs", "of dense", "seconds")
+IF_MEASURED = {
+    "bwt": "BWT",
+    "fwt": "FWT",
+    "intransigence": "intransigence",
+    "stability_gap": "stability gap",
+    "plasticity": "plasticity",
+    "ageing": "ageing",
+}
+"""Columns that are shown where some run has measured them, by their name in the summary of a retention."""
 
 
 def write_continual_report(folder: Path, out: Path | None = None) -> Path:
@@ -24,16 +33,28 @@ def write_continual_report(folder: Path, out: Path | None = None) -> Path:
 
 def continual_table(runs: Sequence[Run]) -> str:
     """The main numbers for a terminal."""
-    rows = [COLUMNS, *summary(runs)]
-    widths = [max(len(row[n]) for row in rows) for n in range(len(COLUMNS))]
+    rows = [columns(runs), *summary(runs)]
+    widths = [max(len(row[n]) for row in rows) for n in range(len(rows[0]))]
     return "\n".join("  ".join(cell.rjust(w) if n else cell.ljust(w) for n, (cell, w) in
                                enumerate(zip(row, widths, strict=True))) for row in rows)  # fmt: skip
 
 
+def measured(runs: Sequence[Run]) -> list[str]:
+    """What some of these runs have measured beside the main numbers."""
+    return [name for name in IF_MEASURED if percent(runs, name) != "–"]
+
+
+def columns(runs: Sequence[Run]) -> tuple[str, ...]:
+    """The heads of the table."""
+    return (*COLUMNS[:4], *(IF_MEASURED[name] for name in measured(runs)), *COLUMNS[4:])
+
+
 def summary(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """A row for each model, means over seeds."""
+    more = measured(runs)
     return [
         (name, percent(found, "acc"), percent(found, "learned"), percent(found, "forgetting"),
+         *(percent(found, column) for column in more),
          f"{fmean(run['bytes'] for run in found):,.0f}", f"{fmean(run['params'] for run in found):,.0f}",
          f"{fmean(run['macs']['executed'] for run in found):,.0f}",
          f"{fmean(run['macs']['relative'] for run in found):.4f}", f"{fmean(run['seconds'] for run in found):.1f}")
@@ -51,7 +72,8 @@ def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def percent(runs: Sequence[Run], name: str) -> str:
     """A mean in points; a dash where nothing was measured."""
-    values = [run["quality"][name] for run in runs if run["quality"].get(name) is not None]
+    found = [{**run["quality"]["retention"].get("summary", {}), **run["quality"]} for run in runs]
+    values = [quality[name] for quality in found if quality.get(name) is not None]
     values = [value for value in values if value == value]
     return f"{100 * fmean(values):.2f}" if values else "–"
 
@@ -109,7 +131,7 @@ def render_continual(runs: Sequence[Run], meta: dict[str, Any], free: dict[str, 
     for name, found in models.items():
         last = [run["quality"]["retention"]["matrix"][-1][::-1] for run in found]
         ages[name] = [fmean(v for row in last if (v := row[age]) is not None) for age in range(len(last[0]))]
-    head = "".join(f"<th>{escape(name)}</th>" for name in COLUMNS)
+    head = "".join(f"<th>{escape(name)}</th>" for name in columns(runs))
     body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in summary(runs))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     maps = "".join(
