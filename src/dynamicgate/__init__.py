@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dynamicgate import schedule as schedule
     from dynamicgate.accounting import count_macs, measure
     from dynamicgate.budget import Budget, calibrate_
+    from dynamicgate.continual import follow
     from dynamicgate.gating import GateConfig, Site, find_sites, gate_, named_gates, ungate_, usage, where
     from dynamicgate.inference import compile
     from dynamicgate.io import load, save
@@ -38,6 +39,7 @@ __all__ = [
     "count_macs",
     "find_sites",
     "fit",
+    "follow",
     "gate_",
     "load",
     "measure",
@@ -54,6 +56,7 @@ __all__ = [
 _HOME = {
     "accounting": ("count_macs", "measure"),
     "budget": ("Budget", "calibrate_"),
+    "continual": ("follow",),
     "gating": ("GateConfig", "Site", "find_sites", "gate_", "named_gates", "ungate_", "usage"),
     "gating.where": ("where",),
     "inference": ("compile",),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,92 +10,21 @@ import pytest
 import torch
 from torch import nn
 
-import dynamicgate as dg
-from dynamicgate.continual import (
-    EWC,
-    SI,
-    Contexts,
-    Keeper,
-    Replay,
-    Stream,
-    follow,
-    joined,
-    permuted,
-    split,
+from dynamicgate.continual import EWC, Contexts, Keeper, follow, joined, split
+from tests.continual.setups import (
+    OPTIMIZERS,
+    SETUPS,
+    WAYS,
+    Data,
+    assert_same,
+    consolidating,
+    contextual,
+    gated,
+    killed_and_resumed,
+    plain,
+    steering,
+    stream,
 )
-from dynamicgate.continual.learners import LwF
-from dynamicgate.continual.plasticity import L2, L2Init, ShrinkAndPerturb
-from dynamicgate.continual.replay import AGEM, DarkReplay
-from dynamicgate.data import Arrays
-from dynamicgate.sparsity import SET, Consolidation, Recycler, RigL
-
-FEATURES, CLASSES = 12, 4
-
-
-class Data:
-    def __init__(self, rows: int = 120, seed: int = 0) -> None:
-        draw = torch.Generator().manual_seed(seed)
-        centres = 2.0 * torch.randn(CLASSES, FEATURES, generator=draw) + 3.0 * torch.randn(FEATURES, generator=draw)
-        y = torch.arange(rows) % CLASSES
-        self.train, self.test = (Arrays(centres[y] + torch.randn(rows, FEATURES, generator=draw), y) for _ in range(2))
-
-
-def stream(tasks: int = 3, **options: Any) -> Stream:
-    return permuted(Data(), tasks, **options)
-
-
-def plain() -> dg.nn.GatedMLP:
-    torch.manual_seed(0)
-    return dg.nn.GatedMLP((FEATURES, 32, CLASSES))
-
-
-def contextual(contexts: int = 4) -> dg.nn.GatedMLP:
-    torch.manual_seed(0)
-    return dg.nn.GatedMLP((FEATURES, 32, CLASSES), dg.GateConfig(kind="context", block=8, contexts=contexts))
-
-
-def keeping(model: nn.Module) -> dict[str, Any]:
-    keeper = Keeper(model)
-    sparsifier = RigL(model, 0.5, every=2, initial_density=1.0, keeper=keeper)
-    return {"contexts": Contexts(model, keeper, sparsifier), "sparsifier": sparsifier}
-
-
-def units_kept(model: nn.Module) -> dict[str, Any]:
-    keeper = Keeper(model)
-    return {"keeper": keeper}
-
-
-def consolidating(model: nn.Module) -> dict[str, Any]:
-    keeper = Consolidation(model, after=2)
-    return {"keeper": keeper, "sparsifier": RigL(model, 0.5, every=2, keeper=keeper)}
-
-
-SETUPS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {}
-
-
-def setup(name: str, make: Callable[[], nn.Module], parts: Callable[[nn.Module], dict[str, Any]]) -> None:
-    def build() -> tuple[nn.Module, dict[str, Any]]:
-        model = make()
-        return model, parts(model)
-
-    SETUPS[name] = build
-
-
-setup("plain", plain, lambda m: {})
-setup("ewc", plain, lambda m: {"learner": EWC(m)})
-setup("si", plain, lambda m: {"learner": SI(m)})
-setup("lwf", plain, lambda m: {"learner": LwF(m)})
-setup("replay", plain, lambda m: {"learner": Replay(m, rows=20)})
-setup("dark replay", plain, lambda m: {"learner": DarkReplay(m, rows=20)})
-setup("a-gem", plain, lambda m: {"learner": AGEM(m, rows=20)})
-setup("l2", plain, lambda m: {"learner": L2(m)})
-setup("l2 init", plain, lambda m: {"learner": L2Init(m)})
-setup("shrink and perturb", plain, lambda m: {"learner": ShrinkAndPerturb(m)})
-setup("keep", contextual, keeping)
-setup("xdg", contextual, lambda m: {"contexts": Contexts(m, share=2, blocks="random")})
-setup("set and recycling", plain, lambda m: {"sparsifier": SET(m, 0.5, every=2, recycler=Recycler(m, every=3))})
-setup("consolidation", plain, lambda m: consolidating(m))
-setup("continual backprop", plain, lambda m: {"recycler": Recycler(m, kind="useless", rate=0.05, maturity=2)})
 
 
 @pytest.mark.parametrize("name", SETUPS)
@@ -104,40 +32,42 @@ def test_a_killed_stream_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> 
     asked: dict[str, Any] = {"batch": 24, "epochs": 2, "lr": 1e-2, "show": False, "weight_decay": 0.1, "device": "cpu"}
     model, parts = SETUPS[name]()
     whole = follow(model, stream(), **parts, **asked)
-    again, parts = SETUPS[name]()
-    killed = 0
-    while killed < 20:  # after every few steps, in another place each time
-        try:
-            found = follow(
-                again, _killing(stream(), again, 4 + killed), **parts, **asked, out=tmp_path, checkpoint_seconds=0.0
-            )
-            break
-        except _KilledError:
-            killed += 1
-            again, parts = SETUPS[name]()
-            torch.manual_seed(killed)
+    again, found, killed = killed_and_resumed(SETUPS[name], stream(), tmp_path, **asked)
     assert killed >= 2
-    assert torch.equal(whole.matrix.nan_to_num(-1.0), found.matrix.nan_to_num(-1.0))
-    expected = model.state_dict()
-    assert all(torch.equal(expected[key], value) for key, value in again.state_dict().items())
+    assert_same(model, again, whole, found)
 
 
-class _KilledError(RuntimeError):
-    pass
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_killed_stream_goes_on_to_the_same_bits_with_every_optimizer(
+    way: str, optimizer: str, tmp_path: Path
+) -> None:
+    asked = {**WAYS[way].asked, "optimizer": OPTIMIZERS[optimizer], "test_every": 3, "online": True}
+    given = stream(4 if WAYS[way].keeps == 2 else 3, known=WAYS[way].known)
+    model, parts = WAYS[way].make()
+    whole = follow(model, given, **parts, **asked)
+    again, found, killed = killed_and_resumed(WAYS[way].make, given, tmp_path, first=7, **asked)
+    assert killed >= 2
+    assert_same(model, again, whole, found)
 
 
-def _killing(given: Stream, model: nn.Module, calls: int) -> Stream:
-    """The model dies after so many forward passes in training: a kill at any place of a step."""
-    left = [calls]
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_killed_stream_goes_on_where_nothing_is_known_and_a_budget_steers(optimizer: str, tmp_path: Path) -> None:
+    """Context gates have no budget; a `Consolidation` needs no contexts."""
 
-    def count(module: nn.Module, _args: Any) -> None:
-        if module.training:
-            left[0] -= 1
-            if left[0] < 0:
-                raise _KilledError
+    def build() -> tuple[nn.Module, dict[str, Any]]:
+        model = gated()
+        return model, {**consolidating(model), "budget": steering()}
 
-    model.register_forward_pre_hook(count)
-    return given
+    asked: dict[str, Any] = {"batch": 24, "epochs": 2, "clock": "constant", "horizon": 12, "show": False}
+    asked |= {"device": "cpu", "optimizer": OPTIMIZERS[optimizer]}
+    given = stream(3, known="nothing")
+    model, parts = build()
+    whole = follow(model, given, **parts, **asked)
+    assert parts["budget"].lambda_ != 0.0, "the loop is closed"
+    again, found, killed = killed_and_resumed(build, given, tmp_path, first=7, **asked)
+    assert killed >= 2
+    assert_same(model, again, whole, found)
 
 
 def test_keeping_forgets_nothing_and_plain_training_does() -> None:

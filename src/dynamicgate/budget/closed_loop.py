@@ -25,6 +25,7 @@ from dynamicgate.budget.readings import LateReadings
 from dynamicgate.budget.stage_cut import STEER_EVERY, StageSteering
 from dynamicgate.data.contract import iterate, move
 from dynamicgate.distributed import RowMeans, sum_, world_size
+from dynamicgate.gating.ownership import is_kept
 from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.modules import unwrap
@@ -111,6 +112,11 @@ class Budget(GateBudget):
     @torch.no_grad()
     def apply_(self, model: nn.Module, progress: float) -> None:
         """Set tau and theta for this moment and steer the biases; call it before the forward pass."""
+        if self.fold and (kept := [name for name, gate in named_gates(model).items() if is_kept(gate)]):
+            raise ValueError(
+                f"fold=True replaces networks of gates, and a Keeper keeps what those at {', '.join(kept)} answer: "
+                "pass fold=False, or train with it before the first context is kept"
+            )
         super().apply_(model, progress)
         self._follow(model)
         if not self._bound and self._stages is None:

@@ -134,7 +134,8 @@ class Contexts:
                 for net, read in self._read(rows):
                     net.learn_(number, read)
         if self.keeper is not None:
-            self.keeper.keep_(self.own_units(number), context=int(self.first.serials[number]))
+            used = self.open_units(number)  # those it reuses too: they stay when their owner is released
+            self.keeper.keep_(used, context=int(self.first.serials[number]))
         self.name_(None)
         self.current = None
 

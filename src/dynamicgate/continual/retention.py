@@ -15,6 +15,13 @@ import torch
 from torch import Tensor
 
 NAN = float("nan")
+SHOWN = {"acc": "ACC", "learned": "learned", "forgetting": "forgetting", "bwt": "BWT", "fwt": "FWT"}
+SHOWN_IF_MEASURED = {
+    "intransigence": "intransigence",
+    "stability_gap": "stability gap",
+    "plasticity": "plasticity",
+    "ageing": "ageing",
+}
 
 
 @dataclass(eq=False)
@@ -27,6 +34,8 @@ class Retention:
     online: for each task the fraction of its training rows that were answered right before the step on them.
     fresh: the same for a new network on each task alone, for `plasticity`.
     lowest: for each task the lowest accuracy that was measured on it after it was learned, also within later tasks.
+    lowest_every: after how many steps within later tasks that was measured; drops in between are not seen.
+    scenario: of the stream, where it is known; in "class" there is no forward transfer.
     """
 
     matrix: Tensor
@@ -35,6 +44,8 @@ class Retention:
     online: list[float] = field(default_factory=list)
     fresh: list[float] = field(default_factory=list)
     lowest: Tensor | None = None
+    lowest_every: int | None = None
+    scenario: str | None = None
 
     def __post_init__(self) -> None:
         self.matrix = torch.as_tensor(self.matrix, dtype=torch.float64)
@@ -48,9 +59,9 @@ class Retention:
                     raise ValueError(f"{name} has one accuracy for each of {len(self)} tasks, received {list(given)}")
 
     @staticmethod
-    def empty(tasks: int) -> Retention:
+    def empty(tasks: int, scenario: str | None = None) -> Retention:
         """To be filled while a stream is followed."""
-        return Retention(torch.full((tasks, tasks), NAN))
+        return Retention(torch.full((tasks, tasks), NAN), scenario=scenario)
 
     def __len__(self) -> int:
         return len(self.matrix)
@@ -81,7 +92,7 @@ class Retention:
         """Forward transfer: mean over all tasks but the first of R[j-1, j] - accuracy of the untrained model. NaN where
         the untrained model or later tasks were not measured, and for class-incremental streams, in which nobody can
         answer with a class not seen yet."""
-        if self.untrained is None or len(self) < 2:
+        if self.untrained is None or len(self) < 2 or self.scenario == "class":
             return NAN
         return float((self.matrix.diagonal(offset=1) - self.untrained[1:]).mean())
 
@@ -115,12 +126,12 @@ class Retention:
     @property
     def plasticity(self) -> list[float]:
         """Online accuracy on each task relative to a new network on the same rows: 1 learns as well as a young one."""
-        if len(self.online) != len(self.fresh):
+        if len(self.online) > len(self.fresh):  # fresh networks may be ahead: they are trained first
             raise ValueError(
                 f"plasticity compares the same tasks: {len(self.online)} were followed and {len(self.fresh)} learned "
                 "by a fresh network"
             )
-        return [ours / fresh for ours, fresh in zip(self.online, self.fresh, strict=True)]
+        return [ours / fresh if fresh else NAN for ours, fresh in zip(self.online, self.fresh, strict=False)]
 
     @property
     def ageing(self) -> float:
@@ -137,8 +148,17 @@ class Retention:
         row = len(self) - 1 if row is None else row
         return self.matrix[row, : row + 1].flip(0).tolist()
 
+    def summary(self) -> dict[str, float]:
+        """Everything that is one number, by name; NaN where it was not measured. Plasticity is the mean over tasks."""
+        relative = self.plasticity if self.online and len(self.fresh) >= len(self.online) else []
+        return {
+            "acc": self.acc, "learned": self.learned, "forgetting": self.forgetting, "bwt": self.bwt, "fwt": self.fwt,
+            "intransigence": self.intransigence, "stability_gap": self.stability_gap,
+            "plasticity": sum(relative) / len(relative) if relative else NAN, "ageing": self.ageing,
+        }  # fmt: skip
+
     def to_dict(self) -> dict[str, Any]:
-        """As JSON values; NaN is None."""
+        """As JSON values; NaN is None. The summary is there for readers, `from_dict` works it out again."""
 
         def plain(values: Sequence[float]) -> list[float | None]:
             return [None if math.isnan(value) else value for value in values]
@@ -147,6 +167,8 @@ class Retention:
         return {
             "matrix": [plain(row) for row in self.matrix.tolist()], "online": self.online, "fresh": self.fresh,
             **{name: None if value is None else plain(value.tolist()) for name, value in given.items()},
+            "lowest_every": self.lowest_every, "scenario": self.scenario,
+            "summary": dict(zip(self.summary(), plain(list(self.summary().values())), strict=True)),
         }  # fmt: skip
 
     @staticmethod
@@ -156,19 +178,20 @@ class Retention:
         def read(values: Sequence[float | None]) -> list[float]:
             return [NAN if value is None else value for value in values]
 
-        given = {name: stored[name] for name in ("untrained", "joint", "lowest")}
+        given = {name: stored[name] for name in ("untrained", "joint", "lowest") if stored[name] is not None}
         return Retention(
             torch.tensor([read(row) for row in stored["matrix"]], dtype=torch.float64),
-            **{name: None if value is None else torch.tensor(read(value)) for name, value in given.items()},
+            **{name: torch.tensor(read(value), dtype=torch.float64) for name, value in given.items()},
             online=list(stored["online"]), fresh=list(stored["fresh"]),
+            lowest_every=stored.get("lowest_every"), scenario=stored.get("scenario"),  # absent in older files
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        shown = {
-            "ACC": self.acc, "learned": self.learned, "forgetting": self.forgetting, "BWT": self.bwt, "FWT": self.fwt,
-        }  # fmt: skip
-        words = "  ".join(f"{name} {_percent(value)}" for name, value in shown.items())
-        return f"Retention({len(self)} tasks: {words})"
+        found = self.summary()
+        words = [f"{shown} {_percent(found[name])}" for name, shown in SHOWN.items()]
+        words += [f"{shown} {_percent(found[name])}" for name, shown in SHOWN_IF_MEASURED.items()
+                  if not math.isnan(found[name])]  # fmt: skip
+        return f"Retention({len(self)} tasks: {'  '.join(words)})"
 
 
 def _percent(value: float) -> str:

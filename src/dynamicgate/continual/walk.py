@@ -14,6 +14,8 @@ from torch import Tensor
 
 from dynamicgate.accounting.tracing import count_macs
 from dynamicgate.budget import Budget
+from dynamicgate.continual.asking import Questions, rows_on
+from dynamicgate.continual.optimizers import NewOptimizer, set_rate
 from dynamicgate.continual.retention import NAN, Retention
 from dynamicgate.continual.streams import Stream, Task
 from dynamicgate.continual.walk_file import Parts, read_walk, stream_settings, write_walk
@@ -24,11 +26,8 @@ from dynamicgate.modules import evaluating
 from dynamicgate.sparsity import Keeper
 from dynamicgate.training.interrupt import Interrupts
 from dynamicgate.training.log import append_row, read_log, rewrite_log
-from dynamicgate.training.optimizer import adamw
-from dynamicgate.training.options import FitOptions
 from dynamicgate.training.progress import Progress
 
-TEST_BATCH = 4096
 KEEP_ROWS = 10_000
 
 
@@ -40,6 +39,7 @@ class Walk:
         parts: Parts,
         stream: Stream,
         options: dict[str, Any],
+        new_optimizer: NewOptimizer,
         device: torch.device,
         out: Path | None,
         seconds: float,
@@ -47,28 +47,35 @@ class Walk:
         """At the first step of the first task; `resume` continues an earlier run."""
         self.parts, self.stream, self.options, self.device, self.out = parts, stream, options, device, out
         self.checkpoint_seconds = seconds
-        self.retention = Retention.empty(len(stream))
+        self.retention = Retention.empty(len(stream), scenario=stream.scenario)
+        self.retention.lowest_every = options["test_every"]
         self.task = self.step = self.since_open = 0
         self.right = self.rows = 0
         self.context_of: list[int] = []
         self.seconds, self._started = 0.0, time.monotonic()
         self._saved_at = self._started
         self.interrupts = Interrupts()
-        self.optimizer = self._new_optimizer()
+        self._new_optimizer = new_optimizer
+        self.optimizer = new_optimizer()
         self._about: dict[str, Any] | None = None
-        self._tests: dict[int, tuple[Tensor, Tensor]] = {}
+        self.questions = Questions(parts.model, stream, parts.contexts, device)
         self.gated = is_gated(parts.model)
         self.told = stream.known != "nothing"
 
     def go(self, progress: Progress) -> None:
         """All tasks that are left."""
+        if self.retention.untrained is None:
+            found = [self.accuracy(j) for j in range(len(self.stream))]
+            self.retention.untrained = torch.tensor(found, dtype=torch.float64)
         while self.task < len(self.stream):
             task = self.stream.tasks[self.task]
-            x, y = self._on_device(task.train)
+            x, y = rows_on(self.device, task.train)
             steps_an_epoch = math.ceil(len(y) / self.options["batch"])
             total = steps_an_epoch * self.options["epochs"]
             if self.step == 0:
                 self._begin(task, x, total)
+            if isinstance(self.parts.budget, Budget):  # also in the middle of a task, after a kill
+                self.parts.budget.bind(count_macs(self.parts.model, x[:2]), self.parts.sparsifier)
             self.parts.model.train()
             while self.step < total:
                 epoch, done = divmod(self.step, steps_an_epoch)
@@ -88,6 +95,7 @@ class Walk:
     def _begin(self, task: Task, x: Tensor, total: int) -> None:
         parts = self.parts
         if self.told:
+            self.since_open = 0
             parts.learner.begin(task)
             if parts.contexts is not None:
                 self.context_of.append(parts.contexts.open_(x[:1000]))
@@ -97,10 +105,8 @@ class Walk:
                 self.optimizer = self._new_optimizer()
         if parts.sparsifier is not None and self.options["clock"] != "constant":
             parts.sparsifier.check_length(self._length(total))
-        if parts.budget is not None:
+        if parts.budget is not None and (self.told or not self.task):  # else it would know where a task begins
             parts.budget.reset()
-            if isinstance(parts.budget, Budget):
-                parts.budget.bind(count_macs(parts.model, x[:2]), parts.sparsifier)
 
     def _length(self, total: int) -> int:
         """The steps over which the clock runs."""
@@ -117,6 +123,12 @@ class Walk:
         done = self.step / total
         return (self.task + done) / len(self.stream) if self.options["clock"] == "stream" else done
 
+    def _budget_now(self, now: float) -> float:
+        """How far a budget has come down. With a constant clock it has the steps of the horizon, and then stays."""
+        if self.options["clock"] == "constant" and self.options["horizon"] is not None:
+            return min(1.0, self.since_open / float(self.options["horizon"]))
+        return now
+
     def _optimize(self, x: Tensor, y: Tensor, total: int) -> None:
         parts, contexts = self.parts, self.parts.contexts
         if contexts is not None and not self.told:
@@ -126,11 +138,12 @@ class Walk:
                 self.since_open = 0
                 self.optimizer = self._new_optimizer()
         now = self._now(total)
+        budget_now = self._budget_now(now)
         if parts.budget is not None:
-            parts.budget.apply_(parts.model, now)
-        rate = self.options["lr"] * 0.5 * (1.0 + math.cos(math.pi * now))
-        for group in self.optimizer.param_groups:
-            group["lr"] = group["lr_scale"] * rate
+            parts.budget.apply_(parts.model, budget_now)
+            if parts.keeper is not None:
+                parts.keeper.restore_()  # kept gates answer in training as they do in testing
+        set_rate(self.optimizer, self.options["lr"], 0.5 * (1.0 + math.cos(math.pi * now)))
         if self.options["online"]:
             with torch.no_grad(), evaluating(parts.model):
                 self.right += int((parts.model(x).argmax(1) == y).sum())
@@ -139,7 +152,7 @@ class Walk:
         if self.gated:
             with usage(parts.model) as used:
                 loss = parts.learner.loss(x, y)
-            penalty = loss.new_zeros(()) if parts.budget is None else parts.budget.step(used, now)
+            penalty = loss.new_zeros(()) if parts.budget is None else parts.budget.step(used, budget_now)
             if parts.sparsifier is not None:
                 parts.sparsifier.watch(used, penalty)
             (loss + penalty).backward()
@@ -177,8 +190,8 @@ class Walk:
             parts.learner.finish(task)
         elif parts.contexts is not None and self.task + 1 == len(self.stream):
             parts.contexts.close_()
-        last = len(self.stream) if self.options["test_later"] else self.task + 1
-        self.retention.matrix[self.task, :last] = torch.tensor([self.accuracy(j) for j in range(last)])
+        asked = [self.accuracy(j) for j in range(self._asked_after(self.task))]
+        self.retention.matrix[self.task, : len(asked)] = torch.tensor(asked, dtype=torch.float64)
         if self.options["test_every"] is not None:
             self._note_lowest(self.task)
         if self.options["online"]:
@@ -189,6 +202,13 @@ class Walk:
         if self.out is not None:
             write_text(self.out / "stream.json", json.dumps(self.retention.to_dict()))
 
+    def _asked_after(self, task: int) -> int:
+        """How many tasks are asked about after one of them: all so far, and the next one for forward transfer. Not in
+        the scenario "class", in which nobody can answer with a class that was not seen yet."""
+        if self.options["test_later"]:
+            return len(self.stream)
+        return min(len(self.stream), task + (1 if self.stream.scenario == "class" else 2))
+
     def _note_lowest(self, last: int) -> None:
         """Remember the lowest accuracy of each task that was learned before."""
         if self.retention.lowest is None:
@@ -196,54 +216,10 @@ class Walk:
         for j in range(last):
             now, before = self.accuracy(j), float(self.retention.lowest[j])
             self.retention.lowest[j] = now if math.isnan(before) else min(now, before)
-        self.parts.model.train()
 
-    @torch.no_grad()
     def accuracy(self, number: int) -> float:
-        """On the test rows of a task, as it is asked: in the scenario "task" among its classes only."""
-        task, contexts = self.stream.tasks[number], self.parts.contexts
-        if number not in self._tests:
-            # the memory of a few tasks, whatever the length of the stream; a GPU has more of it than time to copy
-            if len(self._tests) > (200 if self.device.type == "cuda" else 20):
-                self._tests.clear()
-            self._tests[number] = self._on_device(task.test)
-        x, y = self._tests[number]
-        tells = contexts is not None and self.stream.known == "ids" and number < len(self.context_of)
-        right = 0
-        with evaluating(self.parts.model):
-            if contexts is None:
-                right = self._right(x, y, task)
-            else:
-                with contexts.told(self.context_of[number] if tells else None):
-                    right = self._right(x, y, task)
-        return right / len(y)
-
-    def _right(self, x: Tensor, y: Tensor, task: Task) -> int:
-        right = torch.zeros((), dtype=torch.long, device=self.device)
-        for part_x, part_y in zip(x.split(TEST_BATCH), y.split(TEST_BATCH), strict=True):
-            scores = self.parts.model(part_x)
-            if self.stream.scenario == "task":
-                others = torch.ones(scores.shape[1], dtype=torch.bool, device=self.device)
-                others[list(task.classes)] = False
-                scores = scores.masked_fill(others, -torch.inf)
-            right += (scores.argmax(1) == part_y).sum()
-        return int(right)
-
-    def _on_device(self, data: Any) -> tuple[Tensor, Tensor]:
-        """All rows as one tensor: what changes them is done once, and on the device."""
-        moved = data.to(self.device)
-        index = torch.arange(len(data), device=self.device if isinstance(data.x, Tensor) else "cpu")
-        return moved.rows(index).to(self.device), moved.y
-
-    def _new_optimizer(self) -> torch.optim.Optimizer:
-        o = self.options
-        model = self.parts.model
-        if o["optimizer"] == "adamw":
-            fit = FitOptions(lr=o["lr"], gate_lr_scale=o["gate_lr_scale"], weight_decay=o["weight_decay"])
-            return adamw(model, fit, self.device)
-        group = {"params": list(model.parameters()), "lr_scale": 1.0, "weight_decay": o["weight_decay"]}
-        made = torch.optim.Adam if o["optimizer"] == "adam" else torch.optim.SGD
-        return made([group], lr=o["lr"])
+        """On the test rows of a task, now."""
+        return self.questions.accuracy(number, self.context_of)
 
     def _status(self) -> str:
         diagonal = self.retention.matrix.diagonal()[: self.task]
@@ -298,4 +274,5 @@ class Walk:
     def _settings(self) -> dict[str, Any]:
         if self._about is None:  # once: it reads rows of every task
             self._about = stream_settings(self.stream)
-        return {**self.options, **self._about, "learner": type(self.parts.learner).__name__}
+        options = {name: value for name, value in self.options.items() if name != "references" or value}
+        return {**options, **self._about, "learner": type(self.parts.learner).__name__}

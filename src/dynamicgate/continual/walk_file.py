@@ -15,6 +15,8 @@ from dynamicgate.budget import GateBudget
 from dynamicgate.continual.contexts import Contexts
 from dynamicgate.continual.learners import Learner
 from dynamicgate.continual.streams import Stream
+from dynamicgate.gating.gate import Gate
+from dynamicgate.gating.ownership import put_owners_as_in_
 from dynamicgate.io.tensor_file import naming_damage, read_tensors, restore, write_tensors
 from dynamicgate.sparsity import Recycler, Sparsifier
 from dynamicgate.sparsity.consolidation import AnyKeeper
@@ -89,6 +91,9 @@ def read_walk(
             found = {k.removeprefix(f"{part}/"): t for k, t in tensors.items() if k.startswith(f"{part}/")}
             return {**header["plain"].get(part, {}), **found}
 
+        for name, module in parts.model.named_modules():
+            if isinstance(module, Gate):  # what is borrowed has the shape it had then
+                put_owners_as_in_(module, f"model/{name}.", tensors)
         restore(parts.model, state("model"), path)
         _restore_optimizer(optimizer, state("optimizer"))
         parts.learner.load_state_dict(state("learner"))

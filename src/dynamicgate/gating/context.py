@@ -90,8 +90,12 @@ class ContextNet(nn.Module):
 
     @torch.no_grad()
     def forget_(self, context: int) -> None:
-        """Free the place and the blocks of a context."""
+        """Free the place and the blocks of a context. Blocks that others open too are not free: they are those of the
+        oldest of them."""
         self.prototypes[context], self.spread[context], self.counts[context] = 0.0, 0.0, 0
         self.opens[context] = False
-        self.owners[self.owners == context] = UNUSED
         self.serials[context] = UNUSED
+        left = self.owners == context
+        self.owners[left] = UNUSED
+        for heir in self.serials.argsort(descending=True).tolist():  # the oldest comes last
+            self.owners[left & self.opens[heir]] = heir

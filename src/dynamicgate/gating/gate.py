@@ -17,7 +17,7 @@ from dynamicgate.gating.channels import images, pooled, scale_channels
 from dynamicgate.gating.config import GateConfig, Policy
 from dynamicgate.gating.context import ContextNet
 from dynamicgate.gating.networks import StaticLogits, block_at, count_of, gate_net, resolved
-from dynamicgate.gating.ownership import OWNER, put_owner_
+from dynamicgate.gating.ownership import put_owners_as_in_
 from dynamicgate.gating.pending import OfThread, PendingFactors
 from dynamicgate.gating.recomputation import PastDecisions, recomputing
 from dynamicgate.gating.routing import drop_over_capacity, expert_capacity, expert_weights, open_shares, top_k_mask
@@ -81,8 +81,7 @@ class Gate(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         """As any module, and with the owners of its units where the state has some."""
-        if f"{prefix}{OWNER}" in state_dict:
-            put_owner_(self, self.site.width, self.tau.device)
+        put_owners_as_in_(self, prefix, state_dict)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     @property

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dynamicgate.data.schema import Schema, put_schema_, read_schema, schema_of
 from dynamicgate.gating.attach import gate_
 from dynamicgate.gating.gate import GateConfig, check_same_config
-from dynamicgate.gating.ownership import OWNER, put_owner_
+from dynamicgate.gating.ownership import put_owners_as_in_
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site
 from dynamicgate.gating.stages import stack_names, stages_of
@@ -85,8 +85,7 @@ def load(path: str | Path, *, into: nn.Module | None = None) -> nn.Module:
         model = _add_gates(into if into is not None else build(header["architecture"], path), header, path)
         _add_stages(model, header)
         for name, gate in named_gates(model).items():
-            if f"{name}.gate.{OWNER}" in tensors:
-                put_owner_(gate, gate.site.width, gate.tau.device)
+            put_owners_as_in_(gate, f"{name}.gate.", tensors)
         for name, mask in header["masks"].items():
             linear = model.get_submodule(name)
             assert isinstance(linear, nn.Linear)

@@ -7,15 +7,27 @@ cannot change.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.gating.context import ContextNet
 from dynamicgate.gating.gate import Gate
-from dynamicgate.gating.ownership import FREE, owner_of, put_owner_
+from dynamicgate.gating.ownership import (
+    BORROWED,
+    FREE,
+    OWNER,
+    borrowed_of,
+    disown_,
+    own_,
+    owner_of,
+    put_owner_,
+    put_owners_as_in_,
+)
 from dynamicgate.gating.recording import Usage, named_gates
+from dynamicgate.masks import connections
 from dynamicgate.modules import unwrap
 
 Units = Mapping[str, Tensor]
@@ -39,12 +51,13 @@ class Keeper:
         keeper.restore_()        # and are what they were, whatever the optimizer did (weight decay, momentum)
 
     and at the end of a context ``keeper.keep_(used)``, with the usage of its rows. Call `restore_` also after
-    `Budget.calibrate_`, which moves gates. With a sparsifier, make it with ``keeper=keeper``: it then prunes and grows
-    only where it is free.
+    `Budget.apply_` and `calibrate_`, which move gates. With a sparsifier, make it with ``keeper=keeper``: it then
+    prunes and grows only where it is free.
 
-    Units of sites without a gate, and every other parameter of the model, are kept with the first context: they are
-    part of every answer. `free` says how many units are left. Who owns a unit is a buffer of its gate: it is saved with
-    the model, and a keeper that is made for a loaded model goes on with it.
+    Units of sites without a gate, every other parameter of the model, and buffers that decide answers (tau and theta of
+    gates, which a budget sets, and statistics of a batch norm) are kept with the first context: they are part of every
+    answer. `free` says how many units are left. Who owns a unit is a buffer of its gate: it is saved with the model,
+    and a keeper that is made for a loaded model goes on with it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -60,6 +73,7 @@ class Keeper:
         self._owned: dict[str, Tensor] = {}
         self._kept: dict[str, Tensor] = {}
         self._values: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
         self._remember()
 
     @property
@@ -70,7 +84,7 @@ class Keeper:
     @property
     def contexts(self) -> int:
         """How many contexts were kept so far, released ones included unless they were the last."""
-        return 1 + max(int(owner_N.max()) for owner_N in self.owner_of.values())
+        return 1 + max(int(numbers.max()) for numbers in self._numbers())
 
     @property
     def free(self) -> dict[str, float]:
@@ -94,7 +108,8 @@ class Keeper:
 
     @torch.no_grad()
     def keep_(self, used: Usage | Units, context: int | None = None) -> int:
-        """Keep the units that were open for some row, as far as they are free; returns the number of the context.
+        """Keep the units that were open for some row; returns the number of the context. Those of earlier contexts are
+        kept for both: they stay when the earlier one is released.
 
         used: from `usage`, or for each site which of its units are to be kept, one boolean each. context: its number;
         None is the next one.
@@ -104,24 +119,24 @@ class Keeper:
         self._check_sites(units)
         self.restore_()
         for site, opened_N in units.items():
-            owner_N = self.owner_of[site]
-            owner_N[opened_N.to(owner_N.device) & (owner_N == FREE)] = number
+            own_(self.gates[site], number, opened_N)
         self._allotted = None
         self._remember()
         return number
 
     @torch.no_grad()
     def release_(self, context: int) -> None:
-        """Free the units of a context: its answers may change from now on."""
+        """Free the units of a context: its answers may change from now on, those of others do not. Units that a later
+        context uses too are that one's from now on."""
         self.restore_()
-        for owner_N in self.owner_of.values():
-            owner_N[owner_N == context] = FREE
+        for gate in self.gates.values():
+            disown_(gate, context)
         self._allotted = None
         self._remember()
 
     def release_oldest_(self) -> int:
         """Free the units of the oldest context that is still kept; returns its number."""
-        owned = torch.cat([owner_N[owner_N != FREE] for owner_N in self.owner_of.values()])
+        owned = torch.cat([numbers[numbers != FREE] for numbers in self._numbers()])
         if not len(owned):
             raise ValueError("no context is kept, so that there is none to release")
         oldest = int(owned.min())
@@ -155,9 +170,17 @@ class Keeper:
     def restore_(self) -> None:
         """Write kept entries back as they were; call it after `optimizer.step()`."""
         self._follow_device()
-        for name, parameter in self.model.named_parameters():
-            if name in self._kept:
-                parameter.copy_(torch.where(self._kept[name], self._values[name], parameter))
+        parameters = dict(self.model.named_parameters())
+        if gone := self._kept.keys() - parameters.keys():
+            raise ValueError(
+                f"{', '.join(sorted(gone)[:3])} was kept and is no longer part of the model, so that old answers "
+                "cannot be given: a gate was folded or a layer replaced. Do that before the first context is kept"
+            )
+        for name, kept in self._kept.items():
+            parameters[name].copy_(torch.where(kept, self._values[name], parameters[name]))
+        for name, buffer in _deciding(self.model) if self._buffers else ():
+            if name in self._buffers:
+                buffer.copy_(self._buffers[name])
 
     @torch.no_grad()
     def forget_(self, parameter: str) -> None:
@@ -170,6 +193,8 @@ class Keeper:
     def state_dict(self) -> dict[str, Tensor]:
         """Who owns each unit, and what is allotted; the values are those of the model, which is saved with it."""
         state = dict(self.owner_of)
+        lent = {f"{BORROWED}.{site}": borrowed_of(gate) for site, gate in self.gates.items()}
+        state |= {name: pairs for name, pairs in lent.items() if len(pairs)}
         for part in () if self._allotted is None else ("own", "readable"):
             state |= {f"{part}.{site}": units for site, units in getattr(self._allotted, part).items()}
         return state
@@ -179,11 +204,14 @@ class Keeper:
         """Keep what `state_dict` says, with the values that the model has now."""
         sites = list(self.owner_of)
         expected = {site: len(owner_N) for site, owner_N in self.owner_of.items()}
-        found = {site: len(state[site]) for site in state if not site.startswith(("own.", "readable."))}
+        others = ("own.", "readable.", f"{BORROWED}.")
+        found = {site: len(state[site]) for site in state if not site.startswith(others)}
         if found != expected:
             raise ValueError(f"this is the state of another model: expected units {expected}, received {found}")
         for site, owner_N in self.owner_of.items():
             owner_N.copy_(state[site])
+            lent = {BORROWED: state[name]} if (name := f"{BORROWED}.{site}") in state else {}
+            put_owners_as_in_(self.gates[site], "", lent)
         self._allotted = None
         if any(name.startswith("own.") for name in state):
             device = next(iter(self.owner_of.values())).device
@@ -195,12 +223,20 @@ class Keeper:
         if set(units) != set(self.gates):
             raise ValueError(f"expected units of {sorted(self.gates)}, received {sorted(units)}")
 
+    def _numbers(self) -> list[Tensor]:
+        """The contexts that own or use something; -1 for what is free."""
+        return [
+            numbers for gate in self.gates.values()
+            for numbers in (owner_of(gate), borrowed_of(gate)[:, 0]) if len(numbers)
+        ]  # fmt: skip
+
     def _follow_device(self) -> None:
-        """The model may have moved since."""
+        """The model may have moved since. What is kept is moved too, not read anew: it may have been changed."""
         if self._kept:
             name, parameter = next(iter(self.model.named_parameters()))
-            if self._values[name].device != parameter.device:
-                self._remember()
+            if name in self._values and self._values[name].device != parameter.device:
+                for part in ("_owned", "_kept", "_values", "_buffers"):
+                    setattr(self, part, {key: t.to(parameter.device) for key, t in getattr(self, part).items()})
 
     def _remember(self) -> None:
         """Work out which entries are kept, and copy their values."""
@@ -216,6 +252,7 @@ class Keeper:
             locked = {site: owned_N | ~own[site] for site, owned_N in owned.items()}
             self._kept = self._entries(locked, shared=some, unread={site: ~u for site, u in readable.items()})
         self._values = {name: p.detach().clone() for name, p in self.model.named_parameters()} if self._kept else {}
+        self._buffers = {name: buffer.clone() for name, buffer in _deciding(self.model)} if some else {}
 
     def _entries(self, units: Units, *, shared: bool, unread: Units | None = None) -> dict[str, Tensor]:
         """The entries that decide the value of these units. shared: and all that are part of every answer. unread:
@@ -239,6 +276,17 @@ class Keeper:
                 if layer.bias is not None:
                     found[names[id(layer.bias)]] = units[site].clone()
         return found
+
+
+def _deciding(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The buffers that are part of every answer. Not which connections exist, which a sparsifier changes where it is
+    free, nor who owns what and which contexts are known."""
+    for path, module in model.named_modules():
+        mask = connections(module)
+        for name, buffer in module.named_buffers(path, recurse=False):
+            owners = isinstance(module, Gate) and name.rpartition(".")[2] in (OWNER, BORROWED)
+            if not (owners or buffer is mask or isinstance(module, ContextNet)):
+                yield name, buffer
 
 
 def _linear(modules: Mapping[str, nn.Module], name: str) -> nn.Linear:

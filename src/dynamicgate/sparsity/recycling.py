@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -81,15 +82,15 @@ class Recycler:
             raise ValueError("this model has no hidden units between two Linear layers, so that none can be recycled")
         self.activity = {name: _no_activity(site.width) for name, site in self.sites.items()}
         self.steps = self.recycled = 0
-        self._hooks: list[RemovableHandle] = [
-            modules[name].register_forward_pre_hook(lambda _m, args, name=name: self._watch(name, args[0]))
-            for name in self.sites
+        self._hooks: list[RemovableHandle] = [  # a method of its own, so that a copy of both watches the copied model
+            modules[name].register_forward_pre_hook(partial(self._watch, name)) for name in self.sites
         ]
 
     @torch.no_grad()
-    def _watch(self, name: str, h: Tensor) -> None:
+    def _watch(self, name: str, _layer: nn.Module, args: tuple[Any, ...]) -> None:
         if not self.model.training:
             return
+        h: Tensor = args[0]
         h_BN = h.detach().flatten(0, -2).float()
         if self.activity[name].size_N.device != h.device:
             self.activity[name] = _Activity(*(value.to(h.device) for value in self.activity[name]))

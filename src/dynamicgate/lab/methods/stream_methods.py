@@ -185,7 +185,8 @@ def run_stream(
             made.model, followed, **made.parts, epochs=asked["epochs"], batch=asked["batch"], lr=asked["lr"],
             gate_lr_scale=asked.get("gate_lr_scale", 1.0), clock=asked.get("clock", "task"),
             horizon=asked.get("horizon"), online=asked.get("online", False), test_every=asked.get("test_every"),
-            new_optimizer=asked.get("new_optimizer", True), seed=seed, checkpoint_seconds=60.0, **shown,
+            new_optimizer=asked.get("new_optimizer", True), references=asked.get("references", False), seed=seed,
+            checkpoint_seconds=60.0, **shown,
         )  # fmt: skip
     if joint:
         retention = tested(made.model, stream)

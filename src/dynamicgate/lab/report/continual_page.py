@@ -21,10 +21,17 @@ COLUMNS = (
     *("model", "known", "ACC", "learned", "forgetting", "bytes kept", "non-zero", "executed MACs", "of dense"),
     "seconds",
 )
-OF_PLASTICITY = ("online", "ageing")
-"""More columns, where answers before the step were counted: their mean, and how it changed from the second tenth of the
-tasks to the last."""
 TOLD = {"ids": "which task a row is from", "boundaries": "when a task ends", "nothing": "nothing"}
+IF_MEASURED = {
+    "bwt": "BWT",
+    "fwt": "FWT",
+    "intransigence": "intransigence",
+    "stability_gap": "stability gap",
+    "plasticity": "plasticity",
+    "online": "online",
+    "ageing": "ageing",
+}
+"""Columns that are shown where some run has measured them, by their name in the summary of a retention."""
 
 
 def write_continual_report(folder: Path, out: Path | None = None) -> Path:
@@ -43,19 +50,24 @@ def continual_table(runs: Sequence[Run]) -> str:
                                enumerate(zip(row, widths, strict=True))) for row in rows)  # fmt: skip
 
 
+def measured(runs: Sequence[Run]) -> list[str]:
+    """What some of these runs have measured beside the main numbers."""
+    return [name for name in IF_MEASURED if percent(runs, name) != "–"]
+
+
 def columns(runs: Sequence[Run]) -> tuple[str, ...]:
-    """What the table shows of these runs."""
-    return (*COLUMNS, *(name for name in OF_PLASTICITY if any(name in run["quality"] for run in runs)))
+    """The heads of the table."""
+    return (*COLUMNS[:5], *(IF_MEASURED[name] for name in measured(runs)), *COLUMNS[5:])
 
 
 def summary(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """A row for each model, means over seeds."""
+    more = measured(runs)
     return [
-        (name, found[0]["told"]["known"], *(percent(found, column) for column in ("acc", "learned", "forgetting")),
+        (name, found[0]["told"]["known"], *(percent(found, column) for column in ("acc", "learned", "forgetting", *more)),
          f"{fmean(run['bytes'] for run in found):,.0f}", f"{fmean(run['params'] for run in found):,.0f}",
          f"{fmean(run['macs']['executed'] for run in found):,.0f}",
-         f"{fmean(run['macs']['relative'] for run in found):.4f}", f"{fmean(run['seconds'] for run in found):.1f}",
-         *(percent(found, column) for column in columns(runs)[len(COLUMNS) :]))
+         f"{fmean(run['macs']['relative'] for run in found):.4f}", f"{fmean(run['seconds'] for run in found):.1f}")
         for name, found in by_model(runs).items()
     ]  # fmt: skip
 
@@ -70,7 +82,8 @@ def by_model(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def percent(runs: Sequence[Run], name: str) -> str:
     """A mean in points; a dash where nothing was measured."""
-    values = [run["quality"][name] for run in runs if run["quality"].get(name) is not None]
+    found = [{**run["quality"]["retention"].get("summary", {}), **run["quality"]} for run in runs]
+    values = [quality[name] for quality in found if quality.get(name) is not None]
     values = [value for value in values if value == value]
     return f"{100 * fmean(values):.2f}" if values else "–"
 
