@@ -30,6 +30,7 @@ from dynamicgate.lab.methods.stream_methods import class_order, stream_of
 from dynamicgate.lab.runner import Job
 from dynamicgate.lab.runner.results import collect, write_finished
 from dynamicgate.sparsity.patterns import parse_pattern, prune_and_regrow
+from dynamicgate.sparsity.unit_utility import choose_useless_
 
 CPU = torch.device("cpu")
 
@@ -199,10 +200,40 @@ def test_silent_units_are_recycled_only_where_the_method_says_so(digits: Splits)
     x, y = digits.train.values[None, :32], digits.train.y[None, :32]
     for _ in range(3):
         side.step(x, y)
-    side.between(3)
+    side.between()
     assert bool((side.stack.biases[0][0, :5] < -50).all())
     assert bool((side.stack.biases[0][1, :5] == 0).all())
     assert math.isfinite(float(side.stack.weights[0].sum()))
+
+
+def test_continual_backprop_replaces_old_useless_units_and_their_mean_moves_to_the_next_bias(digits: Splits) -> None:
+    options = {"continual backprop": {"rate": 0.05, "maturity": 4}}
+    side = Side(["dense", "continual backprop"], (64, 20, 10), 1e-9, [0], CPU, options)  # nearly nothing is learned
+    side.stack.biases[0] += 5.0  # all units are active
+    side.stack.weights[1][:, 7] *= 1e-3  # the least useful unit
+    x, y = digits.train.values[None, :32], digits.train.y[None, :32]
+    before = [w.clone() for w in side.stack.weights]
+    for step in range(5):
+        side.step(x, y)
+        changed = (side.stack.weights[0][1] != before[0][1]).all(0).nonzero().flatten().tolist()
+        assert changed == ([7] if step == 4 else []), "the first whole unit is due with the fifth step: 20 x 0.05"
+    assert bool((side.stack.weights[1][1, 7] == 0.0).all())
+    assert side.age[0][1].tolist() == [0.0 if unit == 7 else 5.0 for unit in range(20)]
+    hidden: list[Tensor] = []
+    side.forward(x.expand(2, -1, -1), hidden, [])
+    mean = hidden[0][0].mean(0)  # of the dense twin, whose unit 7 is as it was
+    moved = side.stack.biases[1][1] - side.stack.biases[1][0]
+    torch.testing.assert_close(moved, mean[7] * before[1][1, 7], atol=1e-5, rtol=1e-3)
+    assert torch.allclose(side.stack.weights[0][0], before[0][0], atol=1e-6), "the dense network is not touched"
+
+
+def test_fractions_of_units_add_up_and_the_young_are_spared() -> None:
+    due, utility = torch.zeros(2, dtype=torch.float64), torch.tensor([[3.0, 1.0, 2.0], [1.0, 2.0, 3.0]])
+    old = torch.tensor([[True, False, True], [True, True, True]])
+    chosen = [choose_useless_(due, utility, old, torch.tensor([0.25, 0.4])) for _ in range(2)]
+    assert chosen[0].tolist() == [[False] * 3, [True, False, False]]
+    assert chosen[1].tolist() == [[False, False, True], [True, False, False]]
+    torch.testing.assert_close(due, torch.tensor([0.0, 0.4], dtype=torch.float64))
 
 
 def test_gates_close_units_of_their_own_methods_and_recycling_opens_them(digits: Splits) -> None:
@@ -214,7 +245,7 @@ def test_gates_close_units_of_their_own_methods_and_recycling_opens_them(digits:
     assert bool((hidden[0][2:, :, :5] == 0).all())
     assert bool((hidden[0][:2, :, :5] != 0).any())
     side.step(x, y)
-    side.between(1)
+    side.between()
     assert bool((side.stack.gates[2][2:, :5] == 1.0).all())
     assert bool((side.stack.gates[2][:2, :5] < -50.0).all())
 
