@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import product
 from statistics import fmean
@@ -98,14 +99,24 @@ def pages(experiment: Experiment) -> Pages:
 
 
 def by_laboratory(rows: Rows, name: str, _tables: Mapping[str, Rows]) -> str:
-    """What is reached on each laboratory at the end."""
+    """What is reached on each laboratory at the end, and what was chosen within splits."""
+    text = chosen_within(rows)
     if not name.startswith("e10-"):
-        return ""
+        return text
     places = range(len(next(iter(rows.values()))[0]["quality"]["retention"]["matrix"]))
     body = [[model, *(cell for place in places for cell in on_task(runs, place)), kept(runs)]
             for model, runs in rows.items()]  # fmt: skip
     columns = ["on each", *(f"{measure}, {lab}" for lab in LABORATORIES for measure in ("accuracy", "balanced"))]
-    return markdown([*columns, "bytes kept"], body, numbers=True) + "\n"
+    return markdown([*columns, "bytes kept"], body, numbers=True) + "\n" + text
+
+
+def chosen_within(rows: Rows) -> str:
+    """By validation cells, in how many splits each."""
+    parts = []
+    for name, runs in rows.items():
+        own = Counter(", ".join(f"{k} {v}" for k, v in run["chosen"].items()) for run in runs if "chosen" in run)
+        parts += [f"{name}: {'; '.join(f'{what} in {n}' for what, n in own.most_common())}"] if own else []
+    return f"\nChosen by validation cells, in how many splits. {'. '.join(parts)}.\n" if parts else ""
 
 
 def chosen_settings(_rows: Rows, name: str, _tables: Mapping[str, Rows]) -> str:

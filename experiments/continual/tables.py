@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dynamicgate.lab.runner import Change, Experiment, Table
 from experiments import ROOT
-from experiments.continual import cells, classes, following, keeping, laboratories, plasticity
+from experiments.continual import cells, choosing, classes, following, keeping, laboratories, plasticity
 from experiments.continual.grids import settings_by, with_chosen
 from experiments.continual.settings import (
     BYTES,
@@ -127,9 +127,9 @@ def e10() -> list[Table]:
     ten = tuple(range(10))
     second = {"data": "pbmc3k and pbmc68k", "load": laboratories.load, "changes": ()}
     return [
-        table("e10", models, classes, quick, ten, data="pbmc3k", load=cells.load, changes=()),
-        table("e10-laboratories", models, classes, quick, ten, **second),
-        table("e10-shared-genes", models, classes, quick, ten, **second, data_options={"genes": "shared"}),
+        table("e10", models, choosing, quick, ten, data="pbmc3k", load=cells.load, changes=()),
+        table("e10-laboratories", models, choosing, quick, ten, **second),
+        table("e10-shared-genes", models, choosing, quick, ten, **second, data_options={"genes": "shared"}),
     ]
 
 

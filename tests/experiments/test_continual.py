@@ -395,6 +395,34 @@ def test_cells_of_later_types_change_nothing_of_the_features_of_the_first() -> N
     assert not torch.equal(whole.train.values, other.train.values)
 
 
+def test_settings_of_cells_are_chosen_by_validation_cells_of_the_split(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    y = torch.arange(400) % 8
+    counts = draw.poisson(1.0 + 0.5 * (np.arange(3000) % 8 == y.numpy()[:, None]), (400, 3000)).astype(np.float32)
+    whole = cells.prepared(csr_matrix(np.log1p(counts)), y, tuple("abcdefgh"), seed=0)
+    assert whole.inner is not None
+    assert len(whole.inner.train) + len(whole.inner.test) == len(whole.train)
+    table = replace(CONTINUAL.table("e10"), models={"readout": {"method": "readout", "stream": "split", "hidden": [8],
+                    "candidates": [{"decay": 1e-6}, {"decay": 1.0}, {"method": "nearest mean"}]}})  # fmt: skip
+    job = Job(table, "readout", 0, work=tmp_path, device="cpu")
+    found = job.table.train(job, whole)
+    assert len(found["tried"]) == 3
+    assert found["chosen"] == job.settings["candidates"][found["tried"].index(max(found["tried"]))]
+    changed = replace(whole, test=replace(whole.test, y=whole.test.y.flip(0)))
+    assert job.table.train(job, changed)["tried"] == found["tried"], "test cells have no say"
+    with pytest.raises(ValueError, match="validation cells"):
+        job.table.train(job, load_dataset("digits").flat())
+
+
+def test_cells_that_choose_are_not_those_that_test() -> None:
+    x, y = csr_matrix(np.random.default_rng(0).random((60, 10), np.float32)), torch.arange(60)  # a label names its cell
+    two = Laboratories(("a", "b"), (x, x), (y, y), np.ones(10, bool))
+    whole, inner = two.stream(0)[0], replace(two, choosing=True).stream(0)[0]
+    parts = [set(part.y.tolist()) for part in (inner.train, inner.test, whole.test)]
+    assert [len(part) for part in parts] == [36, 12, 12]
+    assert len(set.union(*parts)) == 60
+
+
 def test_genes_are_those_of_the_first_laboratory() -> None:
     draw = np.random.default_rng(0)
     cells_of = [csr_matrix(draw.poisson(1.0, (60, 2500)).astype(np.float32)) for _ in range(3)]
