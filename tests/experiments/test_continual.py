@@ -260,6 +260,10 @@ def test_a_grid_chooses_where_it_is_stored_whole_and_says_where_it_ends(monkeypa
     assert not grids.at_edge((None, 1e-4), grid["naive"])
     assert grids.at_edge((None, 1e-3), grid["naive"])
     assert grids.at_edge((10.0, 1e-3), grid["si"]), "inside by strength, at the edge by rate"
+    runs["naive, lr 0.001", 1000]["quality"]["acc"] = 0.7015
+    assert grids.chosen(table, grid) == {"naive": (None, 1e-4)}, "as good but for chance, and inside"
+    runs["naive, lr 0.001", 1000]["quality"]["acc"] = 0.71
+    assert grids.chosen(table, grid) == {"naive": (None, 1e-3)}
     runs["naive, lr 0.001", 1000]["hash"] = "stale"
     assert grids.chosen(table, grid) == {}
 
