@@ -14,7 +14,7 @@ from experiments.continual import cells, classes, grids, keeping, noticing, page
 from experiments.continual.laboratories import Laboratories
 from experiments.continual.page import pages, title
 from experiments.continual.settings import BYTES, QUICK_KEEP, replay_of
-from experiments.continual.shown import rows_of
+from experiments.continual.shown import rows_of, usual_hidden
 from experiments.continual.side import Side
 from experiments.continual.stack import Stack
 from experiments.continual.tables import CONTINUAL, TUNED
@@ -42,6 +42,11 @@ def digits() -> Splits:
     return load_dataset("digits").flat()
 
 
+def as_cells(splits: Splits) -> cells.Cells:
+    """The same rows, and some by which settings can be chosen."""
+    return cells.Cells(splits.name, splits.train, splits.valid, splits.test, splits.classes, 0.0, 1.0, inner=splits)
+
+
 def quick(table: str, model: str, work: Path, **settings: Any) -> Job:
     found = CONTINUAL.table(table)
     found = replace(found, quick={**found.quick, **settings})
@@ -64,7 +69,7 @@ def quick(table: str, model: str, work: Path, **settings: Any) -> Job:
 )  # fmt: skip
 def test_a_run_of_every_kind(table: str, model: str, tmp_path: Path, digits: Splits) -> None:
     job = quick(table, model, tmp_path, **({"window": 3} if "windows" in model else {}))
-    found = job.table.train(job, digits)
+    found = job.table.train(job, as_cells(digits) if table == "e10" else digits)
     assert found["model"] == model
     assert 0.0 <= found["quality"]["accuracy"] <= 1.0
     assert "relative" in found["macs"]
@@ -244,9 +249,11 @@ def test_fractions_of_units_add_up_and_the_young_are_spared() -> None:
 
 
 def test_stored_runs_relate_to_the_network_that_others_train() -> None:
-    rows = rows_of(CONTINUAL, "e1")
-    assert {run["macs"]["dense"] for runs in rows.values() for run in runs} == {477_600.0}
-    assert rows["keep"][0]["macs"]["relative"] == pytest.approx(65_143 / 477_600)
+    for table in CONTINUAL.tables:
+        if usual_hidden(table, quick=False) is not None:
+            macs = [run["macs"] for runs in rows_of(CONTINUAL, table.name).values() for run in runs]
+            assert len({one["dense"] for one in macs}) <= 1
+            assert all(one["relative"] == one["executed"] / one["dense"] for one in macs)
 
 
 def test_a_grid_chooses_where_it_is_stored_whole_and_says_where_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -447,7 +454,8 @@ def test_the_page_says_what_runs_say(tmp_path: Path, digits: Splits) -> None:
                          ("e11-consolidation", "jumping, every 30, kept after 1"), ("e1", "keep"), ("e1", "xdg"),
                          ("e10-shared-genes", "naive")):  # fmt: skip
         job = replace(next(j for j in experiment.jobs([experiment.table(table)]) if j.model == model), device="cpu")
-        write_finished(job, {"data": data, "created": "now"}, job.table.train(job, digits))
+        rows = as_cells(digits) if table.startswith("e10") else digits
+        write_finished(job, {"data": data, "created": "now"}, job.table.train(job, rows))
         collect(experiment.results, [job])
     found = pages(experiment)
     sections = found["docs/continual-results.md"]
