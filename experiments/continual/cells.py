@@ -6,6 +6,7 @@ task are looked at. Shapes in names: N cells, D genes.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,13 @@ from dynamicgate.lab.runner.jobs import fewer_rows
 GENES, TYPES_A_TASK, TEST, LIMIT = 2000, 2, 0.2, 5.0
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class Cells(Splits):
+    """Training and test cells. inner: without the test cells, validation cells in their place, to choose settings."""
+
+    inner: Splits | None = None
+
+
 def load(job: Job, data_dir: Path | None) -> Splits:
     """Cells of a seed, scaled by what is known when the first task is."""
     x, y, names, _ = log_normalised(data_dir or default_data_dir())
@@ -33,17 +41,25 @@ def load(job: Job, data_dir: Path | None) -> Splits:
     return fewer_rows(splits, job.table.quick_rows) if job.quick else splits
 
 
-def prepared(x_ND: Any, y_N: Tensor, names: tuple[str, ...], seed: int) -> Splits:
+def prepared(x_ND: Any, y_N: Tensor, names: tuple[str, ...], seed: int) -> Cells:
     """Training and test cells by the seed, on the genes that vary most in the first task of the seed."""
     train, valid, test = split_cells(y_N, seed, test_fraction=TEST, test_seed=seed, what="pbmc3k")
-    train = torch.cat([train, valid])  # nothing is chosen by validation cells here
+    inner = scaled_cells(x_ND, y_N, names, seed, (train, valid, valid))
+    return scaled_cells(x_ND, y_N, names, seed, (torch.cat([train, valid]), valid, test), inner)
+
+
+def scaled_cells(
+    x_ND: Any, y_N: Tensor, names: tuple[str, ...], seed: int, parts: tuple[Tensor, ...], inner: Splits | None = None
+) -> Cells:
+    """Cells of three parts, on genes and with a scale of the training cells of the first task."""
+    train = parts[0]
     first = class_order(_Labels(Arrays(torch.zeros(len(train), 1), y_N[train])), seed)[:TYPES_A_TASK]
     fitted = train[torch.isin(y_N[train], torch.tensor(first))]
     genes, mean_D, std_D = most_variable(x_ND[fitted.numpy()], GENES)
     rows = torch.from_numpy(x_ND[:, genes].toarray())
     rows = (rows - mean_D).div(std_D).clamp(-LIMIT, LIMIT)
-    parts = [Arrays(rows[index], y_N[index]) for index in (train, valid, test)]
-    return Splits("pbmc3k", parts[0], parts[1], parts[2], len(names), 0.0, 1.0, names)
+    arrays = [Arrays(rows[index], y_N[index]) for index in parts]
+    return Cells("pbmc3k", arrays[0], arrays[1], arrays[2], len(names), 0.0, 1.0, names, inner=inner)
 
 
 def most_variable(x_ND: Any, count: int) -> tuple[np.ndarray[Any, Any], Tensor, Tensor]:

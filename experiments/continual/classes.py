@@ -8,7 +8,7 @@ what a new unit says of rows that are gone is in no sum.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,8 +17,7 @@ from torch.nn import functional as F
 
 from dynamicgate.continual import Readout, Retention, Stream
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.hyperparameters import dense_macs
-from dynamicgate.lab.methods.stream_methods import accuracies, scaled, stream_of
+from dynamicgate.lab.methods.stream_methods import accuracies, beside_dense, scaled, stream_of
 from dynamicgate.lab.runner import Job
 from experiments.continual.following import train as train_by_following
 from experiments.continual.laboratories import Laboratories
@@ -48,6 +47,8 @@ def train(job: Job, data: Splits | Laboratories) -> dict[str, Any]:
                     means[c] = (total + h[y == c].sum(0), count + int((y == c).sum()))
             else:
                 readout.add(h, y)
+        if asked.get("inner") and number + 1 < len(stream):
+            continue  # only the end decides
         answer = answers_of(readout, means)
         for tested, other in enumerate(stream.tasks[: number + 1]):
             found = torch.cat([answer(features(x)) for x, _ in other.test.batches(4096)])
@@ -55,7 +56,8 @@ def train(job: Job, data: Splits | Laboratories) -> dict[str, Any]:
     kept = sum(4 * t.numel() for t, _ in means.values()) or readout.bytes
     return {
         "model": job.model, "seed": job.seed, "settings": asked,
-        "macs": costs(products + size * stream.classes, (stream.features, *asked["hidden"], stream.classes)),
+        "macs": beside_dense({"executed": float(products + size * stream.classes), "gate": 0.0},
+                             (stream.features, *asked["hidden"], stream.classes)),
         "params": size * stream.classes,
         "quality": {"accuracy": retention.acc, "acc": retention.acc, "learned": retention.learned,
                     "forgetting": retention.forgetting, "retention": retention.to_dict(),
@@ -63,12 +65,6 @@ def train(job: Job, data: Splits | Laboratories) -> dict[str, Any]:
         "told": {"scenario": stream.scenario, "known": stream.known, "tasks": [task.name for task in stream]},
         "bytes": kept, "seconds": round(time.monotonic() - started, 1),
     }  # fmt: skip
-
-
-def costs(executed: int, usual: Sequence[int]) -> dict[str, float]:
-    """MACs of a row, beside the network that the other methods train, given by its sizes."""
-    dense = dense_macs(usual)
-    return {"executed": float(executed), "gate": 0.0, "dense": float(dense), "relative": executed / dense}
 
 
 def features_of(stream: Stream, asked: dict[str, Any], seed: int) -> tuple[Features, int, int]:

@@ -13,7 +13,7 @@ from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.runner import Job
 from experiments.continual.graphs import captured
 from experiments.continual.images import Images, images_of
-from experiments.continual.stack import Stack, cosine
+from experiments.continual.stack import Recipe, Stack, cosine
 
 
 def train(job: Job, splits: Splits) -> dict[str, Any]:
@@ -43,12 +43,13 @@ def learn(stack: Stack, images: Images, asked: dict[str, Any], steps: int) -> No
     """All steps. Rows are drawn with return: so many of so many rows are hardly ever drawn twice."""
     device, rows, tasks = stack.device, len(images.train_y), len(images.orders)
     rate = torch.zeros((), device=device)
+    recipe = Recipe(smoothing=asked.get("smoothing", 0.0))
 
     def step() -> None:
         index = torch.randint(rows, (asked["batch"],), device=device)
         order = images.orders[torch.randint(tasks, (asked["batch"],), device=device)]
         x: Tensor = images.train[index].gather(1, order)
-        grads, _ = stack.gradients(x[None], images.train_y[index][None])
+        grads, _ = stack.gradients(x[None], images.train_y[index][None], recipe)
         stack.adam_(grads, rate, asked.get("decay", 0.0))
 
     moments = [moment for pair in stack.moments for moment in pair]

@@ -56,7 +56,8 @@ def train(job: Job, splits: Splits) -> dict[str, Any]:
         "retention": retention.to_dict() if tasks <= WHOLE else None,
         "by_age": [round(value, 5) for value in retention.by_age()],
         "learned": [round(value, 5) for value in retention.matrix.diagonal().tolist()],
-        "acc": retention.acc, "forgetting": forgotten(retention), "contexts": len(prototypes),
+        "acc": retention.acc, "bwt": retention.bwt, "forgetting": retention.forgetting if tasks <= WHOLE else None,
+        "contexts": len(prototypes),
     }  # fmt: skip
     if asked.get("projections"):
         found["routers"] = {
@@ -68,6 +69,7 @@ def train(job: Job, splits: Splits) -> dict[str, Any]:
         "model": job.model, "seed": job.seed, "settings": asked, "quality": {"accuracy": retention.acc, **found},
         "macs": macs, "seconds": round(time.monotonic() - started, 1), "train_seconds": round(trained, 1),
         "params": int(nets.nonzero[-kept:].sum()), "bytes": int(4 * min(kept, len(prototypes)) * images.train.shape[1]),
+        "prototypes": int(min(kept, len(prototypes)) * images.train.shape[1]),
     }  # fmt: skip
 
 
@@ -154,11 +156,6 @@ def test(images: Images, seen: Seen, nets: Stack, prototypes_CD: Tensor, capacit
             first = max(0, end - capacity)
             retention.matrix[i, j] = answered.accuracy(close_BC[:, first:end].argmax(1) + first)
     return retention
-
-
-def forgotten(retention: Retention) -> float:
-    """Forgetting; of long streams from what was measured, just after a task was learned and at the end."""
-    return retention.forgetting if len(retention.matrix) <= WHOLE else -retention.bwt
 
 
 class Answers:

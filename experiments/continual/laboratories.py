@@ -36,13 +36,14 @@ TEST = 0.2
 @dataclass(frozen=True, eq=False)
 class Laboratories:
     """The cells of each laboratory: log-normalised values of genes, sparse, and types. shared: which genes both have.
-    only_shared: whether the others may be used."""
+    only_shared: whether the others may be used. choosing: test cells are left out, and others stand for them."""
 
     names: tuple[str, ...]
     x: tuple[Any, ...]
     y: tuple[Tensor, ...]
     shared: np.ndarray[Any, Any]
     only_shared: bool = False
+    choosing: bool = False
 
     def sizes(self) -> dict[str, Any]:
         """For the table of runs."""
@@ -55,6 +56,7 @@ class Laboratories:
         """One laboratory after the other; a fifth of the cells of each is for testing."""
         orders = [torch.randperm(len(y), generator=torch.Generator().manual_seed(seed)) for y in self.y]
         cuts = [round(TEST * len(y)) for y in self.y]
+        orders = [order[cut:] if self.choosing else order for order, cut in zip(orders, cuts, strict=True)]
         fitted = self.x[0][orders[0][cuts[0] :].numpy()]
         if self.only_shared:
             fitted = fitted[:, self.shared]

@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from itertools import product
 from statistics import fmean
 
 from dynamicgate.lab.runner import Experiment
-from dynamicgate.lab.runner.docs_pages import ABSENT, Pages, markdown
+from dynamicgate.lab.runner.docs_pages import Pages, markdown
 from dynamicgate.lab.statistics import interval
-from experiments.continual.matching import matched, overlap_and_forgetting, said
+from experiments.continual.ages import early, late
+from experiments.continual.clocks import clocks, consolidation
+from experiments.continual.grids import at_edge, chosen, name_of
+from experiments.continual.keeping import WHOLE
+from experiments.continual.matching import (
+    compared,
+    in_words,
+    open_overlap,
+    overlap_and_forgetting,
+    said,
+)
 from experiments.continual.plot import plot_ageing, plot_capacity
-from experiments.continual.shown import Rows, macs, mean, percent, plus_minus, relative, rows_of
-from experiments.continual.summary import early, late, summary
+from experiments.continual.shown import (
+    Rows,
+    kept,
+    lost,
+    macs,
+    mean,
+    on_task,
+    percent,
+    plus_minus,
+    relative,
+    rows_of,
+    seconds,
+    told,
+    with_prototypes,
+)
+from experiments.continual.summary import summary
+from experiments.continual.tables import TUNED
+from experiments.continual.tuning import AGEING, best_ages
 
 PAGE, GUIDE = "docs/continual-results.md", "docs/continual.md"
 FIGURES = {"e5": ("docs/figures/continual-age.svg", plot_ageing),
            "e7": ("docs/figures/continual-capacity.svg", plot_capacity)}  # fmt: skip
+LABORATORIES = ("PBMC 3k", "PBMC 68k")
+EARLIER = (
+    "Continual backprop of these runs was not tuned, replaced units every 125 steps whatever their age, and did not "
+    "move what they gave to the next bias"
+)
 MISSING = "No run is stored yet.\n"
 QUESTIONS = {
     "tuning": "Settings, on other permutations and validation rows",
@@ -36,12 +70,14 @@ QUESTIONS = {
     "e10-laboratories": "Cells of one laboratory, then of another, tested on both; genes of the first",
     "e10-shared-genes": "The same, on the genes that both have",
     "e11": "Two clocks: learning rate of gates, and period of rewiring",
+    "e11-consolidation": "A third clock: connections are kept after so many exchanges",
 }
 SECTIONS = {  # of the page, with their tables
     "keeping": ("e1", "e1-longer", "e2", "e2-rivals", "e3", "e4", "e7"), "forgetting": ("e0-permuted-5",
     "e0-permuted-10", "e0-rotated-5"), "age": ("e5", "e6", "e6-wide"), "classes": ("e8", "e9", "e9-cifar10"),
-    "cells": ("e10", "e10-laboratories", "e10-shared-genes"), "clocks": ("e11",), "tuning": ("tuning-keep",
-    "tuning-learners"),
+    "cells": ("e10", "e10-laboratories", "e10-shared-genes"), "clocks": ("e11", "e11-consolidation"),
+    "tuning": ("tuning-keep", "tuning-horizon", "tuning-learners", "tuning-rotated", "tuning-classes", "tuning-cifar10",
+    "tuning-rivals", "tuning-plasticity"),
 }  # fmt: skip
 
 
@@ -53,13 +89,50 @@ def pages(experiment: Experiment) -> Pages:
         parts = []
         for name in names:
             if rows := tables[name]:
-                parts += [f"### {title(name)}\n", clocks(rows) if name == "e11" else section(rows)]
-                parts += [equally_learned(rows)] if marker == "forgetting" else []
+                parts += [f"### {title(name)}\n", SHOWN.get(name, section)(rows)]
+                parts += [AFTER[marker](rows, name, tables)] if marker in AFTER else []
                 if name in FIGURES:
                     path, plot = FIGURES[name]
                     made[path] = plot(rows)
         sections[marker] = "\n".join(parts).rstrip() if parts else MISSING
     return {**made, GUIDE: {"summary": summary(tables)}, PAGE: sections}
+
+
+def by_laboratory(rows: Rows, name: str, _tables: Mapping[str, Rows]) -> str:
+    """What is reached on each laboratory at the end, and what was chosen within splits."""
+    text = chosen_within(rows)
+    if not name.startswith("e10-"):
+        return text
+    places = range(len(next(iter(rows.values()))[0]["quality"]["retention"]["matrix"]))
+    body = [[model, *(cell for place in places for cell in on_task(runs, place)), kept(runs)]
+            for model, runs in rows.items()]  # fmt: skip
+    columns = ["on each", *(f"{measure}, {lab}" for lab in LABORATORIES for measure in ("accuracy", "balanced"))]
+    return markdown([*columns, "bytes kept"], body, numbers=True) + "\n" + text
+
+
+def chosen_within(rows: Rows) -> str:
+    """By validation cells, in how many splits each."""
+    parts = []
+    for name, runs in rows.items():
+        own = Counter(", ".join(f"{k} {v}" for k, v in run["chosen"].items()) for run in runs if "chosen" in run)
+        parts += [f"{name}: {'; '.join(f'{what} in {n}' for what, n in own.most_common())}"] if own else []
+    return f"\nChosen by validation cells, in how many splits. {'. '.join(parts)}.\n" if parts else ""
+
+
+def chosen_settings(_rows: Rows, name: str, _tables: Mapping[str, Rows]) -> str:
+    """What the runs of a table of tuning choose, and where a better value may lie beyond those that were tried."""
+    if name == "tuning-plasticity":
+        found = {method: ", ".join(f"{k} {v:g}" for k, v in own.items()) for method, own in best_ages().items()}
+        edges = [m for m, own in best_ages().items() if at_edge(list(own.values()), list(product(*AGEING[m].values())))]
+    else:
+        table, grids = next(((t, g) for t, g in TUNED.values() if t.name == name), (None, {}))
+        best = {} if table is None else chosen(table, grids)
+        found = {row: name_of(row, point).removeprefix(row).strip(", ") for row, point in best.items()}
+        edges = [row for row, point in best.items() if at_edge(point, grids[row])]
+    if not found:
+        return ""
+    listed = "; ".join(f"{row}: {own}" for row, own in found.items())
+    return f"Chosen: {listed}. At an edge of what was tried: {', '.join(edges) or 'none'}.\n"
 
 
 def title(name: str) -> str:
@@ -75,39 +148,48 @@ def section(rows: Rows) -> str:
         return ageing(rows)
     if "by_age" in first["quality"]:
         return contexts(rows)
-    columns = ["method", "ACC", "all rows", "balanced", "learned", "forgetting", "bytes kept", "non-zero", "MACs",
-               "of dense", "seeds"]  # fmt: skip
+    columns = ["method", "told", "ACC", "all rows", "balanced", "learned", "forgetting", "bytes kept", "non-zero",
+               "MACs", "of dense", "seconds", "seeds"]  # fmt: skip
     body = [
-        [name, percent(runs, "acc"), percent(runs, "pooled"), percent(runs, "balanced"), percent(runs, "learned"),
-         percent(runs, "forgetting"),
-         mean(runs, "bytes"), mean(runs, "params"), macs(runs), relative(runs), str(len(runs))]
+        [name, told(runs), percent(runs, "acc"), percent(runs, "pooled"), percent(runs, "balanced"),
+         percent(runs, "learned"), percent(runs, "forgetting"), kept(runs),
+         mean(runs, "params"), macs(runs), relative(runs), seconds(runs), str(len(runs))]
         for name, runs in rows.items()
     ]  # fmt: skip
     return markdown(columns, body, numbers=True) + "\n"
 
 
-def equally_learned(rows: Rows) -> str:
-    """Forgetting where as much was learned, and overlap."""
-    body = [[one.method, f"{one.overlap:.3f}", said(one.apart)] for one in matched(rows)]
+def equally_learned(rows: Rows, name: str, tables: Mapping[str, Rows]) -> str:
+    """Forgetting where as much was learned, and overlap. p-values are corrected for the comparisons of all streams."""
+    streams = {key: tables[key] for key in SECTIONS["forgetting"] if tables[key]}
+    found = compared(streams)
+    body = [[method, f"{one.matched.overlap:.3f}", open_overlap(rows, method), said(one.matched.apart, one.p)]
+            for (stream, method), one in found.items() if stream == name]  # fmt: skip
     r = overlap_and_forgetting(rows)
     text = "" if r is None else f"\nOver all runs, overlap and forgetting correlate with r = {r:.2f}.\n"
-    columns = ["method", "overlap of active units", "forgets more than dense that has learned as much, points"]
-    return markdown(columns, body, numbers=True) + "\n" + text
+    if name == list(streams)[-1]:
+        words = [part for method in ("gate", "gate in blocks") if (part := in_words(method, found))]
+        text += f"\nCorrected for {len(found)} comparisons: {', and '.join(words)}.\n" if words else ""
+    columns = ["method", "overlap of active units", "of open blocks",
+               "forgets more than dense that has learned as much, points (p by Holm)"]  # fmt: skip
+    return markdown(columns, body, numbers=True) + "\n" + text if body else text
 
 
 def contexts(rows: Rows) -> str:
     """Contexts with blocks of their own."""
-    columns = ["model", "ACC", "forgetting", "contexts found", "non-zero", "MACs", "of 784-2048-2048-10", "first 10",
-               "last 10 learned", "seeds"]  # fmt: skip
+    whole = all(len(run["quality"]["by_age"]) <= WHOLE for runs in rows.values() for run in runs)
+    columns = ["model", "told", "ACC", "forgetting" if whole else "−BWT", "contexts found", "non-zero",
+               "with prototypes", "MACs", "of 784-2048-2048-10", "first 10", "last 10 learned", "seconds",
+               "seeds"]  # fmt: skip
     body = []
     for name, runs in rows.items():
         learned = [run["quality"]["learned"] for run in runs]
         body.append([
-            name, percent(runs, "acc"), percent(runs, "forgetting"),
+            name, told(runs), percent(runs, "acc"), lost(runs),
             f"{fmean(run['quality']['contexts'] for run in runs):.1f}",
-            mean(runs, "params"), macs(runs), relative(runs, "relative_to_usual"),
+            mean(runs, "params"), with_prototypes(runs), macs(runs), relative(runs, "relative_to_usual"),
             f"{100 * fmean(fmean(one[:10]) for one in learned):.2f}",
-            f"{100 * fmean(fmean(one[-10:]) for one in learned):.2f}", str(len(runs)),
+            f"{100 * fmean(fmean(one[-10:]) for one in learned):.2f}", seconds(runs), str(len(runs)),
         ])  # fmt: skip
     ages = [run["quality"]["by_age"] for run in next(iter(rows.values()))]
     shown = [age for age in (0, 9, 49, 89, 99, 100, 149, 499, 799) if age < len(ages[0])]
@@ -131,23 +213,12 @@ def ageing(rows: Rows) -> str:
                          f"{run['connections'][method]:,}", str(len(curves))])  # fmt: skip
     columns = ["method", "tasks", "second tenth of tasks", "last tenth", "difference", "silent units", "connections",
                "seeds"]  # fmt: skip
-    return markdown(columns, body, numbers=True) + "\n"
+    each = "; ".join(f"{name}, {seconds(runs)} seconds" for name, runs in rows.items())
+    knows = "Nothing is told in training" + (", but to fresh networks when a task ends" if "fresh" in rows else "")
+    if any("options" not in run["settings"] for runs in rows.values() for run in runs):
+        knows += ". " + EARLIER
+    return markdown(columns, body, numbers=True) + f"\n\n{knows}. All networks of a run at once: {each}.\n"
 
 
-def clocks(rows: Rows) -> str:
-    """A map for each world: accuracy on rows before the step on them, by learning rate of gates and period of
-    rewiring."""
-    cells: dict[str, dict[tuple[str, str], str]] = {}
-    for name, runs in rows.items():
-        world, rate, every = name.split(", ")
-        online = [100 * fmean(run["quality"]["retention"]["online"]) for run in runs]
-        place = rate.removeprefix("gates "), every.removeprefix("every ")
-        cells.setdefault(world, {})[place] = f"{fmean(online):.2f}"
-    parts = []
-    for world, found in cells.items():
-        rates, periods = (list(dict.fromkeys(place[i] for place in found)) for i in (0, 1))
-        body = [[f"{rate} times", *(found.get((rate, period), ABSENT) for period in periods)] for rate in rates]
-        head = [f"{world}: rate of gates", *(f"every {p}" if p != "never" else "never" for p in periods)]
-        parts.append(markdown(head, body, numbers=True) + "\n")
-    count = min(len(runs) for runs in rows.values())
-    return "\n".join(parts) + f"\nSeeds: {count}.\n"
+SHOWN = {"e11": clocks, "e11-consolidation": consolidation}
+AFTER = {"forgetting": equally_learned, "cells": by_laboratory, "tuning": chosen_settings}

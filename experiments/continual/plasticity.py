@@ -33,7 +33,8 @@ def train(job: Job, splits: Splits) -> dict[str, Any]:
     torch.set_float32_matmul_precision("high")
     flat = scaled(splits)
     x, y = flat.train.values.to(device), flat.train.y.to(device)
-    side = Side(methods, (x.shape[1], *asked["hidden"], int(y.max()) + 1), asked["lr"], seeds, device)
+    side = Side(methods, (x.shape[1], *asked["hidden"], int(y.max()) + 1), asked["lr"], seeds, device,
+                asked.get("options"))  # fmt: skip
     batch, rows, every = asked["batch"], min(asked["rows"], len(x)), asked.get("every", EVERY)
     now_x = torch.zeros(len(seeds), batch, x.shape[1], device=device)
     now_y = torch.zeros(len(seeds), batch, dtype=torch.long, device=device)
@@ -53,7 +54,7 @@ def train(job: Job, splits: Splits) -> dict[str, Any]:
             step()
             done.steps += 1
             if done.steps % every == 0:
-                side.between(every)
+                side.between()
         done.online.append((side.right / (rows // batch * batch)).tolist())
         done.silent = side.silent.tolist()
         done.task += 1
@@ -89,7 +90,7 @@ class Done:
         """With all that the networks are."""
         path.parent.mkdir(parents=True, exist_ok=True)
         tensors = {str(number): value.contiguous() for number, value in enumerate(side.state)}
-        about = json.dumps({**vars(self), "updates": side.updates, "due": side.due})
+        about = json.dumps({**vars(self), "updates": side.updates})
         write_atomically(path, lambda temporary: save_file(tensors, temporary, {"done": about}))
 
     @staticmethod
@@ -102,7 +103,7 @@ class Done:
             about = json.loads(file.metadata()["done"])
             for number, value in enumerate(side.state):
                 value.copy_(file.get_tensor(str(number)))
-        side.updates, side.due = about.pop("updates"), about.pop("due")
+        side.updates = about.pop("updates")
         vars(done).update(about)
         return done
 

@@ -8,9 +8,9 @@ from statistics import fmean
 from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner.docs_pages import markdown
 from dynamicgate.lab.statistics import interval
-from experiments.continual.shown import Rows, mean, percent, plus_minus, relative
+from experiments.continual.ages import early, late
+from experiments.continual.shown import Rows, kept, mean, percent, plus_minus, relative, with_prototypes
 
-LATE = 10  # the last tasks of a stream of plasticity: one in so many
 Line = tuple[str, str, str]
 
 
@@ -42,8 +42,8 @@ def hundred(read: Read) -> Line | None:
         return None
     keep = rows["keep"]
     ours = f"contexts, sparse and kept: {percent(keep, 'acc')}, forgetting {percent(keep, 'forgetting')}, " \
-           f"{mean(keep, 'params')} non-zero weights, {relative(keep, 'relative_to_usual')} of the MACs of " \
-           "784-2048-2048-10"  # fmt: skip
+           f"{with_prototypes(keep)} non-zero weights with prototypes, " \
+           f"{relative(keep, 'relative_to_usual')} of the MACs of 784-2048-2048-10"  # fmt: skip
     names = {"separate": "separate small networks behind the same router", "static": "the same with fixed connections",
              "joint": "joint training of 784-2048-2048-10 with as many steps"}  # fmt: skip
     return "100 permutations of MNIST, no task told in testing", ours, beside(rows, names)
@@ -56,8 +56,12 @@ def nothing_known(read: Read) -> Line | None:
         return None
     counts = sorted({run["quality"]["contexts"] for run in rows["keep"]})
     found = " to ".join(str(count) for count in dict.fromkeys((counts[0], counts[-1])))
-    return ("the same, and nothing told in training", f"{percent(rows['keep'], 'acc')}, {found} contexts found",
-            f"told: {percent(read('e2').get('keep', ()), 'acc')}")  # fmt: skip
+    told = f"told: {percent(read('e2').get('keep', ()), 'acc')}"
+    horizon = rows["keep"][0]["settings"]["horizon"]
+    ours = f"{percent(rows['keep'], 'acc')}, {found} contexts found, each learned for {horizon:,} steps"
+    others = {name: f"{int(name.removeprefix('horizon ')):,} steps" for name in rows if name.startswith("horizon ")}
+    sweep = beside(rows, others)
+    return "the same, and nothing told in training", ours, "; ".join(part for part in (told, sweep) if part)
 
 
 def released(read: Read) -> Line | None:
@@ -88,15 +92,17 @@ def old_age(read: Read) -> Line | None:
     return f"{len(curves[name][0])} permutations of 10,000 rows, one pass, last tenth", ours, rest
 
 
-def early(curve: Sequence[float]) -> Sequence[float]:
-    """The second tenth."""
-    tenth = max(1, len(curve) // LATE)
-    return curve[tenth : 2 * tenth] or curve
-
-
-def late(curve: Sequence[float]) -> Sequence[float]:
-    """The last tenth."""
-    return curve[-max(1, len(curve) // LATE) :]
+def longer(read: Read) -> Line | None:
+    """More rows a task, and wider networks."""
+    parts = {"width 100": read("e6").get("width 100"), "2,000": read("e6-wide").get("width 2,000")}
+    ours, rest, name = [], [], "set + recycling"
+    for width, runs in parts.items():
+        curves = runs[0]["quality"]["online"] if runs else {}
+        if name in curves:
+            ours.append(f"{width}: {last(curves[name])}")
+            rest.append(f"{width}: " + ", ".join(f"{m} {last(c)}" for m, c in curves.items() if m != name))
+    question = "permutations of 60,000 rows, 200 in width 100 and 50 in width 2,000, last tenth"
+    return (question, f"{name}, half of the connections, {'; '.join(ours)}", "; ".join(rest)) if ours else None
 
 
 def last(curves: Sequence[Sequence[float]]) -> str:
@@ -106,13 +112,18 @@ def last(curves: Sequence[Sequence[float]]) -> str:
 
 def classes(read: Read) -> Line | None:
     """New digits without a stored image."""
-    rows, name = read("e8"), "readout 500, filters"
-    if name not in rows:
+    rows, sizes = read("e8"), {"2": "500", "8": "1000", "32": "2000"}
+    if "readout 500, filters" not in rows:
         return None
-    ours = f"readout in closed form: {percent(rows[name], 'acc')} with {mean(rows[name], 'bytes')} bytes of sums"
-    more = f"with {mean(rows['er 20000'], 'bytes')}" if "er 20000" in rows else ""
-    names = {"er 640": "replay with as many bytes", "er 20000": more, "ewc": "EWC", "lwf": "LwF",
-             "joint": "joint training"}  # fmt: skip
+    names = {f"readout {units}, filters": size for size, units in sizes.items()}
+    ours = "readout in closed form, " + "; ".join(
+        f"{percent(rows[name], 'acc')} with {mean(rows[name], 'bytes')} bytes of sums" for name in names if name in rows
+    )
+    replays = {f"er, {size} MB": f"replay with {size} MB of bytes" for size in sizes}
+    if not any(name in rows for name in replays):  # runs that were stored with four bytes a pixel
+        sized = {name: mean(rows[name], "bytes") for name in ("er 640", "er 2530", "er 20000") if name in rows}
+        replays = {name: f"replay with {size} bytes, four a pixel," for name, size in sized.items()}
+    names = {**replays, "ewc": "EWC", "lwf": "LwF", "joint": "joint training"}
     return "new digits, two at a time, no image kept", ours, beside(rows, names)
 
 
@@ -130,33 +141,43 @@ def against_replay(rows: Rows, name: str, question: str, called: str) -> Line | 
     """One of our models beside the usual ones."""
     if name not in rows:
         return None
-    names = {"er 2000": "replay of 2,000 rows", "der++ 200": "DER++ 200", "ewc": "EWC", "joint": "joint training"}
-    return question, f"{called}: {percent(rows[name], 'acc')}", beside(rows, names)
+    names = {"er, 32 MB": "replay with as many bytes", "er 2000": "replay of 2,000 rows", "der++ 200": "DER++ 200",
+             "ewc": "EWC", "joint": "joint training"}  # fmt: skip
+    ours = f"{called}: {percent(rows[name], 'acc')}, {mean(rows[name], 'bytes')} bytes kept"
+    return question, ours, beside(rows, names)
+
+
+OURS = ("chosen readout", "readout", "balanced readout", "nearest mean", "keep")
+OTHERS = {"joint": "joint training", "er 200": "replay of 200 cells", "er 50": "of 50", "naive": "plain training"}
 
 
 def both(runs: Sequence[Run]) -> str:
-    """Accuracy over all cells, and over types."""
-    return f"{percent(runs, 'pooled')} of cells, {percent(runs, 'balanced')} balanced"
+    """Accuracy over all cells, and over types, and what is kept."""
+    room = kept(runs) + (" kept" if kept(runs) == "all rows" else " bytes")
+    return f"{percent(runs, 'pooled')} of cells, {percent(runs, 'balanced')} balanced, {room}"
+
+
+def of_cells(rows: Rows, question: str) -> Line | None:
+    """All of ours, also those that lose, and all others."""
+    ours = "; ".join(f"{name}: {both(rows[name])}" for name in OURS if name in rows)
+    rest = "; ".join(f"{said}: {both(rows[name])}" for name, said in OTHERS.items() if name in rows)
+    return (question, ours, rest) if ours else None
 
 
 def cell_types(read: Read) -> Line | None:
     """Cell types one after the other."""
-    rows, name = read("e10"), "balanced readout"
-    if name not in rows:
-        return None
-    names = {"joint": "joint training", "er 200": "replay of 200 cells"}
-    rest = "; ".join(f"{said} {both(rows[of])}" for of, said in names.items() if of in rows)
-    return "cell types of PBMC 3k, two at a time, no cell kept", f"balanced readout: {both(rows[name])}", rest
+    return of_cells(read("e10"), "cell types of PBMC 3k, two at a time")
 
 
 def laboratories(read: Read) -> Line | None:
-    """A second laboratory."""
-    rows, name = read("e10-shared-genes"), "readout"
-    if name not in rows:
-        return None
-    names = {"naive": "plain training", "er 200": "replay of 200 cells", "joint": "joint training"}
-    ours = f"readout on shared genes: {percent(rows[name], 'pooled')} of cells"
-    return "PBMC 3k, then a second laboratory, tested on both", ours, beside(rows, names, "pooled")
+    """A second laboratory, on genes of the first."""
+    return of_cells(read("e10-laboratories"), "PBMC 3k, then a second laboratory, tested on both; genes of the first")
 
 
-QUESTIONS = (hundred, nothing_known, released, old_age, classes, rotations, natural, cell_types, laboratories)
+def shared_genes(read: Read) -> Line | None:
+    """The same on shared genes."""
+    return of_cells(read("e10-shared-genes"), "the same, on the genes that both have")
+
+
+QUESTIONS = (hundred, nothing_known, released, old_age, longer, classes, rotations, natural, cell_types, laboratories,
+             shared_genes)  # fmt: skip

@@ -23,14 +23,24 @@ from dynamicgate.lab.methods.hyperparameters import dense_macs, given
 from dynamicgate.lab.methods.models import MODELS
 from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Job, Table
+from dynamicgate.lab.runner.docs_pages import ABSENT
 from dynamicgate.lab.runner.training import settings_of
-from experiments.continual.matching import matched, overlap_and_forgetting, said
+from experiments.continual.matching import (
+    called,
+    compared,
+    corrected,
+    in_words,
+    open_overlap,
+    overlap_and_forgetting,
+    said,
+)
 from experiments.paper.evidence import Evidence, Verdict, verdict
 from experiments.paper.overall import SIGNIFICANT
 
 TASKS = 5
 ROWS = 10_000  # for training, of each task
 SECTION, GATE, CONTROLS = "forgetting", "gate", ("dense", "random", "small")
+SHOWN = (GATE, "gate in blocks", "top-k", "static-sparse", "rigl")
 BUDGET = 0.3
 AT_EQUAL = "points forgotten more than by a dense network that has learned as much (docs/continual-results.md),"
 
@@ -97,34 +107,53 @@ TABLE = Table(
 
 
 def less_forgetting(e: Evidence) -> Verdict:
-    """Whether gates forget less than the dense network and than as many units without a choice."""
-    texts, holds = [], True
-    for control in CONTROLS:
-        found = e.paired(SECTION, "ours", GATE, control, "forgotten")
-        holds &= found.difference < 0.0 and found.p is not None and found.p < SIGNIFICANT
-        p = "" if found.p is None else f" (p = {found.p:.3f})"
-        texts.append(f"{control} {100 * found.difference:+.2f}{p}")
+    """Whether gates forget less than the dense network and than as many units without a choice. p-values are corrected
+    by Holm's rule, those of the controls and those of the streams each for their number."""
+    found = [e.paired(SECTION, "ours", GATE, control, "forgotten") for control in CONTROLS]
+    p_values = corrected(found)
+    holds = all(one.difference < 0.0 and significant(p) for one, p in zip(found, p_values, strict=True))
+    texts = [f"{control} {said(one, p)}" for control, one, p in zip(CONTROLS, found, p_values, strict=True)]
     means = {
         m: (e.mean(SECTION, "ours", m, "forgotten"), e.mean(SECTION, "ours", m, "accuracy")) for m in (GATE, *CONTROLS)
     }
-    at_equal = [equally_learned(name, rows) for name, rows in e.streams.items() if rows]
-    holds &= all(less for less, _ in at_equal)
-    more = f"; {AT_EQUAL} {'; '.join(text for _, text in at_equal)}" if at_equal else ""
+    streams = {name: rows for name, rows in e.streams.items() if rows}
+    less, more = equally_learned(streams)
     shown = ", ".join(f"{m} {100 * lost:.1f} ({100 * end:.1f} %)" for m, (lost, end) in means.items())
     return verdict(
-        holds,
+        holds and less,
         f"ours, {TASKS} tasks of permuted MNIST, points of accuracy forgotten (mean accuracy at the end): {shown}; "
         f"gate − {', '.join(texts)}{more}",
     )
 
 
-def equally_learned(name: str, rows: Mapping[str, Sequence[Run]]) -> tuple[bool, str]:
-    """Whether gates forget less than a dense network that has learned as much, and what gates and sparsifiers do."""
-    found = {one.method: one for one in matched(rows)}
-    gate = found[GATE].apart if GATE in found else None
-    holds = gate is not None and gate.difference < 0.0 and gate.p is not None and gate.p < SIGNIFICANT
-    shown = [f"{m} {said(found[m].apart)}" for m in (GATE, "gate in blocks", "top-k", "static-sparse", "rigl")
-             if m in found]  # fmt: skip
-    r = overlap_and_forgetting(rows)
-    overlap = "" if r is None else f", overlap of units and forgetting r = {r:.2f}"
-    return holds, f"{name.removeprefix('e0-').replace('-', ', ')} tasks: {', '.join(shown)}{overlap}"
+def significant(p: float | None) -> bool:
+    """Of a corrected p-value."""
+    return p is not None and p < SIGNIFICANT
+
+
+def equally_learned(streams: Mapping[str, Mapping[str, Sequence[Run]]]) -> tuple[bool, str]:
+    """Whether gates forget less than a dense network that has learned as much, in every stream, and what gates and
+    sparsifiers do; first in words, then in numbers."""
+    found = compared(streams)
+    if not found:
+        return not streams, ""
+    words = ", and ".join(text for method in SHOWN[:2] if (text := in_words(method, found)))
+    numbers = []
+    for name, rows in streams.items():
+        shown = [
+            f"{m} {said(one.matched.apart, one.p)}, overlap of active units {one.matched.overlap:.2f}"
+            + of_blocks(rows, m)
+            for m in SHOWN
+            if (one := found.get((name, m))) is not None
+        ]
+        r = overlap_and_forgetting(rows)
+        overlap = "" if r is None else f"; overlap and forgetting r = {r:.2f}"
+        numbers.append(f"{called(name)}: {'; '.join(shown)}{overlap}")
+    holds = all((name, GATE) in found and found[name, GATE].verdict == "less" for name in streams)
+    return holds, f"; {words}; {AT_EQUAL} p corrected for {len(found)} comparisons: {'; '.join(numbers)}"
+
+
+def of_blocks(rows: Mapping[str, Sequence[Run]], method: str) -> str:
+    """The overlap of open blocks, where it was measured."""
+    found = open_overlap(rows, method)
+    return "" if found == ABSENT else f", of open blocks {found}"

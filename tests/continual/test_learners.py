@@ -149,10 +149,48 @@ def test_a_memory_is_a_fair_sample_of_all_rows() -> None:
         for part in torch.arange(60.0).split(7):
             memory.add(part[:, None], part.long())
         assert len(memory) == 6
-        counts[memory.columns[1]] += 1
+        counts[memory.columns[1][torch.arange(6)]] += 1
     assert counts.sum() == 2400
     assert counts.min() > 15, "every row is expected 40 times"
     assert counts.max() < 70
+
+
+def test_images_and_labels_are_kept_in_a_byte_each_and_come_back_to_the_bit() -> None:
+    pixels = torch.randint(256, (50, 30), dtype=torch.uint8)
+    x, y = (pixels.float() / 255 - 0.1307) / 0.3081, torch.arange(50) % 10
+    memory = Memory(50)
+    for part in range(0, 50, 7):
+        memory.add(x[part : part + 7], y[part : part + 7])
+    every = torch.arange(50)
+    assert torch.equal(memory.columns[0][every], x)
+    assert torch.equal(memory.columns[1][every], y)
+    kept = [sum(t.numel() * t.element_size() for t in c.state_dict().values()) for c in memory.columns]
+    assert kept[0] == 50 * 30 + 4 * len(x.unique())
+    assert kept[1] == 50 + 8 * 10
+
+
+def test_values_that_are_no_bytes_are_kept_as_they_are() -> None:
+    memory, x = Memory(8), torch.randn(8, 100)
+    x[0, :4] = torch.tensor([0.0, -0.0, float("nan"), float("inf")])
+    memory.add(x[:1], x[:1].bfloat16())  # few values at first: bytes
+    assert memory.columns[0].rows_R.dtype == torch.uint8
+    memory.add(x[1:], x[1:].bfloat16())
+    assert memory.columns[0].rows_R.dtype == torch.float32
+    every = torch.arange(8)
+    assert torch.equal(memory.columns[0][every].view(torch.int32), x.view(torch.int32))
+    assert torch.equal(memory.columns[1][every].view(torch.int16), x.bfloat16().view(torch.int16))
+
+
+def test_replay_counts_what_it_stores_and_goes_on_with_it() -> None:
+    x, y = torch.randint(256, (40, 8)).float() / 255, torch.arange(40) % 4
+    learner, other = (Replay(nn.Linear(8, 4), rows=30) for _ in range(2))
+    learner.loss(x, y)
+    state = learner.state_dict()
+    table = len(learner.memory.columns[0][torch.arange(30)].unique())
+    generator = state["memory.draw"].numel() + 8
+    assert learner.bytes == 30 * (8 + 1) + 4 * table + 8 * 4 + generator
+    other.load_state_dict(state)
+    assert all(torch.equal(a, b) for a, b in zip(learner.memory.draw(20), other.memory.draw(20), strict=True))
 
 
 def test_a_gem_takes_out_what_would_hurt_and_nothing_else() -> None:

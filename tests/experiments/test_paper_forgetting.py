@@ -72,9 +72,26 @@ def test_forgetting_is_compared_where_as_much_was_learned() -> None:
     assert gate.apart.difference == pytest.approx(((0.16 - 0.15) + (0.16 - 0.16)) / 2)
     assert gate.overlap == pytest.approx(0.45)
     assert matched({"top-k, short": rows["gate, short"], "dense, long": rows["dense, long"]})[0].apart is None
-    found = equally_learned("e0-permuted-5", rows)
+    found = equally_learned({"e0-permuted-5": rows})
     assert not found[0]
-    assert "permuted, 5 tasks: gate +0.50" in found[1]
+    assert "5 permuted tasks: gate +0.50" in found[1]
+
+
+def test_p_values_are_corrected_for_all_comparisons_and_said_in_words() -> None:
+    dense = {"dense, a": [stream_run(s, 0.8, 0.1) for s in range(5)],
+             "dense, b": [stream_run(s, 0.9, 0.3) for s in range(5)]}  # fmt: skip
+    lost = {"gate, a": 0.25, "gate in blocks, a": 0.10}
+    rows = dense | {name: [stream_run(s, 0.85, at + 0.002 * s) for s in range(5)] for name, at in lost.items()}
+    noisy = dense | {name: [stream_run(s, 0.85, 0.2 + 0.05 * (s - 2.1)) for s in range(5)] for name in lost}
+    holds, text = equally_learned({"e0-permuted-5": rows, "e0-rotated-5": noisy})
+    assert not holds
+    assert "a gate forgets more on 5 permuted tasks; neither significantly less nor more on 5 rotated tasks" in text
+    assert "a gate in blocks forgets less on 5 permuted tasks" in text
+    assert "corrected for 4 comparisons" in text
+    raw = {one.method: one.apart for one in matched(noisy)}["gate"]
+    assert raw is not None
+    assert raw.p is not None
+    assert f"5 rotated tasks: gate {100 * raw.difference:+.2f} (p = {min(1.0, 2 * raw.p):.3f})" in text
 
 
 def test_streams_in_which_nothing_is_kept_are_part_of_the_verdict() -> None:
@@ -88,5 +105,5 @@ def test_streams_in_which_nothing_is_kept_are_part_of_the_verdict() -> None:
         gate = {"gate, a": [stream_run(s, 0.85, forgetting + 0.001 * s) for s in range(4)]}
         verdict = less_forgetting(Evidence(ours, {}, streams={"e0-rotated-5": {**dense, **gate}}))
         assert verdict.outcome == outcome
-        assert "rotated, 5 tasks" in verdict.number
+        assert "5 rotated tasks" in verdict.number
     assert "learned as much" not in less_forgetting(Evidence(ours, {}, streams={"e0-rotated-5": {}})).number

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dynamicgate.continual.kept_column import KeptColumn
 from dynamicgate.continual.learners import Learner
 
 
 class Memory:
     """A fair sample of all rows seen so far (reservoir): every row has the same chance to be in it, and nobody needs to
-    know when a task ends."""
+    know when a task ends. Data of at most 256 different values, such as images and labels, take one byte a value."""
 
     def __init__(self, size: int, seed: int = 0) -> None:
         """Room for `size` rows."""
@@ -19,7 +20,7 @@ class Memory:
             raise ValueError(f"a memory has room for one row or more, received {size}")
         self.size, self.seen = size, 0
         self._draw = torch.Generator().manual_seed(seed)
-        self.columns: tuple[Tensor, ...] = ()
+        self.columns: tuple[KeptColumn, ...] = ()
 
     def __len__(self) -> int:
         return min(self.seen, self.size)
@@ -28,7 +29,7 @@ class Memory:
     def add(self, *columns: Tensor) -> None:
         """Rows with all that is kept of them, such as inputs, labels and scores."""
         if not self.columns:
-            self.columns = tuple(column.new_zeros(self.size, *column.shape[1:]) for column in columns)
+            self.columns = tuple(KeptColumn(self.size, column) for column in columns)
         count = len(columns[0])
         seen = torch.arange(self.seen + 1, self.seen + count + 1, dtype=torch.float64)
         drawn = (torch.rand(count, generator=self._draw, dtype=torch.float64) * seen).long()
@@ -38,7 +39,7 @@ class Memory:
         if chosen:
             at, rows = (torch.tensor(list(part)) for part in (chosen.keys(), chosen.values()))
             for kept, column in zip(self.columns, columns, strict=True):
-                kept[at.to(kept.device)] = column[rows.to(column.device)].to(kept)
+                kept.write_(at, column[rows.to(column.device)])
         self.seen += count
 
     def draw(self, count: int) -> tuple[Tensor, ...]:
@@ -46,7 +47,7 @@ class Memory:
         if not len(self):
             raise ValueError("the memory is empty: add rows first")
         rows = torch.randint(len(self), (count,), generator=self._draw)
-        return tuple(column[rows.to(column.device)] for column in self.columns)
+        return tuple(column[rows] for column in self.columns)
 
 
 class Replay(Learner):
@@ -69,7 +70,11 @@ class Replay(Learner):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The kept rows."""
-        kept = {f"memory.{number}": column for number, column in enumerate(self.memory.columns)}
+        kept = {
+            f"memory.{number}{name}": value
+            for number, column in enumerate(self.memory.columns)
+            for name, value in column.state_dict().items()
+        }
         state = {"memory.seen": torch.tensor(self.memory.seen), "memory.draw": self.memory._draw.get_state()}
         return {**kept, **state}
 
@@ -77,8 +82,8 @@ class Replay(Learner):
         """Continue with the kept rows."""
         if "memory.seen" not in state:
             raise ValueError(f"expected the state of {type(self).__name__}, received {sorted(state)}")
-        columns = [name for name in state if name.startswith("memory.") and name[7:].isdigit()]
-        self.memory.columns = tuple(state[name] for name in sorted(columns, key=lambda name: int(name[7:])))
+        columns = sorted((n for n in state if n.startswith("memory.") and n[7:].isdigit()), key=lambda n: int(n[7:]))
+        self.memory.columns = tuple(KeptColumn.of(state[name], state.get(f"{name}.table")) for name in columns)
         self.memory.seen = int(state["memory.seen"])
         self.memory._draw.set_state(state["memory.draw"])
 

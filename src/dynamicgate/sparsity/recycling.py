@@ -18,8 +18,7 @@ from dynamicgate.gating.sites import Site, find_sites
 from dynamicgate.masks import connections
 from dynamicgate.modules import unwrap
 from dynamicgate.sparsity.keeper import Keeper
-
-UTILITY_DECAY = 0.99
+from dynamicgate.sparsity.unit_utility import choose_useless_, corrected, moved_to_bias, update_utility_
 
 
 class _Activity(NamedTuple):
@@ -30,7 +29,8 @@ class _Activity(NamedTuple):
     rows: Tensor
     mean_N: Tensor
     utility_N: Tensor
-    """Running means."""
+    """Running means, of so many batches since a unit was drawn."""
+    updates_N: Tensor
     age_N: Tensor
     """Steps since a unit was drawn."""
     due: Tensor
@@ -43,7 +43,7 @@ class Recycler:
     kind: "silent" replaces, every `every` steps, the units whose mean activity is below `threshold` of the mean of
         their layer (ReDo, Sokar 2023). "useless" replaces, all the time, a fraction `rate` of the units that are older
         than `maturity` steps, those of the least utility first: |outgoing| x |h - mean h| / |incoming| (continual
-        backprop, Dohare 2024).
+        backprop, Dohare 2024). What they gave on average moves to the bias of the next layer.
     A new unit has incoming weights as at the start, on the connections that exist, and outgoing weights 0: answers do
     not change. keeper: units that it keeps are never replaced. `remove` takes the hooks off again.
     """
@@ -102,10 +102,8 @@ class Recycler:
         modules = self.model.get_submodule
         incoming: Any = modules(self.sites[name].producers[0]).weight
         outgoing: Any = modules(name).weight
-        apart_N = (h_BN - found.mean_N).abs().mean(0)
-        utility_N = outgoing.detach().abs().sum(0) * apart_N / incoming.detach().abs().sum(1).clamp(min=1e-12)
-        found.mean_N.lerp_(h_BN.mean(0), 1.0 - UTILITY_DECAY)
-        found.utility_N.lerp_(utility_N, 1.0 - UTILITY_DECAY)
+        sizes = outgoing.detach().abs().mean(0), incoming.detach().abs().mean(1)
+        update_utility_(found.mean_N, found.utility_N, found.updates_N, h_BN, *sizes)
 
     @torch.no_grad()
     def step(self, optimizer: torch.optim.Optimizer) -> int:
@@ -132,15 +130,10 @@ class Recycler:
         found.rows.zero_()
         return chosen_N
 
-    def _useless(self, name: str, found: _Activity) -> Tensor | None:
+    def _useless(self, name: str, found: _Activity) -> Tensor:
         eligible_N = (found.age_N > self.maturity) & self._free(name)
-        found.due.add_(self.rate * eligible_N.sum())
-        count = int(found.due)
-        if count < 1:
-            return None
-        found.due.sub_(count)
-        worst = found.utility_N.masked_fill(~eligible_N, math.inf).argsort()[:count]
-        return torch.zeros_like(eligible_N).index_fill(0, worst, True) & eligible_N
+        utility_N = corrected(found.utility_N, found.updates_N)
+        return choose_useless_(found.due, utility_N, eligible_N, self.rate)
 
     def _free(self, name: str) -> Tensor:
         """The units that no context owns, and that may learn."""
@@ -158,7 +151,7 @@ class Recycler:
         drawn = drawn.to(writer.weight) if mask is None else drawn.to(writer.weight) * mask
         found = self.activity[name]
         if self.kind == "useless" and reader.bias is not None:  # what the old units gave on average is not lost
-            reader.bias.add_(reader.weight[:, chosen_N] @ found.mean_N[chosen_N].to(reader.weight))
+            reader.bias.add_(moved_to_bias(reader.weight.T, corrected(found.mean_N, found.updates_N), chosen_N))
         writer.weight[chosen_N] = drawn[chosen_N]
         reader.weight[:, chosen_N] = 0.0
         places = [(writer.weight, chosen_N[:, None]), (reader.weight, chosen_N[None, :])]
@@ -171,7 +164,7 @@ class Recycler:
             for value in [parameter.grad, *(v for v in state if v.shape == parameter.shape)]:
                 if value is not None:
                     value.masked_fill_(changed, 0.0)
-        for value in (found.mean_N, found.utility_N, found.age_N):
+        for value in (found.mean_N, found.utility_N, found.updates_N, found.age_N):
             value[chosen_N] = 0
 
     def remove(self) -> None:
@@ -197,6 +190,6 @@ class Recycler:
 
 
 def _no_activity(width: int) -> _Activity:
-    none = [torch.zeros(width) for _ in range(4)]
+    size, mean, utility, updates, age = (torch.zeros(width) for _ in range(5))
     rows, due = (torch.zeros((), dtype=torch.float64) for _ in range(2))
-    return _Activity(none[0], rows, none[1], none[2], none[3], due)
+    return _Activity(size, rows, mean, utility, updates, age, due)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +17,14 @@ from dynamicgate.continual.plasticity import L2, L2Init, ShrinkAndPerturb
 from dynamicgate.continual.reading_out import KIND, read_out, readout_model
 from dynamicgate.continual.replay import AGEM, DarkReplay
 from dynamicgate.io.tensor_file import read_tensors
+from dynamicgate.lab.methods.hyperparameters import dense_macs
 from dynamicgate.lab.methods.streams import STREAMS as STREAMS
 from dynamicgate.lab.methods.streams import class_order as class_order
 from dynamicgate.lab.methods.streams import scaled as scaled
 from dynamicgate.lab.methods.streams import stream_of as stream_of
 from dynamicgate.modules import evaluating
 from dynamicgate.sparsity import SET, Recycler, RigL, Static
+from dynamicgate.sparsity.consolidation import Consolidation
 
 Answer = Callable[[Tensor], Tensor]
 OVERLAP_ROWS = 1000
@@ -113,7 +115,10 @@ def _gate_rigl(stream: Stream, asked: dict[str, Any]) -> Made:
     every = asked.get("every")
     if every is not None and every <= 0:
         return Made(model, {"sparsifier": Static(model, asked.get("density", 0.2))})
-    return Made(model, {"sparsifier": RigL(model, asked.get("density", 0.2), every=every, until=1.0)})
+    after = asked.get("keep_after")  # exchanges that a connection has survived when it is kept
+    keeper = None if after is None else Consolidation(model, after=after)
+    sparsifier = RigL(model, asked.get("density", 0.2), every=every, until=1.0, keeper=keeper)
+    return Made(model, {"sparsifier": sparsifier, **({} if keeper is None else {"keeper": keeper})})
 
 
 def _keep(stream: Stream, asked: dict[str, Any]) -> Made:
@@ -205,10 +210,12 @@ def run_stream(
             **_plasticity(retention), **accuracies(answers(made.model), stream),
             "drop": [0.0] * len(stream) if joint else (diagonal - last).tolist(),
             "overlap": overlaps(made.model, stream) if asked.get("overlap") else None,
+            "open_overlap": open_overlaps(made.model, stream) if asked.get("open_overlap") else None,
             "contexts": None if contexts is None else contexts.opened,
         },
         "free": None if contexts is None or contexts.keeper is None else contexts.keeper.free,
-        "macs": measured.macs, "params": sum(int((p != 0).sum()) for p in made.model.parameters()), "bytes": kept,
+        "macs": beside_dense(measured.macs, (stream.features, *asked.get("usual", asked["hidden"]), stream.classes)),
+        "params": sum(int((p != 0).sum()) for p in made.model.parameters()), "bytes": kept,
         "told": {"scenario": stream.scenario, "known": stream.known},
         "seconds": round(seconds, 2), "steps_a_second": round(steps / seconds, 1),
     }  # fmt: skip
@@ -228,6 +235,14 @@ def _plasticity(retention: Retention) -> dict[str, float]:
     if not retention.online:
         return {}
     return {"online": sum(retention.online) / len(retention.online), "ageing": retention.ageing}
+
+
+def beside_dense(macs: Mapping[str, float], sizes: Sequence[int]) -> dict[str, float]:
+    """MACs of a row beside those of one dense network, the same for all methods that are compared. A method's own body,
+    all of it open, may cost many times as much: "body"."""
+    dense, executed = float(dense_macs(sizes)), macs["executed"]
+    body = macs.get("body", macs.get("dense", executed))
+    return {"executed": executed, "gate": macs["gate"], "dense": dense, "relative": executed / dense, "body": body}
 
 
 def tested(model: nn.Module, stream: Stream) -> Retention:
@@ -253,16 +268,24 @@ def answers(model: nn.Module) -> Answer:
     return answer
 
 
-def accuracies(answer: Answer, stream: Stream) -> dict[str, float]:
+def accuracies(answer: Answer, stream: Stream) -> dict[str, Any]:
     """On the test rows of all tasks together, at the end: the fraction of right answers ("pooled"), and its mean over
-    classes ("balanced"). The mean over tasks, ACC, counts a row of a small task more."""
-    right, rows = torch.zeros(stream.classes), torch.zeros(stream.classes)
-    for task in stream:
+    classes ("balanced"); and both for each task. The mean over tasks, ACC, counts a row of a small task more."""
+    right, rows = torch.zeros(len(stream), stream.classes), torch.zeros(len(stream), stream.classes)
+    for number, task in enumerate(stream):
         for x, y in task.test.batches(4096):
-            right.index_add_(0, y, (answer(x) == y).float())
-            rows.index_add_(0, y, torch.ones(len(y)))
-    asked = rows > 0
-    return {"pooled": float(right.sum() / rows.sum()), "balanced": float((right[asked] / rows[asked]).mean())}
+            right[number].index_add_(0, y, (answer(x) == y).float())
+            rows[number].index_add_(0, y, torch.ones(len(y)))
+    pooled, balanced = _both(right.sum(0), rows.sum(0))
+    each = [
+        dict(zip(("pooled", "balanced"), _both(*of_task), strict=True)) for of_task in zip(right, rows, strict=True)
+    ]
+    return {"pooled": pooled, "balanced": balanced, "by_task": each}
+
+
+def _both(right_C: Tensor, rows_C: Tensor) -> tuple[float, float]:
+    asked = rows_C > 0
+    return float(right_C.sum() / rows_C.sum()), float((right_C[asked] / rows_C[asked]).mean())
 
 
 def some_test_rows(stream: Stream) -> tuple[Tensor, Tensor]:
@@ -281,12 +304,32 @@ def overlaps(model: nn.Module, stream: Stream) -> list[list[float]]:
     readers = [model.get_submodule(site.consumer) for site in dg.find_sites(model) if not site.is_input]
     hooks = [m.register_forward_hook(lambda _m, args, _o: hidden.append(args[0])) for m in readers]
     with evaluating(model):
-        for task in stream:
+        for x in some_of_each(stream):
             hidden.clear()
-            model(task.test.rows(torch.arange(min(OVERLAP_ROWS, len(task.test)))).to(device))
+            model(x.to(device))
             rates.append(torch.cat([(h != 0).float().mean(0) for h in hidden]))
     for hook in hooks:
         hook.remove()
-    r = torch.stack(rates)
-    smaller, larger = torch.minimum(r[:, None], r).sum(2), torch.maximum(r[:, None], r).sum(2)
+    return _shared(torch.stack(rates))
+
+
+@torch.no_grad()
+def open_overlaps(model: nn.Module, stream: Stream) -> list[list[float]]:
+    """The same of the blocks that gates open, whatever their units then say."""
+    rates, device = [], next(model.parameters()).device
+    with evaluating(model):
+        for x in some_of_each(stream):
+            with dg.usage(model) as used:
+                model(x.to(device))
+            rates.append(torch.cat([one.open.float().mean(0) for one in used.values()]))
+    return _shared(torch.stack(rates))
+
+
+def some_of_each(stream: Stream) -> list[Tensor]:
+    """Test rows of every task, to see what is active."""
+    return [task.test.rows(torch.arange(min(OVERLAP_ROWS, len(task.test)))) for task in stream]
+
+
+def _shared(rates_TN: Tensor) -> list[list[float]]:
+    smaller, larger = (of(rates_TN[:, None], rates_TN).sum(2) for of in (torch.minimum, torch.maximum))
     return [[round(v, 4) for v in row] for row in (smaller / larger.clamp(min=1e-9)).tolist()]

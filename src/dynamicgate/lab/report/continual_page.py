@@ -64,7 +64,8 @@ def summary(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """A row for each model, means over seeds."""
     more = measured(runs)
     return [
-        (name, found[0]["told"]["known"], *(percent(found, column) for column in ("acc", "learned", "forgetting", *more)),
+        (name, found[0]["told"]["known"],
+         *(percent(found, column) for column in ("acc", "learned", "forgetting", *more)),
          f"{fmean(run['bytes'] for run in found):,.0f}", f"{fmean(run['params'] for run in found):,.0f}",
          f"{fmean(run['macs']['executed'] for run in found):,.0f}",
          f"{fmean(run['macs']['relative'] for run in found):.4f}", f"{fmean(run['seconds'] for run in found):.1f}")
