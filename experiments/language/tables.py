@@ -17,7 +17,7 @@ from experiments import ROOT
 from experiments.language.train import train
 
 SMALL = {"features": 512, "layers": 6, "heads": 8, "context": 256, "batch": 64}
-LARGE = {"features": 1024, "layers": 8, "heads": 16, "context": 512, "batch": 64}
+LARGE = {"features": 1024, "layers": 8, "heads": 16, "context": 512, "batch": 64, "compiled": True}
 QUICK = {"features": 32, "layers": 2, "heads": 2, "context": 32, "batch": 4, "steps": 20, "windows": 16}
 SEEDS = (0, 1, 2)
 GATE = "gate 16d"

@@ -20,7 +20,7 @@ from dynamicgate.lab.language.training import LanguageRun, Training
 from dynamicgate.lab.runner import Job
 
 SIZES = ("features", "layers", "heads", "context")
-TRAINING = ("steps", "batch", "lr", "weight_decay")
+TRAINING = ("steps", "batch", "lr", "weight_decay", "compiled")
 MODEL = "model.safetensors"
 QUICK = {"block": 16, "gate_gradient": "dense", "kernels": "auto"}  # layers are narrow, and nothing may need a GPU
 
