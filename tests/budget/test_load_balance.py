@@ -57,7 +57,7 @@ def test_gates_that_do_not_depend_on_the_input_are_left_alone() -> None:
     budget.apply_(net, 0.0)
     with dg.usage(net) as used:
         net(torch.randn(4, 6))
-    assert float(budget._balance_term(used, budget._means(used))) == 0.0
+    assert float(budget._choice_terms(used, budget._means(used))) == 0.0
 
 
 @pytest.mark.parametrize("balance", [-0.1, float("nan"), float("inf")])

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.budget.collapse import RAPID_WINDOW, Collapse, Reading, Rescue, diagnose
+from dynamicgate.budget.locality import locality
 from dynamicgate.budget.penalties import load_balance, straight_through_usage
 from dynamicgate.distributed import RowMeans
 from dynamicgate.gating.gate import Gate
@@ -41,6 +42,8 @@ class GateBudget(ABC):
         neither.
     balance: weight of a penalty on gates that use some of their blocks much more than others, for gates that choose
         among many, as those of wide layers in language models; 0 for none. About 0.1 where it helps.
+    locality: weight of a penalty on blocks that only one of `together` rows opens: neighbours, and rows at the same
+        place of different sequences. Rows that run together read every block that one of them opens.
     """
 
     tau: float | Schedule | None = None
@@ -48,6 +51,8 @@ class GateBudget(ABC):
     floor: float = 0.02
     on_collapse: Literal["report", "act", "ignore"] = "act"
     balance: float = 0.0
+    locality: float = 0.0
+    together: int = 16
 
     lambda_: float = field(default=0.0, init=False)
     collapses: list[Collapse] = field(default_factory=list, init=False, repr=False)
@@ -70,8 +75,13 @@ class GateBudget(ABC):
             raise ValueError(f"floor is an open rate: expected 0 <= floor < 1, received {self.floor}")
         if self.on_collapse not in ("report", "act", "ignore"):
             raise ValueError(f"on_collapse must be report, act or ignore, received {self.on_collapse!r}")
-        if not (self.balance >= 0.0 and math.isfinite(self.balance)):
-            raise ValueError(f"balance is the weight of a penalty: expected 0 or more, received {self.balance}")
+        for name in ("balance", "locality"):
+            if not (getattr(self, name) >= 0.0 and math.isfinite(getattr(self, name))):
+                raise ValueError(
+                    f"{name} is the weight of a penalty: expected 0 or more, received {getattr(self, name)}"
+                )
+        if self.together < 2:
+            raise ValueError(f"together is how many rows run at once: expected 2 or more, received {self.together}")
 
     @torch.no_grad()
     def apply_(self, model: nn.Module, progress: float) -> None:
@@ -114,7 +124,7 @@ class GateBudget(ABC):
         self._check_graph(used)
         term, rates = self._advance(used, progress, means)
         self._rates = rates
-        term = term + self._floor_term(used, rates, means) + self._balance_term(used, means)
+        term = term + self._floor_term(used, rates, means) + self._choice_terms(used, means)
         self._record(used, rates, progress, means)
         self._stepped = True
         return term
@@ -125,7 +135,7 @@ class GateBudget(ABC):
         means = self._means(used)
         term, rates = self._weighted(used, means)
         rates = self._rates if self._rates.keys() == rates.keys() else rates
-        return term + self._floor_term(used, rates, means) + self._balance_term(used, means)
+        return term + self._floor_term(used, rates, means) + self._choice_terms(used, means)
 
     @abstractmethod
     def _advance(self, used: Usage, progress: float, means: RowMeans) -> tuple[Tensor, dict[str, float]]:
@@ -175,11 +185,17 @@ class GateBudget(ABC):
                 lift = lift + 2.0 * self._floor_gain * (self.floor - rate) * (self.floor - opened)
         return lift
 
-    def _balance_term(self, used: Usage, means: RowMeans) -> Tensor:
-        """The mean over the gates that choose among blocks for each input; routers have a penalty of their own."""
-        choosing = [used[site] for site in used if self._gates[site].config.kind == "dynamic"] if self.balance else []
-        terms = [load_balance(decision, means) for decision in choosing]
-        return self.balance * torch.stack(terms).mean() if terms else _rows_of(used).new_zeros(())
+    def _choice_terms(self, used: Usage, means: RowMeans) -> Tensor:
+        """Balance and locality, the mean over the gates that choose among blocks for each input; routers have a penalty
+        of their own."""
+        choosing = [used[site] for site in used if self._gates[site].config.kind == "dynamic"]
+        total = _rows_of(used).new_zeros(())
+        if self.balance and choosing:
+            total = total + self.balance * torch.stack([load_balance(one, means) for one in choosing]).mean()
+        if self.locality and choosing:
+            terms = [locality(one, self.together, means) for one in choosing]
+            total = total + self.locality * torch.stack(terms).mean()
+        return total
 
     @property
     def _floor_gain(self) -> float:

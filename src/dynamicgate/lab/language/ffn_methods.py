@@ -38,7 +38,8 @@ class FFNSettings:
     method: see `METHODS`. width: of the stored layer. executes: of the dense layer that costs as much; None: `width`.
     block: units that open together. net, rank, scale, always_open, floor, on_collapse, warmup, ramp (fraction of
         training over which the budget falls), open (probability at the start), gate_gradient, kernels: of gates.
-    balance: weight of the load-balance penalty of routers; gate_balance: of one for gates.
+    balance: weight of the load-balance penalty of routers; gate_balance: of one for gates; locality: of the penalty on
+        blocks that only one of 16 tokens opens.
     density: of the connections of `gate+rigl`.
     layers: "free" shares the budget of `gate` among the layers as training finds best, "equal" gives all the same.
     rates: of the layers of `top-k`, instead of the same for all.
@@ -60,6 +61,7 @@ class FFNSettings:
     open: float = 0.8
     balance: float = BALANCE
     gate_balance: float = 0.0
+    locality: float = 0.0
     density: float = 0.5
     kernels: Literal["auto", "always", "never"] = "auto"
     layers: Literal["free", "equal"] = "free"
@@ -189,7 +191,8 @@ def _budget(settings: FFNSettings, model: GPT, counter: MacCounter) -> Budget:
     saved = 2 * config.features * (config.width - executes * config.features) * config.layers * config.context
     return Budget(
         target=1.0 - saved / counter.dense, warmup=settings.warmup, anneal=settings.ramp, floor=settings.floor,
-        on_collapse=settings.on_collapse, balance=settings.gate_balance, counter=counter, wait=False,
+        on_collapse=settings.on_collapse, balance=settings.gate_balance, locality=settings.locality, counter=counter,
+        wait=False,
     )  # fmt: skip
 
 

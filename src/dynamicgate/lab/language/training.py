@@ -34,8 +34,8 @@ Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of a model, tokens and t
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How long and how fast. batch: windows a step. capture: steps run as CUDA graphs where they can. compiled: model and
-    loss by torch.compile on a GPU, which takes about a minute first."""
+    """How long and how fast. batch: windows a step. capture: steps run as CUDA graphs where they can. compiled: a GPU
+    runs model and loss by torch.compile, which takes about a minute first."""
 
     steps: int = 1500
     batch: int = 64
