@@ -26,6 +26,8 @@ _PARTS = ("weight", "bias")
 class GateInTorch(nn.Module):
     """A gate network: from features to the factor of each block, which is 0 where the block is closed."""
 
+    cut: Tensor
+
     def __init__(self, net: ops.GateNet) -> None:
         """Makes the same decisions as the kernels make from `net`."""
         super().__init__()
@@ -35,6 +37,18 @@ class GateInTorch(nn.Module):
         for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
             self.register_buffer(f"weight_{i}", weight)
             self.register_buffer(f"bias_{i}", bias)
+        self._hold_cut()
+
+    def _hold_cut(self) -> None:
+        """The threshold as a tensor: torch.compile would compile every layer anew for a number of its own. In float32,
+        as logits are, whatever the layer is converted to."""
+        cut = torch.tensor(self.threshold, dtype=torch.float32, device=self.weight_0.device)  # type: ignore[arg-type]
+        self.register_buffer("cut", cut, persistent=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> GateInTorch:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._hold_cut()
+        return self
 
     @property
     def net(self) -> ops.GateNet:
@@ -63,11 +77,11 @@ class GateInTorch(nn.Module):
 
     def factors(self, z_BG: Tensor) -> Tensor:
         """The factors that follow from logits."""
-        factor_BG = torch.where(z_BG.isnan(), z_BG, (z_BG > self.threshold).to(z_BG.dtype))
+        factor_BG = torch.where(z_BG.isnan(), z_BG, (z_BG > self.cut).to(z_BG.dtype))
         if self.top_k:
             factor_BG = torch.maximum(factor_BG, top_k_mask(z_BG, self.top_k))
         if self.soft_width is not None:
-            return factor_BG * ((z_BG - self.threshold) / self.soft_width).clamp(0.0, 1.0)
+            return factor_BG * ((z_BG - self.cut) / self.soft_width).clamp(0.0, 1.0)
         return factor_BG if self.tau is None else factor_BG * torch.sigmoid(z_BG / self.tau)
 
     def describe(self) -> dict[str, Any]:

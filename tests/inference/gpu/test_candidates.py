@@ -6,8 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 
+from dynamicgate.gating.gate import GateConfig
+from dynamicgate.gating.recording import named_gates
 from dynamicgate.inference.gpu.candidates import GIVEN, candidates_for
+from dynamicgate.inference.gpu.candidates import STRATEGIES as STRATEGIES_BY_NAME
+from dynamicgate.inference.gpu.ffn import FeedForward
+from dynamicgate.inference.gpu.find import find_ffns
+from dynamicgate.inference.gpu.lower import lower_ffn
 from tests.inference.gpu.models import GATES, Compile, feed_forwards, model_with
 from tests.inference.models import assert_same_outputs, rows_near_threshold
 
@@ -60,3 +67,22 @@ def test_every_shape_gives_the_models_outputs_by_every_strategy(
     assert_same_outputs(compiled, model, x, near)
     names = [row.name for row in compiled.plan.chains[0][0].layers]
     assert names == (["1.up", "1.value", "1.down"] if options.get("value") else ["1.up", "1.down"])
+
+
+def test_layers_that_differ_in_numbers_are_compiled_once() -> None:
+    layers = []
+    for threshold in (0.3, 0.6, 0.7):
+        model = model_with(GateConfig(net="linear", block=4, theta=threshold))
+        (ffn,) = find_ffns(model, named_gates(model))[0][0].ffns
+        layers.append(FeedForward(lower_ffn(ffn)))
+    counter = CompileCounter()
+    x = torch.randn(16, 20)
+    for name in ("dense", "gated", GIVEN):
+        before, compiled = counter.frame_count, torch.compile(STRATEGIES_BY_NAME[name], backend=counter)
+        for layer in layers:
+            with torch.no_grad():
+                torch.testing.assert_close(compiled(layer, x), STRATEGIES_BY_NAME[name](layer, x))
+        assert counter.frame_count == before + 1, name
+    assert len({float(layer.gate.cut) for layer in layers}) == 3
+    half = layers[0].to(torch.bfloat16)
+    assert half.gate.cut.dtype is torch.float32
