@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynamicgate.continual import Readout, Retention, Stream
+from dynamicgate.continual import Readout, Retention, Stream, reading_out
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.stream_methods import accuracies, beside_dense, scaled, stream_of
 from dynamicgate.lab.runner import Job
@@ -82,11 +82,11 @@ def features_of(stream: Stream, asked: dict[str, Any], seed: int) -> tuple[Featu
 
 def random_features(inputs: int, units: int, seed: int, window: int | None = None) -> tuple[Tensor, Tensor]:
     """Weights that are never trained. window: every unit sees a square of so many pixels a side, somewhere."""
+    if window is None:
+        return reading_out.random_features(inputs, units, seed)
     draw = torch.Generator().manual_seed(seed)
     weight = torch.randn(inputs, units, generator=draw)
     bias = 0.1 * torch.randn(units, generator=draw)
-    if window is None:
-        return weight / inputs**0.5, bias
     side = round(inputs**0.5)
     if side * side != inputs or not 0 < window <= side:
         raise ValueError(f"a window of {window} needs square images of one channel, received {inputs} features")

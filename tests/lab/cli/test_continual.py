@@ -47,3 +47,11 @@ def test_nothing_known_and_mistakes(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main([*words, "--out", str(tmp_path)]) == 0
     assert main(["continual", "--models", "magic", "--out", str(tmp_path / "b")]) == 2
     assert "unknown models magic" in capsys.readouterr().err
+
+
+def test_references_fill_what_only_other_networks_can_say(tmp_path: Path) -> None:
+    assert main(["continual", *ASKED, "--models", "naive,readout", "--references", "--out", str(tmp_path)]) == 0
+    naive, readout = read_json(tmp_path / "results.json")["runs"]
+    assert len(naive["quality"]["retention"]["fresh"]) == len(naive["quality"]["retention"]["joint"]) == 2
+    assert readout["quality"]["retention"]["joint"] is None  # it takes no steps, and so there is none to compare
+    assert "intransigence" in (tmp_path / "report.html").read_text(encoding="utf-8")

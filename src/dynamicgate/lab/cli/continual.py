@@ -70,6 +70,9 @@ class Continual:
     measure: Literal["retention", "plasticity"] = "retention"
     """What is looked at: what is left of old tasks, or how well rows are answered before the step on them as tasks go
     by. For plasticity the learning rate is constant, and the optimizer does not begin anew with a task."""
+    references: bool = False
+    """Train a fresh network on every task, and one on all tasks up to it, for plasticity and intransigence; this takes
+    about half as many times as long as there are tasks."""
     data: Annotated[str, arg(metavar="NAME|PATH")] = "digits"
     """A known dataset (see `dynamicgate data list`), or the path of your own file or folder."""
     data_dir: DataDir = None
@@ -220,6 +223,8 @@ class Continual:
             asked |= {"horizon": self.horizon} if name in OF_CONTEXTS else {"clock": "constant"}
         if self.measure == "plasticity":
             asked |= {"online": True, "clock": "constant", "new_optimizer": False}
+        if self.references and name != "joint" and name not in WITHOUT_STEPS:
+            asked["references"] = True
         if name in ("keep", "separate"):
             asked |= {"width": self.width, "density": self.density, "reuse": self.reuse}
         if name in ("er", "der++", "a-gem"):
