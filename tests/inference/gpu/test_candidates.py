@@ -86,3 +86,19 @@ def test_layers_that_differ_in_numbers_are_compiled_once() -> None:
     assert len({float(layer.gate.cut) for layer in layers}) == 3
     half = layers[0].to(torch.bfloat16)
     assert half.gate.cut.dtype is torch.float32
+
+
+@pytest.mark.parametrize("name", ["gated", "decode", GIVEN])
+@pytest.mark.parametrize("gate", GATES)
+def test_a_strategy_is_part_of_one_graph(gate: str, name: str) -> None:
+    model = model_with(GATES[gate])
+    (ffn,) = find_ffns(model, named_gates(model))[0][0].ffns
+    layer, x = FeedForward(lower_ffn(ffn)), torch.randn(5, 20)
+    if name not in candidates_for(layer, len(x)):
+        return
+    torch._dynamo.reset()  # one function is compiled for few layers that differ
+    whole = torch.compile(
+        lambda layer, x: torch.relu(STRATEGIES_BY_NAME[name](layer, x)), fullgraph=True, backend="aot_eager"
+    )
+    with torch.no_grad():
+        torch.testing.assert_close(whole(layer, x), torch.relu(STRATEGIES_BY_NAME["dense"](layer, x)))

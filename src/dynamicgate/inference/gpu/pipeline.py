@@ -21,6 +21,8 @@ from dynamicgate.inference.plan import Plan, Verification, WholeRegime
 from dynamicgate.inference.profiling import executed_macs, never_open_blocks, never_open_notes, rows_into_modules
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, held_bytes, stop_sharing_
 
+MOST_COMPILED = 1000  # variants of a strategy: by default torch gives up after eight, and runs it eagerly from then on
+
 
 def compile_on_gpu(
     model: nn.Module, example: Tensor, *, batches: Sequence[int], calibration: Tensor, seconds: float
@@ -28,7 +30,7 @@ def compile_on_gpu(
     """The compiled body and its plan. `batches` are numbers of tokens: rows that enter a layer."""
     reference = copy_sharing_memory(model)
     gates = named_gates(reference)
-    with torch.no_grad():
+    with torch.no_grad(), torch._dynamo.config.patch(recompile_limit=MOST_COMPILED):
         macs, _ = executed_macs(reference, gates, example)
         never_open = never_open_blocks(reference, gates, calibration)
         modules, reasons = find_ffns(reference, gates)
