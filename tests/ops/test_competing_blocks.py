@@ -6,13 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from dynamicgate.gating.routing import open_shares, route
 from dynamicgate.ops import GateNet, chain
 from dynamicgate.ops.chain.unpacking import unpack
-from dynamicgate.ops.ffn import FFNWeights, decode_ffn
-from dynamicgate.ops.gate_net import decide
+from dynamicgate.ops.ffn import FFNWeights, decode_ffn, reference_ffn
+from dynamicgate.ops.gate_net import decide, logits
 from tests.ops.chains import Sketch, build, expect, inputs_for
 
 SKETCHES = {
@@ -89,10 +88,10 @@ def test_packing_keeps_it_and_a_gate_without_a_temperature_is_refused() -> None:
         chain.pack([replace(layers[0], gate=replace(layers[0].gate, tau=None)), layers[1]])
 
 
-def test_the_ffn_kernels_refuse_it() -> None:
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape)
-
-    gate = GateNet((normal(2, 8),), (None,), tau=1.0, competes=True)
-    with pytest.raises(ValueError, match="no blocks that compete"):
-        decode_ffn(normal(1, 8), gate, FFNWeights(normal(32, 8), normal(8, 32)), block=16)
+def test_the_ffn_op_gives_the_shares() -> None:
+    torch.manual_seed(0)
+    gate = GateNet((torch.randn(2, 8),), (None,), tau=0.7, top_k=1, competes=True)
+    x, weights = torch.randn(3, 8), FFNWeights(torch.randn(32, 8), torch.randn(8, 32))
+    factor = decide(logits(x, gate), gate)
+    expected = reference_ffn(x, weights, factor, block=16, activation="relu")
+    assert torch.equal(decode_ffn(x, gate, weights, block=16), expected)
