@@ -78,24 +78,37 @@ DG_INLINE void mix_values_of(int rows, const float* const* p, const float* value
   }
 }
 
-// score[begin..end-1] <- their softmax. In lanes: maxima and sums in a chain would each wait for the one before.
-void softmax(float* score, int64_t begin, int64_t end, float scale) {
-  constexpr int kAtOnce = 8;
-  float largest[kAtOnce];
-  double total[kAtOnce] = {};
-  for (int i = 0; i < kAtOnce; ++i) largest[i] = score[begin];
+float largest_of(const float* score, int64_t begin, int64_t end) {
+  float top = score[begin];
   int64_t s = begin;
-  for (; s + kAtOnce <= end; s += kAtOnce)
-    for (int i = 0; i < kAtOnce; ++i) largest[i] = score[s + i] > largest[i] ? score[s + i] : largest[i];
-  for (; s < end; ++s) largest[0] = score[s] > largest[0] ? score[s] : largest[0];
-  for (int i = 1; i < kAtOnce; ++i) largest[0] = largest[i] > largest[0] ? largest[i] : largest[0];
-  const float top = largest[0];
-  for (s = begin; s < end; ++s) score[s] = exponential((score[s] - top) * scale);
-  for (s = begin; s + kAtOnce <= end; s += kAtOnce)
-    for (int i = 0; i < kAtOnce; ++i) total[i] += score[s + i];
-  for (; s < end; ++s) total[0] += score[s];
-  for (int i = 1; i < kAtOnce; ++i) total[0] += total[i];
-  const float inverse = static_cast<float>(1.0 / total[0]);
+  if (end - begin >= 2 * kLanes) {
+    Vec first = load(score + s), second = load(score + s + kLanes);
+    for (s += 2 * kLanes; s + 2 * kLanes <= end; s += 2 * kLanes) {
+      const Vec a = load(score + s), b = load(score + s + kLanes);
+      first = a > first ? a : first, second = b > second ? b : second;
+    }
+    DG_UNROLL for (int i = 0; i < kLanes; ++i) top = first[i] > top ? first[i] : top;
+    DG_UNROLL for (int i = 0; i < kLanes; ++i) top = second[i] > top ? second[i] : top;
+  }
+  for (; s < end; ++s) top = score[s] > top ? score[s] : top;
+  return top;
+}
+
+// score[begin..end-1] <- their softmax. Few are added in vectors, and their sums in double. Meanwhile memory would have
+// nothing to do: a line of `next` is fetched for each score.
+void softmax(float* score, int64_t begin, int64_t end, float scale, const float* next) {
+  const float top = largest_of(score, begin, end);
+  double total = 0.0;
+  int64_t s = begin;
+  for (; s + kFew <= end; s += kFew) {
+    DG_UNROLL for (int64_t i = 0; i < kFew; ++i) __builtin_prefetch(next + (s - begin + i) * kPanel);
+    for (int64_t i = s; i < s + kFew; ++i) score[i] = exponential((score[i] - top) * scale);
+    Vec part = load(score + s);
+    DG_UNROLL for (int v = 1; v < kFew / kLanes; ++v) part += load(score + s + v * kLanes);
+    total += sum(part);
+  }
+  for (; s < end; ++s) total += score[s] = exponential((score[s] - top) * scale);
+  const float inverse = static_cast<float>(1.0 / total);
   for (s = begin; s < end; ++s) score[s] *= inverse;
 }
 
@@ -131,7 +144,8 @@ void attend(const Attention& a) {
       for (int m = 0; m < rows; ++m) to[m] = score[m] + s;
       dots_of<kQueries, kQueries>(rows, keys, q, key, a.features, to);
     }
-    for (int m = 0; m < rows; ++m) softmax(score[m], begin[m], end[m], a.scale);
+    for (int m = 0; m < rows; ++m)
+      softmax(score[m], begin[m], end[m], a.scale, a.values + begin[m] * a.features + m * (end[m] - begin[m]) * kPanel);
     // What only some of the queries see is added for each by itself: a later value must not touch an earlier query.
     if (shared_from < shared_until) mix_values_of<kQueries>(rows, p, a.values, shared_from, shared_until, a.features, out);
     for (int m = 0; m < rows; ++m) {
