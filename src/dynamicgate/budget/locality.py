@@ -27,9 +27,14 @@ def same_place(rows: Tensor, together: int) -> Tensor:
     return sequences[: whole * n].unflatten(0, (whole, n)).transpose(1, 2).flatten(0, 1)
 
 
+def union(groups_MnG: Tensor) -> Tensor:
+    """Which blocks are open for any row of a group, [M, G], as 0 and 1."""
+    return (groups_MnG != 0).any(1).to(groups_MnG.dtype)
+
+
 def read_by(groups_MnG: Tensor) -> Tensor:
     """The fraction of the blocks that are open for any row of a group, the mean over groups."""
-    return (groups_MnG != 0).any(1).float().mean()
+    return union(groups_MnG).float().mean()
 
 
 def locality(used: Decision, together: int, means: RowMeans) -> Tensor:
@@ -45,7 +50,7 @@ def locality(used: Decision, together: int, means: RowMeans) -> Tensor:
         open_MnG, p_MnG = grouped(used.open.detach(), together), grouped(used.p, together)
         others_MnG = open_MnG.sum(1, keepdim=True) - open_MnG
         alone_MnG = (others_MnG == 0).to(p_MnG.dtype)
-        value = means.mean((open_MnG.sum(1) > 0).to(p_MnG.dtype))
+        value = means.mean(union(open_MnG))
         moving = p_MnG.shape[1] * means.local(alone_MnG * p_MnG)
         terms.append(value.detach() + (moving - moving.detach()))
     return sum(terms[1:], terms[0]) / len(terms)

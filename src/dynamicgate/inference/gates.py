@@ -18,6 +18,7 @@ from dynamicgate import ops
 from dynamicgate.gating.context import ContextNet
 from dynamicgate.gating.gate import Gate, count_of
 from dynamicgate.gating.routing import open_shares, route, top_k_mask
+from dynamicgate.modules import keep_float32_
 from dynamicgate.ops.gate_net import HIDDEN, NEAREST, between_maps
 
 _PARTS = ("weight", "bias")
@@ -37,17 +38,14 @@ class GateInTorch(nn.Module):
         for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
             self.register_buffer(f"weight_{i}", weight)
             self.register_buffer(f"bias_{i}", bias)
-        self._hold_cut()
-
-    def _hold_cut(self) -> None:
-        """The threshold as a tensor: torch.compile would compile every layer anew for a number of its own. In float32,
-        as logits are, whatever the layer is converted to."""
-        cut = torch.tensor(self.threshold, dtype=torch.float32, device=self.weight_0.device)  # type: ignore[arg-type]
+        # As a tensor: torch.compile would compile every layer anew for a number of its own.
+        cut = torch.tensor(self.threshold, dtype=torch.float32, device=net.weights[0].device)
         self.register_buffer("cut", cut, persistent=False)
 
     def _apply(self, fn: Any, recurse: bool = True) -> GateInTorch:
+        before = {"cut": self.cut}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._hold_cut()
+        keep_float32_(self, before)  # as logits are
         return self
 
     @property

@@ -43,8 +43,6 @@ def decode_ffn(x_TD: Tensor, gate: GateNet, weights: FFNWeights, *, block: int, 
     check_weights(rows, weights, block, activation)
     check_gate_net("decode_ffn", gate, rows.shape[1], -(-weights.up.shape[0] // block))
     if gate.hidden == NEAREST:
-        raise ValueError("decode_ffn knows no gate that looks for the nearest prototype: expected a linear map or relu")
-    if gate.hidden == NEAREST:
         raise ValueError("decode_ffn knows no nearest prototypes: compute their factors first, and call gated_ffn")
     check_dtypes(rows, {f"weight {i} of the gate": t for i, t in enumerate(gate.weights)})
     check_dtypes(rows, {f"bias {i} of the gate": t for i, t in enumerate(gate.biases)})
