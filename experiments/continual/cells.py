@@ -20,7 +20,7 @@ from dynamicgate.lab.datasets.data_folders import default_data_dir
 from dynamicgate.lab.datasets.single_cell.pbmc3k import LABELS, find_counts, read_counts, read_labels
 from dynamicgate.lab.datasets.single_cell.preprocessing import MIN_GENE_STD, preprocess_counts, split_cells
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.stream_methods import class_order
+from dynamicgate.lab.methods.streams import class_order
 from dynamicgate.lab.runner import Job
 from dynamicgate.lab.runner.jobs import fewer_rows
 

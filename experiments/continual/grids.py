@@ -47,16 +47,16 @@ def name_of(row: str, point: Point) -> str:
     return f"{row} {point.strength:g}" + ("" if point.lr == LR else f", lr {point.lr:g}")
 
 
-def changes(row: str, point: Point) -> dict[str, Any]:
-    """What a point changes of the settings of a row."""
+def changes(point: Point) -> dict[str, Any]:
+    """What a point changes of the settings of its row."""
     return {"lr": point.lr} if point.strength is None else {"lr": point.lr, "learner": {"strength": point.strength}}
 
 
-def tried(grids: Grids) -> Models:
-    """A model for each point of each grid."""
-    known = {**LEARNERS, **OURS}
+def tried(grids: Grids, more: Models | None = None) -> Models:
+    """A model for each point of each grid. more: what rows ask for that are not among the usual ones."""
+    known = {**LEARNERS, **OURS, **(more or {})}
     return {
-        name_of(row, point): {"method": row, **known.get(row, {}), **changes(row, point)}
+        name_of(row, point): {"method": row, **known.get(row, {}), **changes(point)}
         for row, grid in grids.items()
         for point in grid
     }
@@ -70,11 +70,9 @@ def chosen(table: Table, grids: Grids) -> dict[str, Point]:
         reached = {point: reached_by(table, name_of(row, point)) for point in grid}
         known = {point: value for point, value in reached.items() if value is not None}
         if len(known) == len(grid):
-            inside = {point: value for point, value in known.items() if not at_edge(point, grid)}
-            best, best_inside = (max(some, key=some.__getitem__, default=None) for some in (known, inside))
-            assert best is not None
-            close = best_inside is not None and known[best_inside] >= known[best] - CHANCE
-            found[row] = best_inside if close and best_inside is not None else best
+            best = max(known, key=known.__getitem__)
+            inside = max((p for p in known if not at_edge(p, grid)), key=known.__getitem__, default=best)
+            found[row] = inside if known[inside] >= known[best] - CHANCE else best
     return found
 
 
@@ -97,7 +95,7 @@ def reached_by(table: Table, model: str) -> float | None:
 
 def settings_by(table: Table, grids: Grids) -> dict[str, dict[str, Any]]:
     """What the stored runs of a table change of each row."""
-    return {row: changes(row, point) for row, point in chosen(table, grids).items()}
+    return {row: changes(point) for row, point in chosen(table, grids).items()}
 
 
 def with_chosen(models: Models, found: Mapping[str, Mapping[str, Any]], like: Callable[[str], str] = str) -> Models:

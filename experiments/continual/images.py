@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.stream_methods import scaled
+from dynamicgate.lab.methods.streams import scaled
 
 
 class Images(NamedTuple):

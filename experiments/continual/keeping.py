@@ -19,7 +19,7 @@ from dynamicgate.continual.retention import Retention
 from dynamicgate.continual.streams import Stream, permuted
 from dynamicgate.distributed import choose_device
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.stream_methods import scaled
+from dynamicgate.lab.methods.streams import scaled
 from dynamicgate.lab.runner import Job
 from experiments.continual import joint
 from experiments.continual.images import Images, images_of
@@ -69,7 +69,6 @@ def train(job: Job, splits: Splits) -> dict[str, Any]:
         "model": job.model, "seed": job.seed, "settings": asked, "quality": {"accuracy": retention.acc, **found},
         "macs": macs, "seconds": round(time.monotonic() - started, 1), "train_seconds": round(trained, 1),
         "params": int(nets.nonzero[-kept:].sum()), "bytes": int(4 * min(kept, len(prototypes)) * images.train.shape[1]),
-        "prototypes": int(min(kept, len(prototypes)) * images.train.shape[1]),
     }  # fmt: skip
 
 

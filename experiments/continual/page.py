@@ -122,8 +122,9 @@ def chosen_within(rows: Rows) -> str:
 def chosen_settings(_rows: Rows, name: str, _tables: Mapping[str, Rows]) -> str:
     """What the runs of a table of tuning choose, and where a better value may lie beyond those that were tried."""
     if name == "tuning-plasticity":
-        found = {method: ", ".join(f"{k} {v:g}" for k, v in own.items()) for method, own in best_ages().items()}
-        edges = [m for m, own in best_ages().items() if at_edge(list(own.values()), list(product(*AGEING[m].values())))]
+        ages = best_ages()
+        found = {method: ", ".join(f"{k} {v:g}" for k, v in own.items()) for method, own in ages.items()}
+        edges = [m for m, own in ages.items() if at_edge(list(own.values()), list(product(*AGEING[m].values())))]
     else:
         table, grids = next(((t, g) for t, g in TUNED.values() if t.name == name), (None, {}))
         best = {} if table is None else chosen(table, grids)

@@ -16,7 +16,7 @@ from torch import Tensor
 from dynamicgate.distributed import choose_device
 from dynamicgate.files import write_atomically
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.stream_methods import scaled
+from dynamicgate.lab.methods.streams import scaled
 from dynamicgate.lab.runner import Job
 from experiments.continual.graphs import captured
 from experiments.continual.side import Side

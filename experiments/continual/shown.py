@@ -94,7 +94,7 @@ def lost(runs: Sequence[Run]) -> str:
 
 def with_prototypes(runs: Sequence[Run]) -> str:
     """Non-zero weights and what prototypes hold; a number of theirs has 4 bytes."""
-    return f"{fmean(run['params'] + run.get('prototypes', run.get('bytes', 0) // 4) for run in runs):,.0f}"
+    return f"{fmean(run['params'] + run.get('bytes', 0) // 4 for run in runs):,.0f}"
 
 
 def on_task(runs: Sequence[Run], task: int) -> tuple[str, str]:

@@ -6,12 +6,10 @@ from __future__ import annotations
 from itertools import product
 from typing import Any, NamedTuple
 
-from dynamicgate.lab.result_file import read_runs
 from dynamicgate.lab.runner import Change, Job, Table
-from dynamicgate.lab.runner.results import table_path
 from experiments.continual import classes, following, keeping, plasticity
 from experiments.continual.ages import late_mean
-from experiments.continual.grids import RESULTS, Grids, name_of, points, reached_by, tried
+from experiments.continual.grids import Grids, points, reached_by, stored_runs, tried
 from experiments.continual.settings import (
     BYTES,
     JOINT,
@@ -107,13 +105,13 @@ def following_tables() -> dict[str, tuple[Table, Grids]]:
     split = {**shared, "stream": "split", "shuffled": True}
     quick = {**QUICK_FOLLOW, "width": 16, "every": 2}
     quick_split = {"hidden": [32], "epochs": 1}
-    natural = tried(NATURAL) | tried_bytes(3072, NATURAL)
+    natural = tried(NATURAL, replays(3072))
     return {
         "permuted": (table("tuning-learners", asked(tried(PERMUTED), **{**shared, "tasks": 10, "epochs": 3}), following,
                            quick, OTHERS, changes=ON_VALIDATION), PERMUTED),
         "rotated": (table("tuning-rotated", asked(tried(ROTATED), **{**shared, "stream": "rotated", "tasks": 20,
                           "epochs": 1}), following, quick, OTHERS[:1], changes=ON_VALIDATION), ROTATED),
-        "split": (table("tuning-classes", asked(tried(SPLIT) | tried_bytes(784, SPLIT), **{**split, "epochs": 4}),
+        "split": (table("tuning-classes", asked(tried(SPLIT, replays(784)), **{**split, "epochs": 4}),
                         classes, quick_split, OTHERS, changes=ON_VALIDATION), SPLIT),
         "natural": (table("tuning-cifar10", asked(natural, **{**split, "epochs": 5}), classes, quick_split, OTHERS[:1],
                           data="cifar10", data_options={"augment": False},
@@ -123,14 +121,9 @@ def following_tables() -> dict[str, tuple[Table, Grids]]:
     }  # fmt: skip
 
 
-def tried_bytes(features: int, grids: Grids) -> Models:
-    """Replay with as many bytes as a readout keeps, on each of its rates."""
-    sizes = {row: grids[row] for row in BYTES if row in grids}
-    return {
-        name_of(row, point): {**replay_of(BYTES[row], features), "lr": point.lr}
-        for row, grid in sizes.items()
-        for point in grid
-    }
+def replays(features: int) -> Models:
+    """Replay with as many bytes as a readout keeps."""
+    return {row: replay_of(room, features) for row, room in BYTES.items()}
 
 
 class Tried(NamedTuple):
@@ -168,14 +161,14 @@ def best_ages() -> dict[str, dict[str, float]]:
     stored."""
     run_table = tuning_plasticity()
     job = Job(run_table, "side by side", run_table.seeds[0])
-    stored = [run for run in read_runs(table_path(RESULTS, run_table.name)) if run["hash"] == job.hash]
-    found: dict[str, dict[str, float]] = {}
-    for run in stored:
-        reached = {one.name: late_mean(run["quality"]["online"][one.name]) for one in tried_ages()}
-        for method in AGEING:
-            best = max((one for one in tried_ages() if one.method == method), key=lambda one: reached[one.name])
-            found[method] = best.options
-    return found
+    run = stored_runs(run_table.name).get((job.model, job.seed))
+    if run is None or run["hash"] != job.hash:
+        return {}
+    reached = [(late_mean(run["quality"]["online"][one.name]), one) for one in tried_ages()]
+    return {
+        method: max((pair for pair in reached if pair[1].method == method), key=lambda pair: pair[0])[1].options
+        for method in AGEING
+    }
 
 
 def best_horizon() -> int:

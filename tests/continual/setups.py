@@ -55,15 +55,8 @@ def steering() -> dg.Budget:
     return dg.Budget(target=0.5, tau=tau, theta=theta, warmup=0.0, anneal=0.3, steer=1.0)
 
 
-def keeping(model: nn.Module) -> dict[str, Any]:
-    keeper = Keeper(model)
-    sparsifier = RigL(model, 0.5, every=2, initial_density=1.0, keeper=keeper)
-    return {"contexts": Contexts(model, keeper, sparsifier), "sparsifier": sparsifier}
-
-
 def units_kept(model: nn.Module) -> dict[str, Any]:
-    keeper = Keeper(model)
-    return {"keeper": keeper}
+    return {"keeper": Keeper(model)}
 
 
 def sparse_units_kept(model: nn.Module) -> dict[str, Any]:
@@ -71,20 +64,32 @@ def sparse_units_kept(model: nn.Module) -> dict[str, Any]:
     return {"keeper": keeper, "sparsifier": RigL(model, 0.5, every=2, initial_density=1.0, keeper=keeper)}
 
 
+def keeping(model: nn.Module, **options: Any) -> dict[str, Any]:
+    """With contexts; options are theirs."""
+    kept = sparse_units_kept(model)
+    contexts = Contexts(model, kept["keeper"], kept["sparsifier"], **options)
+    return {"contexts": contexts, "sparsifier": kept["sparsifier"]}
+
+
 def consolidating(model: nn.Module) -> dict[str, Any]:
     keeper = Consolidation(model, after=2)
     return {"keeper": keeper, "sparsifier": RigL(model, 0.5, every=2, keeper=keeper)}
 
 
-SETUPS: dict[str, Callable[[], tuple[nn.Module, dict[str, Any]]]] = {}
+Build = Callable[[], tuple[nn.Module, dict[str, Any]]]
+SETUPS: dict[str, Build] = {}
 
 
-def setup(name: str, make: Callable[[], nn.Module], parts: Callable[[nn.Module], dict[str, Any]]) -> None:
+def of(make: Callable[[], nn.Module], parts: Callable[[nn.Module], dict[str, Any]]) -> Build:
     def build() -> tuple[nn.Module, dict[str, Any]]:
         model = make()
         return model, parts(model)
 
-    SETUPS[name] = build
+    return build
+
+
+def setup(name: str, make: Callable[[], nn.Module], parts: Callable[[nn.Module], dict[str, Any]]) -> None:
+    SETUPS[name] = of(make, parts)
 
 
 setup("plain", plain, lambda m: {})
@@ -100,9 +105,8 @@ setup("shrink and perturb", plain, lambda m: {"learner": ShrinkAndPerturb(m)})
 setup("keep", contextual, keeping)
 setup("xdg", contextual, lambda m: {"contexts": Contexts(m, share=2, blocks="random")})
 setup("set and recycling", plain, lambda m: {"sparsifier": SET(m, 0.5, every=2, recycler=Recycler(m, every=3))})
-setup("consolidation", plain, lambda m: consolidating(m))
+setup("consolidation", plain, consolidating)
 setup("continual backprop", plain, lambda m: {"recycler": Recycler(m, kind="useless", rate=0.05, maturity=2)})
-
 
 setup("keeper of learned gates", gated, units_kept)
 setup("keeper and budget", gated, lambda m: {**units_kept(m), "budget": steering()})
@@ -124,7 +128,7 @@ class Way:
 
     def __init__(
         self,
-        make: Callable[[], tuple[nn.Module, dict[str, Any]]],
+        make: Build,
         *,
         known: str = "boundaries",
         keeps: int = 99,
@@ -134,27 +138,14 @@ class Way:
         self.make, self.known, self.keeps = make, known, keeps
         self.asked: dict[str, Any] = {"batch": 24, "epochs": 2, "show": False, "device": "cpu", **asked}
 
-    def follow(self, tasks: int, make: Any, model: nn.Module | None = None, **more: Any) -> tuple[nn.Module, Retention]:
-        built, parts = self.make()
-        given = stream(tasks, known=self.known)
-        return built, follow(built, given, **parts, optimizer=make, **{**self.asked, **more})
+    def follow(self, tasks: int, optimizer: Any) -> nn.Module:
+        """The model at the end of so many tasks."""
+        model, parts = self.make()
+        follow(model, stream(tasks, known=self.known), **parts, optimizer=optimizer, **self.asked)
+        return model
 
 
-def released(model: nn.Module, reuse: int = 0) -> dict[str, Any]:
-    keeper = Keeper(model)
-    sparsifier = RigL(model, 0.5, every=2, initial_density=1.0, keeper=keeper)
-    contexts = Contexts(model, keeper, sparsifier, share=1, release=True, reuse=reuse)
-    return {"contexts": contexts, "sparsifier": sparsifier}
-
-
-def of(make: Callable[[], nn.Module], parts: Callable[[nn.Module], dict[str, Any]]) -> Any:
-    def build() -> tuple[nn.Module, dict[str, Any]]:
-        model = make()
-        return model, parts(model)
-
-    return build
-
-
+released = partial(keeping, share=1, release=True)
 WAYS = {
     "contexts": Way(SETUPS["keep"]),
     "contexts, nothing known": Way(SETUPS["keep"], known="nothing", horizon=8),
@@ -179,7 +170,7 @@ class KilledError(RuntimeError):
 
 
 def killed_and_resumed(
-    build: Callable[[], tuple[nn.Module, dict[str, Any]]], given: Stream, out: Path, first: int = 4, **asked: Any
+    build: Build, given: Stream, out: Path, first: int = 4, **asked: Any
 ) -> tuple[nn.Module, Retention, int]:
     """Follow a stream, killed after `first` forward passes in training, then after one more each time: in another place
     of a step and a task. Every start is a new model with other weights and random numbers. Returns also how often that

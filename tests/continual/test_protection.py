@@ -23,8 +23,8 @@ from tests.continual.test_keeper import keep, learn, rows
 def test_later_tasks_do_not_change_an_answer(way: str, optimizer: str) -> None:
     """A stream and the same stream with more tasks: what is kept is the same in both."""
     tasks, more = (3, 1) if WAYS[way].keeps == 2 else (1, 2)
-    before, _ = WAYS[way].follow(tasks, OPTIMIZERS[optimizer])
-    after, _ = WAYS[way].follow(tasks + more, OPTIMIZERS[optimizer])
+    before = WAYS[way].follow(tasks, OPTIMIZERS[optimizer])
+    after = WAYS[way].follow(tasks + more, OPTIMIZERS[optimizer])
     kept = range(max(0, tasks + more - WAYS[way].keeps), tasks)
     assert len(kept) > 0
     for task in kept:
@@ -35,8 +35,8 @@ def test_later_tasks_do_not_change_an_answer(way: str, optimizer: str) -> None:
 
 @pytest.mark.parametrize("way", ["contexts, released", "contexts, reused and released"])
 def test_released_capacity_is_used_again(way: str) -> None:
-    before, _ = WAYS[way].follow(2, OPTIMIZERS["adamw"])
-    after, _ = WAYS[way].follow(4, OPTIMIZERS["adamw"])
+    before = WAYS[way].follow(2, OPTIMIZERS["adamw"])
+    after = WAYS[way].follow(4, OPTIMIZERS["adamw"])
     assert not torch.equal(answers(before, 0), answers(after, 0)), "the oldest task was released"
 
 

@@ -16,7 +16,7 @@ from scipy.sparse import csr_matrix
 from dynamicgate.data import Arrays
 from dynamicgate.lab.datasets import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.stream_methods import class_order, stream_of
+from dynamicgate.lab.methods.streams import class_order, stream_of
 from dynamicgate.lab.runner import Job
 
 

@@ -14,7 +14,7 @@ from dynamicgate.continual import Contexts
 from dynamicgate.inference import CompiledModel, verify_model
 from dynamicgate.inference.cpu.candidates import DENSE, OWN_DENSE, Candidates, LayerLayout, packed
 from dynamicgate.inference.cpu.chain import Chain
-from tests.inference.models import compile_quickly, lower_only_chain
+from tests.inference.models import assert_same_outputs, compile_quickly, lower_only_chain
 
 CONTEXTS = 4
 
@@ -45,11 +45,6 @@ def learned(
     return model.eval(), contexts
 
 
-def assert_same(compiled: CompiledModel, model: dg.nn.GatedMLP, x: Tensor) -> None:
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("sizes", "block", "options"),
     [
@@ -66,11 +61,11 @@ def test_outputs_are_those_of_the_model(sizes: tuple[int, ...], block: int, opti
     compiled = compile_quickly(model, x)
     assert isinstance(compiled.body, Chain), "nothing stays in torch"
     for count in (1, 2, 17, 60):
-        assert_same(compiled, model, x[:count])
-    assert_same(compiled, model, x.view(3, 20, -1))
+        assert_same_outputs(compiled, model, x[:count])
+    assert_same_outputs(compiled, model, x.view(3, 20, -1))
     unseen = 5.0 * torch.randn(200, sizes[0], generator=torch.Generator().manual_seed(5))
-    assert_same(compiled, model, unseen)
-    assert_same(compiled, model, torch.zeros(3, sizes[0]))
+    assert_same_outputs(compiled, model, unseen)
+    assert_same_outputs(compiled, model, torch.zeros(3, sizes[0]))
 
 
 def test_every_implementation_decides_alike() -> None:
@@ -89,7 +84,7 @@ def test_contexts_that_are_not_known_are_left_out(known: int) -> None:
     model, _ = learned((20, 48, 40, 5), known=known, share=2)
     x = rows_of(20)
     compiled = compile_quickly(model, x)
-    assert_same(compiled, model, x)
+    assert_same_outputs(compiled, model, x)
     words = {0: "knows no context", 1: "knows one context", 2: "the nearest of 2 prototypes"}
     assert words[known] in str(compiled.plan)
     first = compiled.plan.chains[0][0].layers[0].choice
@@ -101,7 +96,7 @@ def test_a_context_that_is_told_is_all_that_the_plan_holds() -> None:
     x = rows_of(20)
     with contexts.told(2):
         compiled = compile_quickly(model, x)
-        assert_same(compiled, model, x)
+        assert_same_outputs(compiled, model, x)
     assert "its context is told (2)" in str(compiled.plan)
     with torch.no_grad():
         assert not torch.allclose(compiled(x), model(x), atol=1e-3), "the plan cannot look for itself"

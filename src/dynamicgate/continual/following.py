@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -118,9 +119,10 @@ def follow(
     """
     chosen = distributed.choose_device(device)
     model.to(chosen)
-    maker = optimizer_maker(
-        model, optimizer, chosen, lr=lr, weight_decay=weight_decay, gate_lr_scale=gate_lr_scale
-    )  # fmt: skip
+    make = partial(
+        optimizer_maker, asked=optimizer, device=chosen, lr=lr, weight_decay=weight_decay, gate_lr_scale=gate_lr_scale
+    )
+    maker = make(model)
     options = FollowOptions(
         epochs=epochs, batch=batch, lr=LR if lr is None else lr, gate_lr_scale=gate_lr_scale,
         weight_decay=WEIGHT_DECAY if weight_decay is None else weight_decay,
@@ -143,7 +145,7 @@ def follow(
         with walk.interrupts:
             if references:
                 with Progress(f"{label}, references", show=show) as progress:
-                    measure_references(walk, optimizer, progress)
+                    measure_references(walk, make, progress)
             with Progress(label, show=show) as progress:
                 walk.go(progress)
     model.eval()

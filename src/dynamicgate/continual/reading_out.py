@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.continual.asking import Questions
 from dynamicgate.continual.readout import Readout
 from dynamicgate.continual.retention import Retention
 from dynamicgate.continual.streams import Stream, Task
@@ -87,6 +88,7 @@ def read_out(
     model.to(chosen)
     folder = None if out is None else Path(out)
     settings = _settings(model, stream, readout)
+    questions = Questions(model, stream, None, chosen)
     with only_process(folder, LOCK, chosen), Interrupts() as interrupts, Progress(label, show=show) as progress:
         retention, first, before = _resumed(folder, readout, settings, len(stream))
         started = time.monotonic() - before
@@ -95,7 +97,7 @@ def read_out(
             _learn(model, readout, stream[number])
             put_readout_(model, readout)
             retention.matrix[number, : number + 1] = torch.tensor(
-                [_accuracy(model, stream[tested], stream) for tested in range(number + 1)]
+                [questions.accuracy(tested) for tested in range(number + 1)]
             )
             progress.update((number + 1) / len(stream), f"task {number + 1} of {len(stream)}")
             if folder is not None:
@@ -134,20 +136,6 @@ def _features(model: nn.Sequential, x_BD: Tensor) -> Tensor:
     for layer in list(model)[:-1]:
         h = layer(h)
     return h.flatten(1)
-
-
-def _accuracy(model: nn.Sequential, task: Task, stream: Stream) -> float:
-    """As it is asked: in the scenario "task" among the classes of the task only."""
-    right = 0
-    others = torch.ones(stream.classes, dtype=torch.bool)
-    others[list(task.classes)] = False
-    with torch.no_grad(), evaluating(model):
-        for x, y in task.test.batches(BATCH):
-            scores = model[-1](_features(model, x)).cpu()
-            if stream.scenario == "task":
-                scores = scores[:, : stream.classes].masked_fill(others, -torch.inf)
-            right += int((scores.argmax(1) == y.cpu()).sum())
-    return right / len(task.test)
 
 
 def _settings(model: nn.Sequential, stream: Stream, readout: Readout) -> dict[str, Any]:

@@ -7,28 +7,29 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from dynamicgate.continual.learners import Learner
-from dynamicgate.continual.optimizers import OptimizerName, optimizer_maker
+from dynamicgate.continual.optimizers import NewOptimizer
 from dynamicgate.continual.retention import NAN
 from dynamicgate.continual.streams import Known, Stream, joined
 from dynamicgate.continual.walk import Walk
 from dynamicgate.continual.walk_file import Parts
-from dynamicgate.training.optimizer import MakeOptimizer
 from dynamicgate.training.progress import Progress
 
 Kind = Literal["fresh", "joint"]
 FOLDER = "references"
 
 
-def measure_references(walk: Walk, optimizer: OptimizerName | MakeOptimizer, progress: Progress) -> None:
+def measure_references(walk: Walk, make: Callable[[nn.Module], NewOptimizer], progress: Progress) -> None:
     """Fill `fresh` and `joint` of the retention of a walk that has not begun. What is learned along the stream does not
-    depend on it: copies are trained, with random numbers of their own."""
+    depend on it: copies are trained, with random numbers of their own. make: gives what makes the optimizer of a model,
+    as that of the walk."""
     retention, tasks = walk.retention, len(walk.stream)
     if retention.joint is None:
         retention.joint = torch.full((tasks,), NAN, dtype=torch.float64)
@@ -38,7 +39,7 @@ def measure_references(walk: Walk, optimizer: OptimizerName | MakeOptimizer, pro
     lengths = [number + 1 if kind == "joint" else 1 for kind, number in work]
     for at, (kind, number) in enumerate(work):
         span = (sum(lengths[:at]) / sum(lengths), sum(lengths[: at + 1]) / sum(lengths))
-        found = _train(walk, kind, number, optimizer, _Within(progress, *span))
+        found = _train(walk, kind, number, make, _Within(progress, *span))
         if kind == "fresh":
             retention.fresh.append(found)
         else:
@@ -56,18 +57,13 @@ def _missing(walk: Walk, number: int) -> Iterator[Kind]:
         yield "joint"
 
 
-def _train(walk: Walk, kind: Kind, number: int, optimizer: OptimizerName | MakeOptimizer, progress: Progress) -> float:
+def _train(walk: Walk, kind: Kind, number: int, make: Callable[[nn.Module], NewOptimizer], progress: Progress) -> float:
     """Online accuracy of a fresh network on a task, or accuracy on it after joint training up to it."""
     given, asked = walk.parts, walk.options
     model, sparsifier, recycler, budget = copy.deepcopy(
         (given.model, given.sparsifier, given.recycler, given.budget)
     )  # together: they know each other
     parts = Parts(model, Learner(model), sparsifier=sparsifier, recycler=recycler, budget=budget)
-    own = callable(optimizer)
-    maker = optimizer_maker(
-        model, optimizer, walk.device, lr=None if own else asked["lr"],
-        weight_decay=None if own else asked["weight_decay"], gate_lr_scale=asked["gate_lr_scale"],
-    )  # fmt: skip
     options: dict[str, Any] = {**asked, "online": kind == "fresh", "test_every": None, "test_later": False}
     if asked["clock"] != "constant":
         options["horizon"] = None  # everything is known of a single task
@@ -75,7 +71,7 @@ def _train(walk: Walk, kind: Kind, number: int, optimizer: OptimizerName | MakeO
     with torch.random.fork_rng(devices=[walk.device] if walk.device.type == "cuda" else []):
         torch.manual_seed(asked["seed"])
         stream = _one_task(walk.stream, kind, number)
-        reference = Walk(parts, stream, options, maker, walk.device, out, walk.checkpoint_seconds)
+        reference = Walk(parts, stream, options, make(model), walk.device, out, walk.checkpoint_seconds)
         reference.interrupts = walk.interrupts
         reference.resume()
         reference.go(progress)

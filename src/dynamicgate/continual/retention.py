@@ -168,7 +168,7 @@ class Retention:
             "matrix": [plain(row) for row in self.matrix.tolist()], "online": self.online, "fresh": self.fresh,
             **{name: None if value is None else plain(value.tolist()) for name, value in given.items()},
             "lowest_every": self.lowest_every, "scenario": self.scenario,
-            "summary": dict(zip(self.summary(), plain(list(self.summary().values())), strict=True)),
+            "summary": {name: None if math.isnan(value) else value for name, value in self.summary().items()},
         }  # fmt: skip
 
     @staticmethod

@@ -42,9 +42,14 @@ class ContextNet(nn.Module):
         )
 
     @property
+    def known(self) -> Tensor:
+        """Which contexts have a prototype."""
+        return self.counts > 0
+
+    @property
     def macs(self) -> int:
         """Multiply-accumulates for one row: one product with each known prototype."""
-        return int((self.counts > 0).sum()) * self.prototypes.shape[1]
+        return int(self.known.sum()) * self.prototypes.shape[1]
 
     def closeness(self, x_BD: Tensor) -> Tensor:
         """How near each prototype is to each row: -|x - p|^2 / 2 without |x|^2, which is the same for all of them. One
@@ -54,9 +59,8 @@ class ContextNet(nn.Module):
 
     def nearest(self, x_BD: Tensor) -> Tensor:
         """The context with the nearest prototype, for each row; -1 while none is known."""
-        known_C = self.counts > 0
-        nearest_B = self.closeness(x_BD).masked_fill(~known_C, -torch.inf).argmax(-1)
-        return torch.where(known_C.any(), nearest_B, UNUSED)
+        nearest_B = self.closeness(x_BD).masked_fill(~self.known, -torch.inf).argmax(-1)
+        return torch.where(self.known.any(), nearest_B, UNUSED)
 
     def forward(self, x_BD: Tensor) -> Tensor:
         """Which blocks are open for each row, 0 or 1."""
@@ -86,7 +90,7 @@ class ContextNet(nn.Module):
         x_BD = x_BD.flatten(0, -2).float()
         apart_C = (x_BD.mean(0) - self.prototypes.float()).square().sum(1)
         chance_C = self.spread * (1.0 / len(x_BD) + 1.0 / self.counts.clamp(min=1))
-        return torch.where(self.counts > 0, apart_C / chance_C.clamp(min=1e-12), torch.inf)
+        return torch.where(self.known, apart_C / chance_C.clamp(min=1e-12), torch.inf)
 
     @torch.no_grad()
     def forget_(self, context: int) -> None:

@@ -126,7 +126,8 @@ class RouterInTorch(nn.Module):
 
     @property
     def net(self) -> ops.GateNet | None:
-        """The same for a kernel; None where that cannot be: a single expert is weighted by its probability."""
+        """The same for a kernel; None where that cannot be: a single expert is weighted by its probability among all,
+        and no kernel has a soft width beside shares."""
         if self.k == 1 or self.gate.soft_width is not None:
             return None
         return replace(self.gate.net, tau=self.tau, competes=True)
@@ -181,24 +182,29 @@ def gate_net(gate: Gate) -> ops.GateNet:
 
 def _nearest_net(net: ContextNet) -> ops.GateNet:
     """A context gate as two maps: how near each known prototype is, and the blocks that the nearest one opens."""
-    known_C = net.counts > 0
-    prototypes_CD = net.prototypes.detach().float()[known_C]
-    opens_GC = net.opens[known_C].T.float().contiguous()
+    prototypes_CD = net.prototypes.detach().float()[net.known]
+    opens_GC = net.opens[net.known].T.float().contiguous()
     return ops.GateNet((prototypes_CD, opens_GC), (-0.5 * prototypes_CD.square().sum(1), None), hidden=NEAREST, cut=0.5)
+
+
+def same_for_all(gate: Gate) -> bool:
+    """Whether a gate opens the same for every input: static gates, and context gates whose context is told, that know
+    one context, or none."""
+    net = gate.net
+    if isinstance(net, ContextNet):
+        return net.named is not None or int(net.known.sum()) < 2
+    return gate.config.kind == "static"
 
 
 @torch.no_grad()
 def factor_for_all(gate: Gate) -> Tensor | None:
-    """What each block is multiplied by where that is the same for every input: static gates, and context gates whose
-    context is told, that know one context, or none. None for gates that look at the input."""
+    """What each block is multiplied by where that is the same for every input; None for gates that look at it."""
+    if not same_for_all(gate):
+        return None
     net = gate.net
-    if gate.config.kind == "static":
-        return gate(torch.zeros(1, 1)).scale[0]
-    if not isinstance(net, ContextNet):
-        return None
-    if net.named is None and int((net.counts > 0).sum()) > 1:
-        return None
-    return net(net.prototypes.new_zeros(1, net.prototypes.shape[1]))[0]
+    if isinstance(net, ContextNet):
+        return net(net.prototypes.new_zeros(1, net.prototypes.shape[1]))[0]
+    return gate(torch.zeros(1, 1)).scale[0]
 
 
 def context_words(gate: Gate) -> str | None:
@@ -206,7 +212,7 @@ def context_words(gate: Gate) -> str | None:
     net = gate.net
     if not isinstance(net, ContextNet):
         return None
-    known = int((net.counts > 0).sum())
+    known = int(net.known.sum())
     if net.named is not None:
         return f"its context is told ({net.named}), so that only the blocks of that one are in the plan"
     if known < 2:
@@ -214,17 +220,6 @@ def context_words(gate: Gate) -> str | None:
             "it knows one context, whose blocks are open for every row" if known else "it knows no context: all is open"
         )
     return f"the nearest of {known} prototypes names the context of each row, and only its blocks run"
-
-
-def competing_net(gate: Gate) -> ops.GateNet:
-    """The gate network of blocks that share one weight by a softmax. ValueError where that is not the softmax over the
-    open blocks."""
-    net = gate_net(gate)
-    if gate.config.kind == "router" and net.top_k == 1:
-        raise ValueError("its single open expert is weighted by its probability among all experts")
-    if net.soft_width is not None:
-        raise ValueError("its blocks compete and have a soft width")
-    return replace(net, tau=float(gate.tau), competes=True)
 
 
 def router_k(gate: Gate) -> int | None:

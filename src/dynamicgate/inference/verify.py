@@ -41,9 +41,9 @@ def near_tie(closeness_BC: Tensor, margin: float = MARGIN) -> Tensor:
     """For each row, whether rounding may make another prototype the nearest one."""
     if closeness_BC.shape[-1] < 2 or not closeness_BC.numel():
         return torch.zeros(closeness_BC.shape[:-1], dtype=torch.bool, device=closeness_BC.device)
-    first_B, second_B = closeness_BC.double().topk(2, dim=-1).values.unbind(-1)
-    size_C = closeness_BC.double().abs().flatten(0, -2).amax(0).clamp(min=1.0)
-    return first_B - second_B < 2.0 * margin * size_C.max()
+    closeness_BC = closeness_BC.double()
+    first_B, second_B = closeness_BC.topk(2, dim=-1).values.unbind(-1)
+    return first_B - second_B < 2.0 * margin * closeness_BC.abs().max().clamp(min=1.0)
 
 
 def near_cut(gate: StageGate, decision: StageDecision, margin: float = MARGIN) -> Tensor:

@@ -112,20 +112,19 @@ class Recycler:
         count = 0
         for position, (name, found) in enumerate(self.activity.items()):
             found.age_N.add_(1)
-            chosen_N = self._silent(found) if self.kind == "silent" else self._useless(name, found)
+            chosen_N = self._silent(name, found) if self.kind == "silent" else self._useless(name, found)
             if chosen_N is None:
                 continue
-            chosen_N &= self._free(name)
             if bool(chosen_N.any()):
                 self._draw_(name, chosen_N, optimizer, position)
                 count += int(chosen_N.sum())
         self.recycled += count
         return count
 
-    def _silent(self, found: _Activity) -> Tensor | None:
+    def _silent(self, name: str, found: _Activity) -> Tensor | None:
         if self.steps % self.every or not float(found.rows):
             return None
-        chosen_N = found.size_N <= self.threshold * found.size_N.mean()
+        chosen_N = (found.size_N <= self.threshold * found.size_N.mean()) & self._free(name)
         found.size_N.zero_()
         found.rows.zero_()
         return chosen_N

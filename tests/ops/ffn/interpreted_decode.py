@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -82,9 +80,8 @@ def test_a_nan_in_a_token_shows_where_blocks_compete() -> None:
 
 def test_equal_logits_open_the_first_blocks() -> None:
     given = made(2, tau=1.0)
-    gate = given["gate"]
-    same = tuple(torch.zeros_like(weight) for weight in gate.weights)
-    assert error({**given, "gate": replace(gate, weights=same, cut=torch.inf, top_k=2, competes=True)}) < 1e-6
+    same = tuple(torch.zeros_like(weight) for weight in given["gate"].weights)
+    assert error(with_gate(given, weights=same, cut=torch.inf, top_k=2, competes=True)) < 1e-6
 
 
 @pytest.mark.parametrize("tokens", [1, 3])

@@ -26,8 +26,7 @@ def ffn_layers(
     parts = [None if tensor is None else tensor.detach() for tensor in held]
     down_weight, down_bias = down.weight.detach(), None if down.bias is None else down.bias.detach()
     block, net, router = 0, None, None
-    factor_G = None if gate is None else factor_for_all(gate)
-    if gate is not None and factor_G is not None:
+    if gate is not None and (factor_G := factor_for_all(gate)) is not None:
         factor_N = gate.per_unit(factor_G)
         kept_N = factor_N != 0
         kept_N[0] |= not bool(kept_N.any())  # a layer must have a unit

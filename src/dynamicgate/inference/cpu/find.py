@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.sites import Site
 from dynamicgate.gating.stages import StageGate, stack_names, stages_of
-from dynamicgate.inference.gates import factor_for_all
+from dynamicgate.inference.gates import same_for_all
 from dynamicgate.inference.graph import Step, is_unmodified, steps_of
 
 ZEROS_WORTH_SKIPPING = 0.25  # below this fraction of exact zeros, taking them out costs what it saves
@@ -164,7 +164,7 @@ def _unsupported_linears(model: nn.Module, graph: fx.Graph, stages: StageGate | 
 
 def _why_split(site: Site, gate: Gate, chains: list[LinearChain], in_torch: set[str]) -> str | None:
     """Why the layers around a gate cannot be part of one chain; None if they can, or if all of them stay in torch."""
-    config, constant = gate.config, factor_for_all(gate) is not None
+    config, constant = gate.config, same_for_all(gate)
     members = {*site.producers, site.source, site.consumer}
     if members <= in_torch:
         return None

@@ -17,7 +17,7 @@ from dynamicgate.inference.cpu.dead_units import droppable, without_dead_units
 from dynamicgate.inference.cpu.find import LinearChain
 from dynamicgate.inference.cpu.folding import Affine, Stage, with_layer
 from dynamicgate.inference.cpu.stages import StageOrder, stage_order
-from dynamicgate.inference.gates import factor_for_all, gate_net, router_k
+from dynamicgate.inference.gates import factor_for_all, gate_net, router_k, same_for_all
 from dynamicgate.masks import connections
 from dynamicgate.nn import Normalize
 
@@ -71,7 +71,7 @@ def scaled_features(x_BD: Tensor, eps: float) -> Tensor:
 def lower_chain(chain: LinearChain, gates: Mapping[str, Gate], drop: Mapping[str, Tensor] | None = None) -> Lowered:
     """`chain` as layers. drop: by site, blocks to remove although some input might open them."""
     drop = drop or {}
-    sites = {name: gate.site_at(name) for name, gate in gates.items() if factor_for_all(gate) is None}
+    sites = {name: gate.site_at(name) for name, gate in gates.items() if not same_for_all(gate)}
     by_producer = {site.producers[0]: name for name, site in sites.items() if site.producers}
     stages: list[Stage] = []
     router: Router | None = None
@@ -150,5 +150,6 @@ def _scaled_outputs(stage: Stage, scale_N: Tensor, shift_N: Tensor) -> Stage:
 @torch.no_grad()
 def _static_factor(gate: Gate | None) -> Tensor | None:
     """What a gate multiplies the units by, where that is the same for every input."""
-    factor_G = None if gate is None else factor_for_all(gate)
-    return None if gate is None or factor_G is None else gate.per_unit(factor_G.double())
+    if gate is None or (factor_G := factor_for_all(gate)) is None:
+        return None
+    return gate.per_unit(factor_G.double())

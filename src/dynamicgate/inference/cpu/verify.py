@@ -117,7 +117,7 @@ def _ties_of_contexts(gates: Mapping[str, Gate], near_B: Tensor) -> Iterator[Non
     def mark(net: nn.Module, args: tuple[Tensor, ...]) -> None:
         assert isinstance(net, ContextNet)
         if net.named is None:
-            known = net.closeness(args[0])[..., net.counts > 0]
+            known = net.closeness(args[0])[..., net.known]
             near_B.logical_or_(near_tie(known).reshape(len(near_B), -1).any(1))
 
     nets = [gate.net for gate in gates.values() if isinstance(gate.net, ContextNet)]

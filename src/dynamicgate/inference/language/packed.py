@@ -12,7 +12,6 @@ from dynamicgate import ops
 from dynamicgate.gating.gate import Gate
 from dynamicgate.inference.cpu.ffn import ffn_layers
 from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts
-from dynamicgate.inference.gates import competing_net
 from dynamicgate.inference.gpu.find import unsupported
 from dynamicgate.nn.ffn import unwatched
 
@@ -44,8 +43,10 @@ def _block(block: BlockParts) -> ops.decoder.Block:
         if linear is not None:
             _plain(linear, gate)
     layers, router = ffn_layers(block.up, block.value, block.down, block.activation, gate)
-    if router is not None and gate is not None:  # alone it decides in torch, between layers there is no torch
-        layers = (replace(layers[0], gate=competing_net(gate)), layers[1])
+    if router is not None:  # alone it decides in torch, between layers there is no torch
+        if router.net is None:
+            raise ValueError("its single open expert is weighted by its probability among all experts")
+        layers = (replace(layers[0], gate=router.net), layers[1])
     projections = [_plain(linear, None) for linear in block.qkv]
     biases = [layer.bias for layer in projections]
     if any(bias is None for bias in biases) != all(bias is None for bias in biases):

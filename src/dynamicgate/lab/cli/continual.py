@@ -14,7 +14,6 @@ from dynamicgate.lab.cli.options import DataDir, LoaderOptions, Target, integers
 from dynamicgate.lab.methods.fields import NEED_BOUNDARIES, OF_CONTEXTS, STREAM_METHODS, WITHOUT_STEPS
 from dynamicgate.lab.report.continual_page import continual_table, write_continual_report
 
-FILES_WITH_GROUPS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq", ".h5ad")
 DEFAULTS: dict[str, Any] = {"tasks": 5, "classes": 2, "scenario": "class"}
 HEEDED_BY = {
     "tasks": ("permuted", "rotated", "labels", "drifting"),
@@ -155,9 +154,13 @@ class Continual:
             return
         if self.by is None:
             raise ValueError("--stream grouped needs --by COLUMN, the column that names the group of each row")
-        if not self.data.lower().endswith(FILES_WITH_GROUPS):
+        from dynamicgate.lab.datasets.aligned import CELLS
+        from dynamicgate.lab.datasets.table_file import SUFFIXES
+
+        files = (*SUFFIXES, CELLS)
+        if not self.data.lower().endswith(files):
             raise ValueError(
-                f"--by names a column of a file ({', '.join(FILES_WITH_GROUPS)}), and --data {self.data} is none: give "
+                f"--by names a column of a file ({', '.join(files)}), and --data {self.data} is none: give "
                 "the path of a table or AnnData file"
             )
 

@@ -18,10 +18,6 @@ from dynamicgate.continual.reading_out import KIND, read_out, readout_model
 from dynamicgate.continual.replay import AGEM, DarkReplay
 from dynamicgate.io.tensor_file import read_tensors
 from dynamicgate.lab.methods.hyperparameters import dense_macs
-from dynamicgate.lab.methods.streams import STREAMS as STREAMS
-from dynamicgate.lab.methods.streams import class_order as class_order
-from dynamicgate.lab.methods.streams import scaled as scaled
-from dynamicgate.lab.methods.streams import stream_of as stream_of
 from dynamicgate.modules import evaluating
 from dynamicgate.sparsity import SET, Recycler, RigL, Static
 from dynamicgate.sparsity.consolidation import Consolidation

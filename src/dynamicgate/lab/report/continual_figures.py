@@ -57,16 +57,10 @@ def age_figure(curves: Mapping[str, Sequence[float]], styles: Mapping[str, int])
     )  # fmt: skip
 
 
-def capacity_figure(curves: Mapping[str, Sequence[float]], styles: Mapping[str, int]) -> str:
-    """The fraction of units that are still free after each task."""
+def task_figure(curves: Mapping[str, Sequence[float]], styles: Mapping[str, int], label: str) -> str:
+    """One number a task, along the stream."""
     points = {name: [(float(n + 1), v) for n, v in enumerate(curve)] for name, curve in curves.items() if curve}
-    return _lines(points, styles, "task", "Free capacity after each task") if points else ""
-
-
-def online_figure(curves: Mapping[str, Sequence[float]], styles: Mapping[str, int]) -> str:
-    """How well the rows of each task were answered before the step on them: where a line falls, a network ages."""
-    points = {name: [(float(n + 1), v) for n, v in enumerate(curve)] for name, curve in curves.items() if curve}
-    return _lines(points, styles, "task", "Accuracy on new rows, task by task") if points else ""
+    return _lines(points, styles, "task", label) if points else ""
 
 
 def overlap_figure(dots: Mapping[str, Sequence[tuple[float, float]]], styles: Mapping[str, int]) -> str:

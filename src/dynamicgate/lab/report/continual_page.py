@@ -9,10 +9,9 @@ from typing import Any
 from dynamicgate.files import read_json, read_json_lines, write_text
 from dynamicgate.lab.report.continual_figures import (
     age_figure,
-    capacity_figure,
     matrix_figure,
-    online_figure,
     overlap_figure,
+    task_figure,
 )
 
 HERE = Path(__file__).parent
@@ -163,13 +162,14 @@ def render_continual(runs: Sequence[Run], meta: dict[str, Any], free: dict[str, 
         f"{matrix_figure(name, found[0]['quality']['retention']['matrix'], styles[name])}</figure>"
         for name, found in models.items()
     )
+    new_rows = "Accuracy on new rows, task by task"  # before the step on them: where a line falls, a network ages
     sections = [
         ("What is retained", f'<div class="scroll">{table}</div>'),
         ("Accuracy after each task (rows) on each task (columns)", f'<div class="maps">{maps}</div>'),
         ("Accuracy by age", age_figure(ages, styles)),
-        ("Accuracy on new rows, task by task", online_figure(online_curves(models), styles)),
+        (new_rows, task_figure(online_curves(models), styles, new_rows)),
         ("Forgetting against overlap of open units", overlap_figure(overlap_dots(runs), styles)),
-        ("Free capacity", capacity_figure(free, styles)),
+        ("Free capacity", task_figure(free, styles, "Free capacity after each task")),
     ]  # fmt: skip
     shown = "".join(f"<section><h2>{title}</h2>{content}</section>" for title, content in sections if content)
     style = (HERE / "page.css").read_text(encoding="utf-8")

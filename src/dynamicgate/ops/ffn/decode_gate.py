@@ -38,7 +38,7 @@ def gate_logits(
 def load_cut(cut, cuts, stride, block, row_mask, CUTS: tl.constexpr):
     """The number that a logit must exceed: one for all blocks, or one for each."""
     if CUTS:
-        found = tl.load(cuts + block * stride, row_mask, 0.0)[:, None]
+        found = tl.load(cuts + block * stride, row_mask, 0.0)
     else:
         found = cut
     return found
@@ -118,7 +118,7 @@ def gate_kernel(
     if DEPENDENT:
         cuda.gdc_wait()
     z = gate_logits(x, weight, bias, block, row_mask, tokens, inputs, BIAS, ROWS, TOKENS, DEPTH, STAGES)
-    least = load_cut(cut, cuts, stride, block, row_mask, CUTS)
+    least = load_cut(cut, cuts, stride, block[:, None], row_mask[:, None], CUTS)
     write_decision(z, least, z > least, block, row_mask, factor, opened, arrived, tokens, blocks, width, TOKENS, SCALE)
 
 
@@ -146,7 +146,7 @@ def gate_top_k_kernel(
         theirs = tl.load(logits + token[:, None] * blocks + other[None, :], mask, -float("inf"))[None, :, :]
         first = (other[None, :] < block[:, None])[:, None, :]
         ahead += tl.sum(((theirs > z[:, :, None]) | ((theirs == z[:, :, None]) & first)).to(tl.int32), 2)
-    least = load_cut(cut, cuts, stride, block, row_mask, CUTS)
+    least = load_cut(cut, cuts, stride, block[:, None], row_mask[:, None], CUTS)
     is_open = (z > least) | (ahead < top_k)
     write_decision(z, least, is_open, block, row_mask, factor, opened, arrived, tokens, blocks, width, TOKENS, SCALE)
 
@@ -167,10 +167,7 @@ def gate_shares_kernel(
     at = tl.program_id(0) * blocks + block
     z = tl.load(logits + at, exists, -float("inf"))
     is_nan = z != z
-    if CUTS:
-        is_open = z > tl.load(cuts + block * stride, exists, 0.0)
-    else:
-        is_open = z > cut
+    is_open = z > load_cut(cut, cuts, stride, block, exists, CUTS)
     # The largest one after the other, NaN first, a tie goes to the lowest index; those that were found are -inf.
     least: tl.constexpr = -3.4028234663852886e38
     rest = tl.where(is_nan, float("inf"), tl.maximum(z, least))

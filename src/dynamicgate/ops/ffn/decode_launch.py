@@ -101,7 +101,8 @@ def _project(
     order, width = torch.empty(G, dtype=torch.int32, device=x.device), G * block if listed else N
     h, y = x.new_empty(T, width), x.new_empty(T, O)
     sizes = _sizes(tiles, tokens, x, D, N, O, piece, programs)
-    parts = torch.empty(sizes["SPLITS"] if sizes["SPLITS"] > 1 else 0, T, O, dtype=torch.float32, device=x.device)
+    splits = sizes["SPLITS"]
+    parts = torch.empty(splits, T, O, dtype=torch.float32, device=x.device) if splits > 1 else None
     # A GPU runs all programs at once. The interpreter runs one after the other, so a barrier would wait forever.
     for phase in (0,) if x.is_cuda else (1, 2):
         decode_kernel[(programs,)](
@@ -193,8 +194,9 @@ def _sizes(tiles: Tiles, tokens: int, x: Tensor, D: int, N: int, O: int, piece: 
     rows, splits = tiles.rows, 1
     if tokens > 1:
         splits = _splits(triton.cdiv(O, rows), programs)
-    while tokens == 1 and rows > 1 and triton.cdiv(O, rows) < 0.9 * programs:
-        rows //= 2
+    else:
+        while rows > 1 and triton.cdiv(O, rows) < 0.9 * programs:
+            rows //= 2
     columns = max(16, piece, min(tiles.columns[0] * 2 // size, power_of_2(N)))
     small, large = up(*tiles.small), up(*tiles.large)
     return {
@@ -221,7 +223,7 @@ def _splits(tiles: int, programs: int) -> int:
     def busy(splits: int) -> float:
         return tiles * splits / (triton.cdiv(tiles * splits, programs) * programs)
 
-    return next((n for n in range(1, MOST_SPLITS) if busy(n) >= 0.9), max(range(1, MOST_SPLITS + 1), key=busy))
+    return max(range(1, MOST_SPLITS + 1), key=lambda splits: min(0.9, busy(splits)))  # the first of equals
 
 
 def _launch_options(dependent: bool, cooperative: bool = False) -> dict[str, Any]:
