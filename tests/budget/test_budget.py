@@ -9,44 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 import dynamicgate as dg
 from dynamicgate import Budget, GateConfig
 from dynamicgate.accounting import MacCounter
-from dynamicgate.budget import GateBudget, OpenLoopBudget, executed_relative
+from dynamicgate.budget import OpenLoopBudget, executed_relative
 from dynamicgate.nn import GatedMLP
 from dynamicgate.schedule import three_phase
-
-LOW_RANK = GateConfig(net="low-rank", rank=2, block=4)
-STATIC = GateConfig(kind="static")
-
-
-def task(rows: int = 2000, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Six noisy clusters in 32 dimensions, four classes."""
-    generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(6, 32, generator=generator)
-    cluster = torch.randint(0, 6, (rows,), generator=generator)
-    return centres[cluster] + torch.randn(rows, 32, generator=generator), cluster % 4
-
-
-def train(model: GatedMLP, budget: GateBudget, steps: int, *, start: int = 0, stop: int | None = None, optimizer=None):
-    """The loop of the design, line by line."""
-    x, y = task()
-    optimizer = optimizer or torch.optim.Adam(model.parameters(), lr=1e-2)
-    losses = []
-    for step in range(start, steps if stop is None else stop):
-        batch = torch.randperm(len(x), generator=torch.Generator().manual_seed(step))[:128]
-        budget.apply_(model, progress := step / steps)
-        with dg.usage(model) as used:
-            loss = F.cross_entropy(model(x[batch]), y[batch])
-        (loss + budget.step(used, progress)).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses
-
+from tests.budget.loop import LOW_RANK, STATIC, task, train
 
 # --- the closed loop
 
@@ -195,13 +166,6 @@ def test_gates_do_not_pay_for_connections_that_are_still_to_be_pruned() -> None:
     assert budget.reference == pytest.approx(target, abs=1e-3)
 
 
-@pytest.mark.parametrize("setting", [{"top_k": 2}, {"evaluate": "soft"}])
-def test_a_target_for_gates_without_a_hard_threshold_is_refused(setting: dict[str, Any]) -> None:
-    model = GatedMLP((32, 16, 4), GateConfig(**setting))
-    with pytest.raises(ValueError, match=r"steers hard thresholds, but the gate at 'layers\.1'"):
-        Budget(target=0.9).apply_(model, 0.0)
-
-
 def test_the_controller_counts_what_measure_counts() -> None:
     model = GatedMLP((32, 16, 12, 4), LOW_RANK)
     x, _ = task(rows=50)
@@ -211,106 +175,6 @@ def test_the_controller_counts_what_measure_counts() -> None:
         model(x)
     budget.step(used, 0.5)
     assert budget.relative == pytest.approx(dg.measure(model, x).macs["relative"], rel=1e-6)
-
-
-# --- what cannot be asked
-
-
-def test_a_target_under_the_fixed_costs_is_refused_and_the_gate_cost_named() -> None:
-    model = GatedMLP((32, 64, 4), GateConfig(net="linear"))  # a full linear gate: 32 x 64 of 2304 MACs
-    with pytest.raises(ValueError, match=r"a budget of 0.3 cannot be met: the gate networks alone cost 0.889 of dense"):
-        first_step(Budget(target=0.3), model)
-    first_step(Budget(target=0.3), GatedMLP((32, 64, 4), GateConfig(net="low-rank", rank=1, block=16)))
-
-
-def test_a_target_is_checked_against_a_counter_that_is_given_as_well() -> None:
-    model = GatedMLP((32, 64, 4), GateConfig(net="linear"))
-    with pytest.raises(ValueError, match=r"a budget of 0.3 cannot be met"):
-        first_step(Budget(target=0.3, counter=dg.count_macs(model, task(rows=4)[0])), model)
-
-
-def first_step(budget: Budget, model: GatedMLP) -> Tensor:
-    budget.apply_(model, 0.0)
-    with dg.usage(model) as used:
-        model(task(rows=4)[0])
-    return budget.step(used, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [
-        ({"target": 0.0}, "expected 0 < target <= 1, received 0.0"),
-        ({"target": 1.5}, "expected 0 < target <= 1, received 1.5"),
-        ({"target": float("nan")}, "expected 0 < target <= 1, received nan"),
-        ({"theta": 0.0}, "expected 0 < theta < 1, received 0.0"),
-        ({"theta": 1.0}, "expected 0 < theta < 1, received 1.0"),
-        ({"tau": 0.0}, "tau must be positive and finite, received 0.0"),
-        ({"warmup": 0.6, "anneal": 0.5}, "received 0.6, 0.5"),
-        ({"anneal": 0.0}, "0 < anneal"),
-        ({"floor": 1.0}, "floor is an open rate: expected 0 <= floor < 1, received 1.0"),
-        ({"on_collapse": "panic"}, "on_collapse must be report, act or ignore, received 'panic'"),
-    ],
-)
-def test_a_budget_that_makes_no_sense_is_answered_with_a_sentence(setting: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        Budget(**{"target": 0.5, **setting})
-
-
-@pytest.mark.parametrize(
-    ("setting", "sentence"),
-    [
-        ({"form": "cubic"}, "form must be one of linear, cost, hinge.*received 'cubic'"),
-        ({"form": "linear", "target_rate": 0.3}, "the penalty 'linear' has no target rate, received target_rate=0.3"),
-    ],
-)
-def test_an_open_loop_that_makes_no_sense_is_answered_with_a_sentence(setting: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(ValueError, match=sentence):
-        OpenLoopBudget(**setting)
-
-
-def test_a_schedule_that_leaves_the_meaningful_range_is_refused_when_it_gets_there() -> None:
-    model = GatedMLP((32, 16, 4), STATIC)
-    budget = OpenLoopBudget(theta=lambda t: 0.5 + t)
-    budget.apply_(model, 0.2)
-    with pytest.raises(ValueError, match=r"expected 0 < theta < 1, received 1\.1"):
-        budget.apply_(model, 0.6)
-    with pytest.raises(ValueError, match="tau must be positive"):
-        OpenLoopBudget(tau=lambda t: 1.0 - t).apply_(model, 1.0)
-
-
-def test_the_penalty_before_apply_says_what_to_call() -> None:
-    model = GatedMLP((32, 16, 4), STATIC)
-    with dg.usage(model) as used:
-        model(task(rows=4)[0])
-    with pytest.raises(RuntimeError, match=r"call budget.apply_\(model, progress\) before the forward pass"):
-        Budget(target=0.5).step(used, 0.0)
-
-
-def test_an_empty_batch_is_refused_and_moves_nothing() -> None:
-    model, budget = GatedMLP((32, 16, 4), LOW_RANK), Budget(target=0.5)
-    for loop in (budget, OpenLoopBudget()):
-        loop.apply_(model, 0.0)
-        with dg.usage(model) as used:
-            model(torch.randn(8, 32))
-        loop.step(used, 0.0)
-        before = json.dumps(loop.state_dict())
-        loop.apply_(model, 0.5)
-        with dg.usage(model) as used:
-            model(torch.randn(0, 32))
-        for call in (lambda: loop.step(used, 0.5), lambda: loop.penalty(used)):  # noqa: B023
-            with pytest.raises(ValueError, match=r"the batch of this step has no rows.*leave empty batches out"):
-                call()
-        assert json.dumps(loop.state_dict()) == before
-
-
-def test_a_loss_that_is_not_a_number_is_reported_as_such() -> None:
-    model = GatedMLP((32, 16, 4), GateConfig(net="low-rank", rank=1))
-    budget = Budget(target=0.5, on_collapse="ignore", floor=0.0)
-    budget.apply_(model, 0.5)
-    with dg.usage(model) as used:
-        model(torch.full((4, 32), float("nan")))
-    with pytest.raises(ValueError, match="not finite: has the loss become NaN"):
-        budget.step(used, 0.5)
 
 
 # --- tau, theta and the open loop

@@ -1,12 +1,14 @@
-"""A gate whose logits a test chooses."""
+"""Gates whose logits a test chooses, alone and in a network."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import dynamicgate as dg
 from dynamicgate import GateConfig, Site
 from dynamicgate.gating import Gate
 from dynamicgate.gating.gate import StaticLogits
@@ -22,3 +24,20 @@ def static_gate(logits: list[float] | Tensor, **config: Any) -> Gate:
     with torch.no_grad():
         gate.net.bias.copy_(logits)
     return gate
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for a, b in itertools.pairwise(sizes):
+        layers += [nn.Linear(a, b), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def set_logits(model: nn.Module, site: str, values: Tensor | float) -> None:
+    """Make a gate decide the same for every input, whatever its kind."""
+    net = dg.named_gates(model)[site].net
+    last = net[-1] if isinstance(net, nn.Sequential) else net
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.zero_()
+        last.bias.copy_(torch.as_tensor(values).expand_as(last.bias))
