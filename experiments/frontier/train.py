@@ -56,7 +56,7 @@ def accuracy_of_mean_mask(model: nn.Module, splits: Splits) -> float:
     the training rows, as many as are open on average. What is lost compared with the trained model is what choosing by
     the input is worth."""
     model.eval()
-    gates = dg.named_gates(model)
+    gates = {name: gate for name, gate in dg.named_gates(model).items() if gate.config.kind == "dynamic"}  # not folded
     with usage(model) as used:
         model(splits.train.rows(torch.arange(min(ROWS, len(splits.train)))))
     rates = {name: used[name].open.mean(0) for name in gates}

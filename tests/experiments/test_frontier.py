@@ -45,6 +45,7 @@ from experiments.frontier.train import accuracy_of_mean_mask
 
 import dynamicgate as dg
 from dynamicgate.data import check_arrays
+from dynamicgate.gating.folding import fold_
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.samples import unpack_rows
@@ -217,6 +218,8 @@ def test_a_gate_that_ignores_its_input_loses_nothing_with_its_mean_mask() -> Non
         gate.bias.copy_(torch.tensor([3.0, -3.0, 3.0, -3.0]))
     before = dg.measure(model, part).quality["accuracy"]
     assert accuracy_of_mean_mask(model, splits) == before
+    fold_(gate, gate.bias.detach().clone())
+    assert accuracy_of_mean_mask(model, splits) == before, "a folded gate chooses nothing by the input"
 
 
 def test_the_readme_shows_dense_best_control_and_ours_with_and_without_gates() -> None:
