@@ -30,8 +30,8 @@ CALM = {
     "gate_fraction": 0.05, "always_open": 0.75, "start_static": True, "gate_lr_scale": 1e-3, "fold": True,
     "anneal": 0.25,
 }  # fmt: skip
-"""Gates that begin with one choice of units for all inputs and move away from it slowly; what is the same for all inputs
-in the end is folded into the layer."""
+"""Gates that begin with one choice of units for all inputs and move away from it slowly; those that hardly move are
+folded into the layer."""
 NOISY = {"gate_fraction": 0.25, "policy": "gumbel"}
 """Gates with more inputs of their own, and with noise, so that closed ones are tried again."""
 

@@ -48,7 +48,7 @@ AT_1D: dict[str, dict[str, Any]] = {  # all execute as many MACs as the dense mo
     "gate 4d": {**RECIPE, "width": 4},
 }
 EXPERTS = {**ROUTER, "executes": 1.02, "block": 512}  # as wide as d: with its router 1.016 d
-FOUR_EXPERTS = {**ROUTER, "executes": 1.07}  # a router at 1 d pays for three blocks of 128, the gate for 3.75 in the mean
+FOUR_EXPERTS = {**ROUTER, "executes": 1.07}  # at 1 d a router pays for three blocks, the gate for 3.75 in the mean
 DENSER = {f"dense {width}d": {"width": width} for width in (2, 4, 8)}
 FRONTIER = {**AT_1D, **DENSER, "experts 16 x 1d": EXPERTS, "router 16d, 4 experts": FOUR_EXPERTS}
 MAIN = ("dense 1d", GATE, "top-k 16d", "router 16d", "router 16d, 4 experts", "dense 4d", "dense 8d")
