@@ -5,6 +5,7 @@ python -m experiments.frontier all --jobs 16 --device cuda       # every method 
 python -m experiments.frontier all --dry-run       # how many runs are left of each table
 python -m experiments.frontier tuning digits       # one dataset
 python -m experiments.frontier digits --only rigl --budgets 0.1
+python -m experiments.frontier oracle digits       # what choosing units by the input could gain at most
 python -m experiments.frontier latency mnist       # time the models trained here, with one thread; no name: all
 python -m experiments.frontier page                # docs/why-it-works.md from the committed results
 """
@@ -23,10 +24,11 @@ from dynamicgate.lab.runner.docs_pages import write_pages
 from dynamicgate.lab.runner.results import find_runs
 from experiments.command import asked_experiment, exit_code, parser_of, run_asked
 from experiments.frontier.datasets import method_of
-from experiments.frontier.experiment import FRONTIER, datasets_of, final_tables
+from experiments.frontier.experiment import FRONTIER, datasets_of
 from experiments.frontier.latency import time_dataset
 from experiments.frontier.looks import count_another_look
 from experiments.frontier.methods import AT_A_BUDGET, BUDGETS, DENSE, TUNED, WITHOUT_GATES
+from experiments.frontier.oracle import ORACLE
 from experiments.frontier.page import pages
 from experiments.frontier.tables import CHOSEN, GATES, read_chosen, tables_of
 from experiments.frontier.tuning import Tuning
@@ -38,7 +40,7 @@ def main() -> None:
     """Run what is asked for, then write the page."""
     parser = parser_of(MODULE, __doc__)
     parser.add_argument(
-        "names", nargs="+", help="datasets or all; tuning or latency, and after it datasets (all); or page"
+        "names", nargs="+", help="datasets or all; tuning, oracle or latency, and after it datasets (all); or page"
     )
     parser.add_argument("--only", nargs="*", default=None, help="methods; all")
     parser.add_argument("--budgets", nargs="*", type=float, default=None, help="budgets; all")
@@ -49,13 +51,17 @@ def main() -> None:
     command, names = args.names[0], args.names[1:]
     if command == "tuning":
         tune(experiment, datasets_of(names), args)
+    elif command == ORACLE:
+        run_tables(with_chosen(experiment), [f"{name}-{ORACLE}" for name in datasets_of(names)], args)
     elif command == "latency":
         for name in datasets_of(names):
             time_dataset(
                 experiment, name, wanted=lambda job: is_wanted(*method_of(job.model), args), data_dir=args.data_dir
             )
     elif command != "page":
-        run_final(experiment, datasets_of(args.names), args)
+        if not (experiment.quick or args.dry_run):
+            check_tuned(datasets_of(args.names))
+        run_tables(with_chosen(experiment), datasets_of(args.names), args)
     if not args.dry_run:
         write_pages(experiment.root, pages(with_chosen(experiment)))
 
@@ -102,12 +108,12 @@ def tune(experiment: Experiment, names: Sequence[str], args: argparse.Namespace)
         write_text(CHOSEN, json.dumps(merged, indent=1, sort_keys=True) + "\n")
 
 
-def run_final(experiment: Experiment, names: Sequence[str], args: argparse.Namespace) -> None:
-    """Train every method at every budget; this looks at test rows."""
-    experiment = with_chosen(experiment)
+def run_tables(experiment: Experiment, names: Sequence[str], args: argparse.Namespace) -> None:
+    """Train every model of these tables at every budget; this looks at test rows."""
+    tables = [experiment.table(name) for name in names]
     jobs = [
         job
-        for job in experiment.jobs(final_tables(experiment, list(names)), seeds=args.seeds, device=args.device)
+        for job in experiment.jobs(tables, seeds=args.seeds, device=args.device)
         if is_wanted(*method_of(job.model), args)
     ]
     found, stale = find_runs(experiment.results, jobs)
@@ -119,7 +125,6 @@ def run_final(experiment: Experiment, names: Sequence[str], args: argparse.Names
         print(f"in all: {len(jobs) - len(found)} of {len(jobs)} runs left")
         return
     if not experiment.quick:
-        check_tuned(names)
         count_another_look(stale)
     run_asked(experiment, jobs, args, f"python -m {MODULE} {' '.join(args.names)}")
 

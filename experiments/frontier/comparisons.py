@@ -14,6 +14,7 @@ from dynamicgate.lab.runner.results import read_results
 from dynamicgate.lab.statistics import Interval, holm, interval, paired, t_quantile
 from experiments.frontier.datasets import DATASETS, method_of
 from experiments.frontier.methods import ANY_SPEED, BUDGETS, CONTROLS, NO_GATES, OURS, WITHOUT_GATES
+from experiments.frontier.oracle import ORACLE
 from experiments.frontier.tables import Chosen, kind_of
 
 CELLS = len(DATASETS) * len(BUDGETS)
@@ -85,6 +86,16 @@ def read_entries(experiment: Experiment, name: str, chosen: Chosen) -> tuple[Ent
             if has_no_gates(chosen, name, method, budget) and (without, budget) in entries:
                 entries[method, budget] = entries[without, budget]
     return entries, data.get(name, {})
+
+
+def read_oracles(experiment: Experiment) -> dict[str, Entries]:
+    """The entries of the oracle, of the datasets that have any."""
+    found = {}
+    for name in DATASETS:
+        runs, _ = read_results(experiment.results, experiment.jobs([experiment.table(f"{name}-{ORACLE}")]))
+        if entries := entries_of(run for rows in runs.values() for run in rows):
+            found[name] = entries
+    return found
 
 
 def ask_the_clock(entries: Entries, refused: Collection[tuple[str, float]]) -> Entries:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.runner import Change, Table
+from dynamicgate.lab.runner import Change, Job, Table
 from experiments.frontier.train import train
 from experiments.paper.cifar10 import MIRRORED
 from experiments.paper.published import IN_MEMORY
 
 SEVERAL_SEEDS = (100, 101, 102)
 TEN_SEEDS = tuple(range(10))
+Train = Callable[[Job, Splits], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ def method_of(model: str) -> tuple[str, float | None]:
     return method, float(budget) if budget else None
 
 
-def table_of(name: str, dataset: Dataset, models: dict[str, Any], *, blind: bool) -> Table:
+def table_of(name: str, dataset: Dataset, models: dict[str, Any], *, blind: bool, train: Train = train) -> Table:
     """A table of models on a dataset; a blind one sees validation rows in place of test rows."""
     return Table(
         name=name, data=dataset.data, models=models, train=train, data_options=dataset.options,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dynamicgate.lab.runner import Experiment, Table
+from dynamicgate.lab.runner import Experiment
 from experiments import ROOT
 from experiments.frontier.datasets import DATASETS
 from experiments.frontier.tables import read_chosen, tables_of
@@ -15,8 +15,3 @@ def datasets_of(names: list[str]) -> list[str]:
     if unknown := [name for name in names if name not in (*DATASETS, "all")]:
         raise ValueError(f"unknown datasets {', '.join(unknown)}: there are {', '.join(DATASETS)}, and all")
     return list(DATASETS) if not names or "all" in names else names
-
-
-def final_tables(experiment: Experiment, names: list[str]) -> list[Table]:
-    """The tables of these datasets that use test rows."""
-    return [experiment.table(name) for name in names]

@@ -9,6 +9,7 @@ from pathlib import Path
 from dynamicgate.files import write_text
 from dynamicgate.lab.runner import Job
 from experiments.frontier.datasets import method_of
+from experiments.frontier.oracle import ORACLE
 
 LOOKS = Path(__file__).with_name("looks.json")
 Looks = dict[str, dict[str, int]]
@@ -21,7 +22,7 @@ def read_looks() -> Looks:
 
 def count_another_look(stale: Iterable[Job]) -> None:
     """Count the results of jobs that are run again with other settings: their test rows were seen."""
-    seen = sorted({(job.table.name, method_of(job.model)[0]) for job in stale})
+    seen = sorted({(job.table.name.removesuffix(f"-{ORACLE}"), method_of(job.model)[0]) for job in stale})
     if not seen:
         return
     looks = read_looks()

@@ -9,6 +9,7 @@ from experiments.frontier.datasets import Dataset
 
 BUDGETS = (0.05, 0.1, 0.2)
 TUNED_AT = 0.1
+GATE_AT = (0.1, 0.2)  # where the gate alone stands against a narrow network
 DENSE = "dense"
 OURS = "ours"
 OURS_IN_TILES = "ours 16x1"  # for speed: vector units handle 16 outputs that share an input at once

@@ -8,7 +8,7 @@ from statistics import fmean
 from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.docs_pages import ABSENT, Pages, markdown
 from experiments.frontier.clock import latency_section, latency_summary
-from experiments.frontier.comparisons import Entries, ask_the_clock, read_entries
+from experiments.frontier.comparisons import Entries, ask_the_clock, read_entries, read_oracles
 from experiments.frontier.datasets import DATASETS
 from experiments.frontier.latency import read_latencies, refused
 from experiments.frontier.methods import (
@@ -92,7 +92,7 @@ def pages(experiment: Experiment) -> Pages:
         primary(found, kind),
         every_control(found),
         tiles(found),
-        gate_against_small(found),
+        gate_against_small(found, read_oracles(experiment)),
         latency_summary(latencies),
         areas(found),
         search(experiment),

@@ -27,6 +27,7 @@ from experiments.frontier.methods import (
     BUDGETS,
     CONTROLS,
     DENSE,
+    GATE_AT,
     OURS,
     OURS_IN_TILES,
     PRUNED_IN_TILES,
@@ -34,7 +35,13 @@ from experiments.frontier.methods import (
     UNGATED,
     UNGATED_IN_TILES,
 )
+from experiments.frontier.oracle import ORACLE
 
+OF_ORACLE = (
+    "The oracle is the dense network, trained and used with the units of each layer that add most to the next one for "
+    "the input at hand, as many as `small` has. It computes all of them to know which, and that is not counted: a gate "
+    "has to guess them. Where the oracle is not better than `small`, no choice of units by the input pays.\n\n"
+)
 Found = Mapping[str, Entries]
 Kind = Callable[[str, str, float], str]
 """From dataset, method and budget to the kind of gates that was chosen."""
@@ -220,25 +227,37 @@ def tiles(found: Found) -> str:
     return "\n\n".join(["## Masks of tiles of 16 outputs", *parts]) + "\n" if parts else ""
 
 
-def gate_against_small(found: Found) -> str:
-    """The gate alone against a narrow dense network, at 0.1 and 0.2."""
+def gate_against_small(found: Found, oracles: Found) -> str:
+    """The gate alone against a narrow dense network, and the oracle against it: what the gate could gain at most."""
+
+    def against_small(entries: Entries, name: str, budget: float, method: str) -> Cell | None:
+        return compare(name, budget, {**entries, **oracles.get(name, {})}, method, "small")
+
     cells = [
         cell
         for name, entries in found.items()
-        for budget in (0.1, 0.2)
-        if (cell := compare(name, budget, entries, "gate", "small"))
+        for budget in GATE_AT
+        if (cell := against_small(entries, name, budget, "gate"))
     ]
     if not cells:
         return ""
     lower = [cell for cell in cells if cell.difference < 0.0]
     worse = [cell for cell in lower if cell.half is not None and cell.difference < -cell.half]
     names = ", ".join(f"{cell.name} at {cell.budget:g}" for cell in lower)
-    rows = [[c.name, f"{c.budget:g}", with_half(c.difference, c.half, "+")] for c in cells]
+    rows = []
+    for cell in cells:
+        bound = against_small(found[cell.name], cell.name, cell.budget, ORACLE)
+        shown = (cell, bound) if oracles else (cell,)
+        rows.append([
+            cell.name, f"{cell.budget:g}", *(with_half(c.difference, c.half, "+") if c else ABSENT for c in shown),
+        ])  # fmt: skip
+    columns = ["dataset", "budget", "gate − small, points", *(["oracle − small, points"] if oracles else [])]
     return (
         "## Gates alone against a narrow network\n\n"
         f"The mean of `gate` is at least that of `small` in {len(cells) - len(lower)} of {len(cells)} cells at 0.1 and "
         f"0.2. Lower: {names or 'none'}; beyond the 95 % interval: {len(worse)}.\n\n"
-        + markdown(["dataset", "budget", "gate − small, points"], rows, numbers=True)
+        + (OF_ORACLE if oracles else "")
+        + markdown(columns, rows, numbers=True)
         + "\n"
     )
 

@@ -1,7 +1,7 @@
-"""The tables of a dataset: NAME with all methods, NAME-tuning with all settings that a search can come to, and
-NAME-gates with the kinds of gates of ours.
+"""The tables of a dataset: NAME with all methods, NAME-tuning with all settings that a search can come to, NAME-gates
+with the kinds of gates of ours, and NAME-oracle with what choosing units by the input could gain at most.
 
-What tuning chose is in chosen.json, from which the other two take their settings.
+What tuning chose is in chosen.json, from which the others take their settings.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from dynamicgate.lab.runner import Table
+from experiments.frontier import oracle
 from experiments.frontier.datasets import DATASETS, Dataset, at_budget, table_of
 from experiments.frontier.methods import (
     AT_A_BUDGET,
     BUDGETS,
     DENSE,
+    GATE_AT,
     KINDS,
     NO_GATES,
     TUNED,
@@ -26,6 +28,7 @@ from experiments.frontier.methods import (
     asked,
     asked_of_ours,
 )
+from experiments.frontier.oracle import ORACLE
 from experiments.frontier.search import FACTOR, Trial, all_trials
 
 CHOSEN = Path(__file__).with_name("chosen.json")
@@ -45,11 +48,12 @@ def tables_of(chosen: Chosen) -> tuple[Table, ...]:
 
 
 def tables_of_dataset(name: str, chosen: Mapping[str, Any]) -> Iterator[Table]:
-    """The three tables of a dataset."""
+    """The four tables of a dataset."""
     dataset = DATASETS[name]
     yield table_of(name, dataset, final_models(dataset, chosen), blind=False)
     yield table_of(f"{name}-tuning", dataset, tuning_models(dataset), blind=True)
     yield table_of(f"{name}-gates", dataset, gate_models(dataset, chosen), blind=True)
+    yield table_of(f"{name}-{ORACLE}", dataset, oracle_models(dataset, chosen), blind=False, train=oracle.train)
 
 
 def choice_of(chosen: Mapping[str, Any], method: str, dataset: Dataset) -> Choice | None:
@@ -79,6 +83,12 @@ def final_models(dataset: Dataset, chosen: Mapping[str, Any]) -> dict[str, Any]:
             elif (kind := kind_of(chosen, method, budget)) != NO_GATES:
                 models[at_budget(method, budget)] = asked_of_ours(method, kind, budget, dataset, found)
     return models
+
+
+def oracle_models(dataset: Dataset, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The oracle, trained as the dense network is, at the budgets at which the gate must not be below `small`."""
+    found = choice_of(chosen, DENSE, dataset)
+    return {at_budget(ORACLE, budget): asked(DENSE, budget, dataset, found) for budget in GATE_AT if found}
 
 
 def trial_name(method: str, trial: Trial) -> str:

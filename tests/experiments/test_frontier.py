@@ -40,6 +40,7 @@ from experiments.frontier.methods import (
     asked,
     asked_of_ours,
 )
+from experiments.frontier.oracle import KeepsLargest
 from experiments.frontier.tables import final_models, tables_of
 from experiments.frontier.train import accuracy_of_mean_mask
 
@@ -222,6 +223,24 @@ def test_a_gate_that_ignores_its_input_loses_nothing_with_its_mean_mask() -> Non
     assert accuracy_of_mean_mask(model, splits) == before, "a folded gate chooses nothing by the input"
 
 
+def test_the_oracle_lets_the_units_go_on_that_add_most_to_the_next_layer() -> None:
+    dense = dg.nn.GatedMLP((4, 6, 3))
+    x = torch.randn(50, 4)
+    assert torch.equal(KeepsLargest(dense, (6,))(x), dense(x)), "all of them are the dense network"
+    first, last = dense.layers
+    hidden = first(x).relu()
+    best = (hidden.abs() * last.weight.norm(dim=0)).topk(2, dim=1).indices  # type: ignore[operator, union-attr]
+    kept = torch.zeros_like(hidden).scatter(1, best, hidden.gather(1, best))
+    torch.testing.assert_close(KeepsLargest(dense, (2,))(x), last(kept))
+
+
+def test_the_page_says_what_the_gate_could_gain_at_most() -> None:
+    found: dict[str, Entries] = {"digits": {("gate", 0.1): entry(0.8, 0.9), ("small", 0.1): entry(0.7, 0.9)}}
+    assert "oracle" not in summary.gate_against_small(found, {})
+    shown = summary.gate_against_small(found, {"digits": {("oracle", 0.1): entry(0.9, 0.9)}})
+    assert "| digits | 0.1 | +5.00 ± 63.53 | +10.00 ± 127.06 |" in shown
+
+
 def test_the_readme_shows_dense_best_control_and_ours_with_and_without_gates() -> None:
     entries: Entries = {
         ("small", 0.1): entry(0.5), (OURS, 0.1): entry(0.6, 0.7), (UNGATED, 0.1): entry(0.6), ("dense", None): entry(1),
@@ -238,7 +257,7 @@ def test_gates_alone_are_compared_with_a_narrow_network() -> None:
         ("gate", 0.1): entry(0.9, 0.9), ("small", 0.1): entry(0.8, 0.8), ("gate", 0.2): entry(0.7, 0.7),
         ("small", 0.2): entry(0.8, 0.8),
     }  # fmt: skip
-    text = summary.gate_against_small({"clouds": entries})
+    text = summary.gate_against_small({"clouds": entries}, {})
     assert "in 1 of 2 cells at 0.1 and 0.2. Lower: clouds at 0.2; beyond the 95 % interval: 1." in text
 
 
@@ -310,7 +329,8 @@ def test_a_few_runs_from_end_to_end(
     where = tmp_path / "runs" / "frontier-quick"
     runs = {one["model"]: one for one in read_runs(where / "results" / "digits.jsonl")}
     assert set(runs) == models
-    assert "accuracy_of_mean_mask" in runs["gate 0.2"]
+    gate = runs["gate 0.2"]
+    assert ("accuracy_of_mean_mask" in gate) == any(one["kind"] == "dynamic" for one in gate["gates"])
     for one in runs.values():
         right = unpack_rows(one["right"], one["meta"]["data"]["test"])
         assert float(right.double().mean()) == pytest.approx(one["quality"]["accuracy"])
