@@ -14,7 +14,7 @@ from hypothesis import settings
 from tests import gpu_record
 from tests.fuzz import record as fuzz_record
 
-settings.register_profile("many", max_examples=5 * settings.default.max_examples)  # make fuzz
+settings.register_profile("many", max_examples=10 * settings.default.max_examples)  # make fuzz
 
 
 def pytest_configure() -> None:
