@@ -36,6 +36,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _what_earlier_files_left_is_not_searched() -> None:
+    """The same for what the tests of other files imported, compiled and keep in caches; before its own fixtures."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def _seeded_and_poisoned() -> Iterator[None]:
     """Under deterministic algorithms `torch.empty` is filled with NaN: a result that reads memory it did not write
