@@ -29,5 +29,5 @@ def run_interpreted(*words: str) -> str:
 
 def run_interpreted_tests(*paths: Path) -> str:
     """The same for files of tests."""
-    plugins = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tests.interpreter_names")
+    plugins = ("-p", "no:cacheprovider", "-p", "no:xdist")
     return run_interpreted("-m", "pytest", *plugins, *map(str, paths))
