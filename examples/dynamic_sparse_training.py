@@ -21,7 +21,7 @@ budget = dg.Budget(target=0.25)  # executed MACs relative to dense: missing conn
 optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
 print(sparsifier, "\n")
 
-epochs, batch = 30, 32
+epochs, batch = 15, 32
 total = epochs * len(digits.train) // batch
 for step in range(total):
     rows = torch.randint(len(digits.train), (batch,))

@@ -36,7 +36,7 @@ generator = torch.Generator().manual_seed(1)
 dg.gate_(model, dg.GateConfig(block=16, net="linear"), where="mlp")  # on both feed-forward layers
 budget = dg.Budget(target=0.6)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-steps = 400
+steps = 200
 for step in range(steps):
     ids, progress = counting(32, generator), step / steps
     budget.apply_(model, progress)  # before the forward pass, set tau and theta of the gates
@@ -45,7 +45,7 @@ for step in range(steps):
     (loss + budget.step(used, progress)).backward()  # add the penalty for what was open
     optimizer.step()
     optimizer.zero_grad()
-    if step % 80 == 0 or step == steps - 1:
+    if step % 40 == 0 or step == steps - 1:
         print(f"{progress:4.0%}  loss {loss.item():.3f}  MACs {budget.relative:.3f} of dense")
 
 model.eval()

@@ -14,7 +14,7 @@ from hypothesis import settings
 from tests import gpu_record
 from tests.fuzz import record as fuzz_record
 
-settings.register_profile("many", max_examples=5 * settings.default.max_examples)  # make fuzz
+settings.register_profile("many", max_examples=10 * settings.default.max_examples)  # make fuzz
 
 
 def pytest_configure() -> None:
@@ -32,6 +32,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Take what the imports made out of the garbage collector: millions of objects of torch, Transformers and others,
     which it, and whoever asks it for the holders of a module, would search again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _what_earlier_files_left_is_not_searched() -> None:
+    """The same for what the tests of other files imported, compiled and keep in caches; before its own fixtures."""
     gc.collect()
     gc.freeze()
 

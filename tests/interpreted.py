@@ -27,6 +27,7 @@ def run_interpreted(*words: str) -> str:
     return done.stdout
 
 
-def run_interpreted_tests(path: Path) -> str:
-    """The same for a file of tests."""
-    return run_interpreted("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", str(path))
+def run_interpreted_tests(*paths: Path) -> str:
+    """The same for files of tests."""
+    plugins = ("-p", "no:cacheprovider", "-p", "no:xdist")
+    return run_interpreted("-m", "pytest", *plugins, *map(str, paths))

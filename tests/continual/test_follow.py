@@ -37,8 +37,11 @@ def test_a_killed_stream_goes_on_to_the_same_bits(name: str, tmp_path: Path) -> 
     assert_same(model, again, whole, found)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("way", WAYS)
+# each way with three optimizers, each optimizer with two or three ways: a checkpoint holds the state of any
+@pytest.mark.parametrize(
+    ("way", "optimizer"),
+    [(way, [*OPTIMIZERS][(i + shift) % len(OPTIMIZERS)]) for i, way in enumerate(WAYS) for shift in (0, 2, 4)],
+)
 def test_a_killed_stream_goes_on_to_the_same_bits_with_every_optimizer(
     way: str, optimizer: str, tmp_path: Path
 ) -> None:

@@ -161,7 +161,7 @@ def test_a_trainer_resumes_gates_beside_lora_to_the_bit(order: str, tmp_path: Pa
     def run(folder: str, model: PeftModel, *more: Any) -> Any:
         budget = dg.Budget(target=BLOCKS, tau=dg.schedule.linear(1.0, 0.5))
         options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 5}
-        made = trainer(model, hf.GateCallback(budget), tmp_path / folder, **options)
+        made = trainer(model, hf.GateCallback(budget, calibrate=4), tmp_path / folder, **options)
         for callback in more:
             made.add_callback(callback)
         return made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +13,7 @@ from dynamicgate.ops.chain import reference_chain
 from dynamicgate.ops.gate_net import logits
 
 MARGIN = 1e-3  # a logit closer to its cut may fall on either side in float32
+THREADS = (1, 2, 8)
 
 
 @dataclass(frozen=True)
@@ -130,10 +132,24 @@ def expect(x: Tensor, layers: list[chain.Layer], factor: Tensor | None) -> tuple
     return h, clear
 
 
-def assert_close(y: Tensor, x: Tensor, layers: list[chain.Layer], factor: Tensor | None) -> None:
+def on_threads(counts: Sequence[int], run: Callable[[], Tensor]) -> list[Tensor]:
+    """What it gives with each of these numbers of threads; with those that there are, if none is named."""
+    before = torch.get_num_threads()
+    results = []
+    for count in counts or (before,):
+        torch.set_num_threads(count)
+        try:
+            results.append(run())
+        finally:
+            torch.set_num_threads(before)
+    return results
+
+
+def assert_close(results: Sequence[Tensor], x: Tensor, layers: list[chain.Layer], factor: Tensor | None) -> None:
     """Compare with float64, relative to the size of the result, because sums in another order differ."""
     expected, clear = expect(x, layers, factor)
-    assert y.shape == expected.shape
-    assert y.dtype == torch.float32
-    error = (y.double() - expected).abs()[clear]
-    assert (error <= 2e-5 * (1.0 + expected.abs()[clear])).all(), f"error {error.max():.3g}"
+    for y in results:
+        assert y.shape == expected.shape
+        assert y.dtype == torch.float32
+        error = (y.double() - expected).abs()[clear]
+        assert (error <= 2e-5 * (1.0 + expected.abs()[clear])).all(), f"error {error.max():.3g}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from dynamicgate.ops import native
 
@@ -18,11 +17,3 @@ def _poisoned_kernels() -> Iterator[None]:
     yield
     if library is not None:
         library.dynamicgate_poison(0)
-
-
-@pytest.fixture(params=[1, 2, 8])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)

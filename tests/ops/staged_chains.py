@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -75,12 +76,14 @@ def expect_staged(x: Tensor, staged: chain.Staged) -> tuple[Tensor, Tensor, Tens
     return stop_rows(outputs, score_BK, cut_K), opened.sum(1), ~near.any(1)
 
 
-def assert_close_staged(y: Tensor, x: Tensor, staged: chain.Staged) -> None:
+def assert_close_staged(results: Sequence[Tensor], x: Tensor, staged: chain.Staged) -> None:
     """Compare with float64, relative to the largest result of a row: sums in another order differ by what their terms
     are, also where these cancel (squared ReLUs are large)."""
     expected, _, clear = expect_staged(x, staged)
-    assert y.shape == expected.shape
-    assert y.dtype == torch.float32
     assert clear.double().mean() >= 0.9
-    error, largest = (y.double() - expected).abs()[clear], expected.abs().amax(-1, keepdim=True)[clear]
-    assert (error <= 2e-5 * (1.0 + largest)).all(), f"error {error.max():.3g}"
+    largest = expected.abs().amax(-1, keepdim=True)[clear]
+    for y in results:
+        assert y.shape == expected.shape
+        assert y.dtype == torch.float32
+        error = (y.double() - expected).abs()[clear]
+        assert (error <= 2e-5 * (1.0 + largest)).all(), f"error {error.max():.3g}"

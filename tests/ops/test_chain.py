@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,68 +14,65 @@ from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.ops import GateNet, chain
 from dynamicgate.ops.chain.layers import LAYOUTS
 from dynamicgate.ops.chain.packing import Span, gate_layout, whole
-from tests.ops.chains import Sketch, assert_close, build, inputs_for
+from tests.ops.chains import THREADS, Sketch, assert_close, build, inputs_for, on_threads
 
 ODD = (1, 3, 17, 63, 1000)
 EXAMPLES = settings.default.max_examples  # make fuzz asks for more
 
 
-def run_and_check(layers: list[chain.Layer], rows: int, seed: int = 1, stride: str = "rows") -> None:
-    x, factor = inputs_for(layers, rows, seed, stride)
+def run_and_check(layers: list[chain.Layer], *batches: int, stride: str = "rows", threads: Sequence[int] = ()) -> None:
     packed = chain.pack(layers)
-    assert_close(chain.run(x, packed, factor), x, layers, factor)
-    if rows < 64:
-        assert_close(chain.run(x, packed, factor, backend="torch"), x, layers, factor)
+    for rows in batches:
+        x, factor = inputs_for(layers, rows, 1, stride)
+        results = on_threads(threads, partial(chain.run, x, packed, factor))
+        if rows < 64:
+            results.append(chain.run(x, packed, factor, backend="torch"))
+        assert_close(results, x, layers, factor)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("outputs", ODD)
 @pytest.mark.parametrize("inputs", ODD)
 def test_odd_sizes_match_the_reference(inputs: int, outputs: int, layout: str) -> None:
-    for rows in (1, 3, 17):
-        run_and_check(build(inputs, [Sketch(outputs, layout)], seed=1), rows)
-        run_and_check(build(inputs, [Sketch(outputs, layout, block=32), Sketch(7)], seed=1), rows)
+    run_and_check(build(inputs, [Sketch(outputs, layout)], seed=1), 1, 3, 17)
+    run_and_check(build(inputs, [Sketch(outputs, layout, block=32), Sketch(7)], seed=1), 1, 3, 17)
 
 
 @pytest.mark.parametrize("cut", ["all", "none", "some", "each", "top"])
 @pytest.mark.parametrize("block", [1, 8, 16, 20, 64])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_open_blocks_match_the_reference_at_any_batch(layout: str, block: int, cut: str, threads: int) -> None:
+def test_any_open_blocks_match_the_reference_at_any_batch(layout: str, block: int, cut: str) -> None:
     layers = build(65, [Sketch(150, layout, block, cut=cut), Sketch(33, "panels", 16), Sketch(10)], seed=2)
-    for rows in (1, 2, 16, 63, 300):
-        run_and_check(layers, rows)
+    run_and_check(layers, 1, 2, 16, 63, 300, threads=THREADS)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_reads_a_gated_input(layout: str) -> None:
     for block in (1, 5, 16, 64):
         layers = build(40, [Sketch(100, "panels", block), Sketch(70, layout, 20), Sketch(9, layout)], seed=4)
-        for rows in (1, 7, 40):
-            run_and_check(layers, rows)
+        run_and_check(layers, 1, 7, 40)
 
 
 @pytest.mark.parametrize("cut", ["some", "each"])
 @pytest.mark.parametrize("block", [1, 8, 16, 20])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_soft_width_matches_the_reference_at_any_batch(layout: str, block: int, cut: str, threads: int) -> None:
+def test_soft_width_matches_the_reference_at_any_batch(layout: str, block: int, cut: str) -> None:
     first = Sketch(150, layout, block, cut=cut, soft_width=3.0, activation="gelu")
     layers = build(33, [first, Sketch(35, layout, 16, rank=3, soft_width=0.6, cut=cut), Sketch(10)], seed=2)
-    for rows in (1, 2, 16, 63, 257):
-        run_and_check(layers, rows)
+    run_and_check(layers, 1, 2, 16, 63, 257, threads=THREADS)
 
 
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("rank", [0, 20])
 @pytest.mark.parametrize("gate", ["csr", "vectors"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_sparse_gate_is_right_at_any_batch(layout: str, gate: str, rank: int, skip: bool, threads: int) -> None:
+def test_a_sparse_gate_is_right_at_any_batch(layout: str, gate: str, rank: int, skip: bool) -> None:
     rest = {"rank": rank, "gate_layout": gate, "skip_zeros": skip}
     first, second = Sketch(150, layout, 8, **rest), Sketch(100, layout, 16, **rest)
     layers = build(90, [first, second, Sketch(10)], seed=3)
     maps = [layer.gate.weights[0] for layer in layers if layer.gate is not None]
     assert {gate_layout(w, whole(w.shape[1])) for w in maps} == {gate}
-    for rows in (1, 2, 5, 16, 63, 257):
-        run_and_check(layers, rows)
+    run_and_check(layers, 1, 2, 5, 16, 63, 257, threads=THREADS)
 
 
 def test_a_gate_gets_the_cheapest_layout() -> None:
@@ -120,17 +120,16 @@ def test_an_empty_batch_gives_an_empty_result() -> None:
 
 
 @pytest.mark.parametrize("stride", ["columns", "wide"])
-def test_an_input_that_is_not_contiguous_matches_the_reference(stride: str, threads: int) -> None:
+def test_an_input_that_is_not_contiguous_matches_the_reference(stride: str) -> None:
     layers = build(30, [Sketch(80, block=16, skip_zeros=True), Sketch(11)], seed=1)
-    for rows in (1, 5, 100):
-        run_and_check(layers, rows, stride=stride)
+    run_and_check(layers, 1, 5, 100, stride=stride, threads=THREADS)
 
 
 @pytest.mark.parametrize("layout", ["panels", "vectors"])
 @pytest.mark.parametrize("zeros", [0.2, 0.5, 0.97, 1.0])
 @pytest.mark.parametrize("rows", [1, 9])
 @pytest.mark.parametrize("skip", [False, True])
-def test_skipping_zeros_matches_the_reference(layout: str, zeros: float, rows: int, skip: bool, threads: int) -> None:
+def test_skipping_zeros_matches_the_reference(layout: str, zeros: float, rows: int, skip: bool) -> None:
     sketches = [
         Sketch(300, layout, 32, skip_zeros=skip),
         Sketch(150, layout, 48),
@@ -138,11 +137,12 @@ def test_skipping_zeros_matches_the_reference(layout: str, zeros: float, rows: i
         Sketch(5, layout, skip_zeros=skip),
     ]
     layers = build(1000, sketches, seed=2)
+    packed = chain.pack(layers)
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(rows, 1000, generator=generator)
         x[torch.rand(rows, 1000, generator=generator) < zeros] = 0.0
-        assert_close(chain.run(x, chain.pack(layers)), x, layers, None)
+        assert_close(on_threads(THREADS, partial(chain.run, x, packed)), x, layers, None)
 
 
 def test_a_gate_may_be_wider_inside_than_its_input() -> None:
@@ -155,8 +155,7 @@ def test_a_gate_may_be_wider_inside_than_its_input() -> None:
 def test_a_gate_can_name_the_nearest_prototype(contexts: int, blocks: int, gate_layout: str) -> None:
     gated = {"rank": contexts, "hidden": "nearest", "gate_layout": gate_layout}
     layers = build(37, [Sketch(7 * blocks, block=7, **gated), Sketch(30, block=4, **gated), Sketch(3)], seed=contexts)
-    for rows in (1, 2, 33, 300):
-        run_and_check(layers, rows)
+    run_and_check(layers, 1, 2, 33, 300)
 
 
 def test_of_equally_near_prototypes_the_first_is_named_and_nan_before_all() -> None:
@@ -218,7 +217,7 @@ sketches = st.builds(
 
 
 @pytest.mark.slow
-@settings(max_examples=5 * EXAMPLES, deadline=None, database=None)
+@settings(max_examples=5 * EXAMPLES // 2, deadline=None, database=None)
 @given(
     inputs=st.integers(1, 70),
     layers=st.lists(sketches, min_size=1, max_size=3),
@@ -231,13 +230,12 @@ def test_random_cases_match_the_reference(inputs: int, layers: list[Sketch], row
     packed = chain.pack(built)
     for count, how in ((1, stride), (0, stride), (rows, stride), (rows % 5 + 1, "rows")):
         x, factor = inputs_for(built, count, seed, how)
-        assert_close(chain.run(x, packed, factor), x, built, factor)
+        assert_close([chain.run(x, packed, factor)], x, built, factor)
 
 
 def test_a_chain_can_mix_given_factors_with_gates() -> None:
     layers = build(9, [Sketch(50, block=16, given=True), Sketch(40, block=16), Sketch(5)], seed=7)
-    for rows in (1, 20):
-        run_and_check(layers, rows)
+    run_and_check(layers, 1, 20)
 
 
 def test_of_equal_logits_the_lowest_index_opens() -> None:

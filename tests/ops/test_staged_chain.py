@@ -6,7 +6,9 @@ import math
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from dynamicgate.ops.chain import registration
 from dynamicgate.ops.chain.layers import LAYOUTS
 from dynamicgate.ops.chain.stage_packing import unpack_staged
 from dynamicgate.ops.chain.stages import DECIDE
+from tests.ops.chains import THREADS, on_threads
 from tests.ops.staged_chains import assert_close_staged, build_staged, expect_staged, rows_for
 from tests.places import ROOT
 
@@ -30,20 +33,23 @@ SIZES = {
 }
 
 
-def run_and_check(staged: chain.Staged, rows: int, stride: str = "rows", zeros: float = 0.3) -> None:
-    x = rows_for(staged, rows, stride, zeros)
+def run_and_check(
+    staged: chain.Staged, *batches: int, stride: str = "rows", zeros: float = 0.3, threads: Sequence[int] = ()
+) -> None:
     packed = chain.pack_staged(staged)
-    assert_close_staged(chain.run(x, packed), x, staged)
-    if rows < 64:
-        assert_close_staged(chain.run(x, packed, backend="torch"), x, staged)
+    for rows in batches:
+        x = rows_for(staged, rows, stride, zeros)
+        results = on_threads(threads, partial(chain.run, x, packed))
+        if rows < 64:
+            results.append(chain.run(x, packed, backend="torch"))
+        assert_close_staged(results, x, staged)
 
 
 @pytest.mark.parametrize("decide", DECIDE)
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_odd_sizes_match_the_reference_at_any_batch(sizes: list[list[int]], decide: str, threads: int) -> None:
+def test_odd_sizes_match_the_reference_at_any_batch(sizes: list[list[int]], decide: str) -> None:
     staged = build_staged(sizes, decide=decide)
-    for rows in BATCHES:
-        run_and_check(staged, rows)
+    run_and_check(staged, *BATCHES, threads=THREADS)
 
 
 def test_rows_stop_at_different_stages() -> None:
@@ -55,22 +61,21 @@ def test_rows_stop_at_different_stages() -> None:
 
 @pytest.mark.parametrize("cut", [math.inf, -math.inf])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_all_rows_may_stop_at_once_or_not_at_all(layout: str, cut: float, threads: int) -> None:
+def test_all_rows_may_stop_at_once_or_not_at_all(layout: str, cut: float) -> None:
     sizes = SIZES["two layers, three stages"]
     staged = replace(build_staged(sizes, layout=layout), cut=(cut, cut))
     for rows in BATCHES:
         x = rows_for(staged, rows)
         assert set(expect_staged(x, staged)[1].tolist()) == {0 if cut > 0 else 2}
-        run_and_check(staged, rows)
+    run_and_check(staged, *BATCHES, threads=THREADS)
 
 
 @pytest.mark.parametrize("zeros", [0.1, 0.6, 0.97])
 @pytest.mark.parametrize("skip", [False, True])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_every_layout_is_right_with_few_and_many_zeros(layout: str, skip: bool, zeros: float, threads: int) -> None:
+def test_every_layout_is_right_with_few_and_many_zeros(layout: str, skip: bool, zeros: float) -> None:
     staged = build_staged([[40, 90], [24, 50]], inputs=130, layout=layout, skip_zeros=skip)
-    for rows in BATCHES:
-        run_and_check(staged, rows, zeros=zeros)
+    run_and_check(staged, *BATCHES, zeros=zeros, threads=THREADS)
 
 
 def test_stages_may_have_different_layouts() -> None:
@@ -80,43 +85,37 @@ def test_stages_may_have_different_layouts() -> None:
             staged = build_staged(
                 [[16, 20, 33], [30, 12, 16]], inputs=90, layout=layouts[turn:] + layouts[:turn], skip_zeros=skip
             )
-            for rows in (*BATCHES, 257):
-                run_and_check(staged, rows, zeros=0.5)
+            run_and_check(staged, *BATCHES, 257, zeros=0.5)
 
 
 @pytest.mark.parametrize("stride", ["rows", "columns", "wide"])
 @pytest.mark.parametrize("first", LAYOUTS)
-def test_sparse_rows_find_open_inputs_where_they_are(first: str, stride: str, threads: int) -> None:
+def test_sparse_rows_find_open_inputs_where_they_are(first: str, stride: str) -> None:
     staged = build_staged([[20, 33, 40]], inputs=75, layout=[first, "panels", "csr", "panels", "csr", "rows"])
-    for rows in (1, 5, 17, 300, 520):  # 520 rows are three chunks
-        run_and_check(staged, rows, stride)
+    run_and_check(staged, 1, 5, 17, 300, 520, stride=stride, threads=THREADS)  # 520 rows are three chunks
 
 
 def test_tiles_with_any_number_of_rows_match_the_reference() -> None:
     staged = build_staged([[20, 33]], inputs=75, layout="csr")
-    for rows in range(1, 34):
-        run_and_check(staged, rows)
+    run_and_check(staged, *range(1, 34))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_padding_stays_zero_behind_every_activation(activation: str) -> None:
     staged = build_staged(SIZES["two layers, three stages"], activation=activation)
-    for rows in BATCHES:
-        run_and_check(staged, rows)
+    run_and_check(staged, *BATCHES)
 
 
 @pytest.mark.parametrize("stride", ["columns", "wide"])
-def test_an_input_that_is_not_contiguous_matches_the_reference(stride: str, threads: int) -> None:
+def test_an_input_that_is_not_contiguous_matches_the_reference(stride: str) -> None:
     for skip in (False, True):
         staged = build_staged(SIZES["two layers, three stages"], skip_zeros=skip)
-        for rows in BATCHES:
-            run_and_check(staged, rows, stride)
+        run_and_check(staged, *BATCHES, stride=stride, threads=THREADS)
 
 
-def test_large_layers_are_shared_by_threads(threads: int) -> None:
+def test_large_layers_are_shared_by_threads() -> None:
     staged = build_staged([[400, 600], [300, 500]], inputs=700, outputs=33)
-    for rows in (1, 2, 40, 700):
-        run_and_check(staged, rows)
+    run_and_check(staged, 1, 2, 40, 700, threads=THREADS)
 
 
 def test_a_row_gets_the_same_bits_whatever_its_batch_opens() -> None:
@@ -221,8 +220,7 @@ def build_one_output() -> chain.Staged:
 
 def test_one_output_is_enough_for_heads() -> None:
     staged = build_staged([[16, 30]], outputs=1, decide="head")
-    for rows in BATCHES:
-        run_and_check(staged, rows)
+    run_and_check(staged, *BATCHES)
 
 
 def test_without_the_library_torch_gives_the_same_result() -> None:
@@ -243,4 +241,4 @@ def test_without_the_library_torch_gives_the_same_result() -> None:
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
     staged = build_staged([[21, 32], [7, 40]])
-    assert_close_staged(torch.tensor(eval(found.stdout)), rows_for(staged, 5), staged)
+    assert_close_staged([torch.tensor(eval(found.stdout))], rows_for(staged, 5), staged)

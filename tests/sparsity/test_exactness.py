@@ -37,7 +37,7 @@ def off_mask(sparsifier: Sparsifier) -> float:
 
 
 @pytest.mark.slow
-@settings(max_examples=EXAMPLES // 5, deadline=None)
+@settings(max_examples=EXAMPLES // 10, deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 40), st.integers(1, 40), st.integers(1, 40), st.integers(2, 5)),
     density=st.floats(0.05, 1.0),
@@ -109,7 +109,7 @@ def follows_pattern(mask: torch.Tensor, pattern: str) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=EXAMPLES // 5, deadline=None)
+@settings(max_examples=EXAMPLES // 10, deadline=None)
 @given(
     sizes=st.tuples(st.integers(1, 30), st.integers(1, 30), st.integers(2, 30), st.integers(2, 5)),
     density=st.floats(0.05, 0.95),

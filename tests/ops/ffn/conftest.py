@@ -19,6 +19,6 @@ def _nothing_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def interpreted() -> Callable[[str], str]:
-    """Run a file of tests from this folder with interpreted kernels."""
-    return lambda name: run_interpreted_tests(Path(__file__).parent / name)
+def interpreted() -> Callable[..., str]:
+    """Run files of tests from this folder with interpreted kernels."""
+    return lambda *names: run_interpreted_tests(*(Path(__file__).parent / name for name in names))

@@ -83,17 +83,18 @@ def test_half_precision_through_partial_outputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "options"),
+    ("sizes", "options", "gate_gradient"),
     [
-        ((40, 32, 64, 32, 16), {}),
-        ((37, 20, 50, 19, 24), {"bias": False}),
-        ((37, 20, 50, 40, 24), {"value": True}),
-        ((20, 16, 32, 80, 16), {"opened": 0.0}),
-        ((150, 24, 64, 24, 16), {"patterns": 3, "opened": 1.0}),
+        ((40, 32, 64, 32, 16), {}, "sparse"),
+        ((37, 20, 50, 19, 24), {"bias": False}, "dense"),
+        ((37, 20, 50, 40, 24), {"value": True}, "sparse"),
+        ((37, 20, 50, 40, 24), {"value": True}, "dense"),
+        ((20, 16, 32, 80, 16), {"opened": 0.0}, "sparse"),
+        ((20, 16, 32, 80, 16), {"opened": 0.0}, "dense"),
+        ((150, 24, 64, 24, 16), {"patterns": 3, "opened": 1.0}, "sparse"),
     ],
-    ids=["even", "odd", "swiglu", "all closed", "all open"],
+    ids=["even", "odd, dense", "swiglu", "swiglu, dense", "all closed", "all closed, dense", "all open"],
 )
-@pytest.mark.parametrize("gate_gradient", ["sparse", "dense"])
 def test_half_precision_by_atomics(
     monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], options: dict[str, Any], gate_gradient: str
 ) -> None:

@@ -18,13 +18,8 @@ GPU = torch.device("cuda", 0)
 
 
 @pytest.mark.slow
-def test_the_kernels_match_the_reference_in_results_and_gradients(interpreted: Callable[[str], None]) -> None:
-    interpreted("interpreted_grouped.py")
-
-
-@pytest.mark.slow
-def test_assignments_are_listed_in_order_and_tokens_by_pattern(interpreted: Callable[[str], None]) -> None:
-    interpreted("interpreted_index.py")
+def test_the_kernels_match_the_reference_and_list_assignments_in_order(interpreted: Callable[..., None]) -> None:
+    interpreted("interpreted_grouped.py", "interpreted_index.py")
 
 
 @pytest.mark.slow
