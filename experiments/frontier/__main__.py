@@ -5,7 +5,7 @@ python -m experiments.frontier all --jobs 16 --device cuda       # every method 
 python -m experiments.frontier all --dry-run       # how many runs are left of each table
 python -m experiments.frontier tuning digits       # one dataset
 python -m experiments.frontier digits --only rigl --budgets 0.1
-python -m experiments.frontier oracle digits       # what choosing units by the input could gain at most
+python -m experiments.frontier oracle digits       # what choosing units by the input gains if the choice is free
 python -m experiments.frontier latency mnist       # time the models trained here, with one thread; no name: all
 python -m experiments.frontier page                # docs/why-it-works.md from the committed results
 """

@@ -1,8 +1,8 @@
-"""What choosing units by the input could gain at most: a dense network that keeps, for every input, the units that
-contribute most to the next layer, as many as the narrow network of the budget has.
+"""What choosing units by the input gains if the choice is free: a dense network that keeps, for every input, the units
+that contribute most to the next layer, as many as the narrow network of the budget has.
 
-To know them it computes them all, so this is a bound for gates and no method: a gate has to guess the choice from the
-layer's input, and pays for that. Costs are counted as if the choice were free.
+To know them it computes them all, so this is a yardstick for gates and no method: a gate has to guess the choice from
+the layer's input, and pays for that. Costs are counted as if the choice were free. Another rule might choose better.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.accounting.measurement import measure
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.hyperparameters import given
-from dynamicgate.lab.methods.models import MODELS
+from dynamicgate.lab.methods.hyperparameters import Settings, dense_macs
+from dynamicgate.lab.methods.models import MODELS, Prepared
+from dynamicgate.lab.methods.train_one import run_one
 from dynamicgate.lab.runner import Job
 from dynamicgate.lab.runner.training import settings_of
 from dynamicgate.nn.mlp import GatedMLP
-from dynamicgate.training import fit
 
 ORACLE = "oracle"
 
@@ -47,24 +46,22 @@ class KeepsLargest(nn.Module):
         return scores
 
 
+def oracle(settings: Settings, splits: Splits) -> Prepared:
+    """The dense network with as many units of each layer as the narrow one of the budget has."""
+    dense, narrow = (MODELS[name](settings, splits).model for name in ("dense", "small"))
+    assert isinstance(dense, GatedMLP)
+    assert isinstance(narrow, GatedMLP)
+    return Prepared(KeepsLargest(dense, narrow.sizes[1:-1]))
+
+
 def train(job: Job, splits: Splits) -> dict[str, Any]:
     """Train the oracle of a budget and measure it on the test rows."""
     torch.set_float32_matmul_precision("high")
     settings = settings_of(job, splits)
-    torch.manual_seed(settings.seed)
-    dense, narrow = (MODELS[name](settings, splits).model for name in ("dense", "small"))
-    assert isinstance(dense, GatedMLP)
+    run = run_one(settings, splits, job.folder, prepare=oracle, device=job.device, show=False)
+    narrow, full = MODELS["small"](settings, splits).model, run["macs"]["dense"]
     assert isinstance(narrow, GatedMLP)
-    model = KeepsLargest(dense, narrow.sizes[1:-1])
-    history = fit(
-        model, splits.train, valid=splits.valid, epochs=given(settings.epochs), batch=given(settings.batch),
-        lr=given(settings.lr), weight_decay=settings.weight_decay, seed=settings.seed, device=job.device,
-        out=job.folder, show=False,
-    )  # fmt: skip
-    found, of_narrow = measure(model, splits.test).to_dict(), measure(narrow, splits.test).to_dict()["macs"]
-    full = found["macs"]["dense"]
-    free = {"dense": full, "executed": of_narrow["executed"], "gate": 0.0, "relative": of_narrow["executed"] / full}
-    return {
-        "model": job.model, "seed": job.seed, "data": splits.name, "quality": found["quality"], "macs": free,
-        "params": found["params"], "seconds": history.seconds, "gates": [],
-    }  # fmt: skip
+    executed = float(dense_macs(narrow.sizes))
+    free = {"dense": full, "executed": executed, "gate": 0.0, "relative": executed / full}
+    kept = {key: run[key] for key in ("seed", "data", "quality", "params", "seconds", "gates")}
+    return {**kept, "model": job.model, "macs": free}

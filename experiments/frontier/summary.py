@@ -40,7 +40,8 @@ from experiments.frontier.oracle import ORACLE
 OF_ORACLE = (
     "The oracle is the dense network, trained and used with the units of each layer that add most to the next one for "
     "the input at hand, as many as `small` has. It computes all of them to know which, and that is not counted: a gate "
-    "has to guess them. Where the oracle is not better than `small`, no choice of units by the input pays.\n\n"
+    "has to guess them. Another rule might choose better units; where this one is not better than `small`, there is "
+    "little for a gate to find.\n\n"
 )
 Found = Mapping[str, Entries]
 Kind = Callable[[str, str, float], str]
@@ -228,7 +229,7 @@ def tiles(found: Found) -> str:
 
 
 def gate_against_small(found: Found, oracles: Found) -> str:
-    """The gate alone against a narrow dense network, and the oracle against it: what the gate could gain at most."""
+    """The gate alone against a narrow dense network, and the oracle, whose choice is free, against it."""
 
     def against_small(entries: Entries, name: str, budget: float, method: str) -> Cell | None:
         return compare(name, budget, {**entries, **oracles.get(name, {})}, method, "small")

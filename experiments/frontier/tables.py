@@ -1,5 +1,5 @@
 """The tables of a dataset: NAME with all methods, NAME-tuning with all settings that a search can come to, NAME-gates
-with the kinds of gates of ours, and NAME-oracle with what choosing units by the input could gain at most.
+with the kinds of gates of ours, and NAME-oracle with what choosing units by the input gains if the choice is free.
 
 What tuning chose is in chosen.json, from which the others take their settings.
 """
@@ -28,7 +28,6 @@ from experiments.frontier.methods import (
     asked,
     asked_of_ours,
 )
-from experiments.frontier.oracle import ORACLE
 from experiments.frontier.search import FACTOR, Trial, all_trials
 
 CHOSEN = Path(__file__).with_name("chosen.json")
@@ -53,7 +52,7 @@ def tables_of_dataset(name: str, chosen: Mapping[str, Any]) -> Iterator[Table]:
     yield table_of(name, dataset, final_models(dataset, chosen), blind=False)
     yield table_of(f"{name}-tuning", dataset, tuning_models(dataset), blind=True)
     yield table_of(f"{name}-gates", dataset, gate_models(dataset, chosen), blind=True)
-    yield table_of(f"{name}-{ORACLE}", dataset, oracle_models(dataset, chosen), blind=False, train=oracle.train)
+    yield table_of(f"{name}-{oracle.ORACLE}", dataset, oracle_models(dataset, chosen), blind=False, train=oracle.train)
 
 
 def choice_of(chosen: Mapping[str, Any], method: str, dataset: Dataset) -> Choice | None:
@@ -88,7 +87,7 @@ def final_models(dataset: Dataset, chosen: Mapping[str, Any]) -> dict[str, Any]:
 def oracle_models(dataset: Dataset, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """The oracle, trained as the dense network is, at the budgets at which the gate must not be below `small`."""
     found = choice_of(chosen, DENSE, dataset)
-    return {at_budget(ORACLE, budget): asked(DENSE, budget, dataset, found) for budget in GATE_AT if found}
+    return {at_budget(oracle.ORACLE, budget): asked(DENSE, budget, dataset, found) for budget in GATE_AT if found}
 
 
 def trial_name(method: str, trial: Trial) -> str:
