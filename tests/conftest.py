@@ -29,16 +29,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path not in slow)
 
 
-def pytest_collection_finish() -> None:
-    """Take what the imports made out of the garbage collector: millions of objects of torch, Transformers and others,
-    which it, and whoever asks it for the holders of a module, would search again and again."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(scope="module", autouse=True)
-def _what_earlier_files_left_is_not_searched() -> None:
-    """The same for what the tests of other files imported, compiled and keep in caches; before its own fixtures."""
+def _what_came_before_is_not_searched() -> None:
+    """Take what imports and the tests of earlier files left out of the garbage collector: millions of objects of torch,
+    Transformers and others, which it, and whoever asks it for the holders of a module, would search again and again."""
     gc.collect()
     gc.freeze()
 

@@ -29,5 +29,4 @@ def run_interpreted(*words: str) -> str:
 
 def run_interpreted_tests(*paths: Path) -> str:
     """The same for files of tests."""
-    plugins = ("-p", "no:cacheprovider", "-p", "no:xdist")
-    return run_interpreted("-m", "pytest", *plugins, *map(str, paths))
+    return run_interpreted("-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *map(str, paths))

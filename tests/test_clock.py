@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 import dynamicgate as dg
 from dynamicgate.data import Arrays
-from dynamicgate.presets import pilot
+from dynamicgate.presets import pilot, sparsify
 from dynamicgate.presets.clock import BATCHES, in_words, is_slower, slowdown
 from dynamicgate.presets.pilot import Trial, choose_trial
 
@@ -77,7 +78,8 @@ def test_sparsify_asks_the_clock_unless_told_not_to(monkeypatch: pytest.MonkeyPa
     asked = []
     monkeypatch.setattr(pilot, "slowdown", lambda *_, **__: asked.append(1) or {1: 9.0, 256: 9.0})
     monkeypatch.setattr(pilot, "_compared", lambda *_: "as told")
-    monkeypatch.setitem(pilot.choose_recipe.__kwdefaults__, "steps", 20)  # what is learned is judged below, as told
+    quick = partial(pilot.choose_recipe, steps=20)  # what is learned is judged below, as told
+    monkeypatch.setattr(sparsify, "choose_recipe", quick)
     train, valid = task()
     for clock in (True, False):
         asked.clear()

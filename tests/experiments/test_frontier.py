@@ -24,7 +24,7 @@ from experiments.frontier.comparisons import (
     mean_difference,
     read_entries,
 )
-from experiments.frontier.datasets import DATASETS, method_of
+from experiments.frontier.datasets import DATASETS, method_of, table_of
 from experiments.frontier.experiment import FRONTIER
 from experiments.frontier.latency import DENSE_EAGER, DENSE_PLAN, DENSE_TORCH, refused, rival_of, twins
 from experiments.frontier.methods import (
@@ -42,7 +42,7 @@ from experiments.frontier.methods import (
 )
 from experiments.frontier.oracle import KeepsLargest
 from experiments.frontier.tables import final_models, tables_of
-from experiments.frontier.train import accuracy_of_mean_mask
+from experiments.frontier.train import accuracy_of_mean_mask, train
 
 import dynamicgate as dg
 from dynamicgate.data import check_arrays
@@ -51,6 +51,8 @@ from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.methods.samples import unpack_rows
 from dynamicgate.lab.result_file import read_runs, write_runs
+from dynamicgate.lab.runner import Experiment
+from dynamicgate.lab.runner.prepared import load_splits
 from dynamicgate.lab.runner.training import settings_of
 
 
@@ -223,6 +225,17 @@ def test_a_gate_that_ignores_its_input_loses_nothing_with_its_mean_mask() -> Non
     assert accuracy_of_mean_mask(model, splits) == before, "a folded gate chooses nothing by the input"
 
 
+@pytest.mark.slow
+def test_a_gate_that_is_not_folded_is_also_measured_with_its_mean_mask(tmp_path: Path) -> None:
+    dataset = DATASETS["digits"]
+    models = {"gate 0.2": asked("gate", 0.2, dataset, Choice(dataset.lr, 0.0, other=True))}
+    experiment = Experiment("frontier", (table_of("digits", dataset, models, blind=False),), tmp_path, quick=True)
+    (job,) = experiment.jobs(seeds=1, device="cpu")
+    run = train(job, load_splits(job, None))
+    assert {gate["kind"] for gate in run["gates"]} == {"dynamic"}
+    assert 0.0 <= run["accuracy_of_mean_mask"] <= 1.0
+
+
 def test_the_oracle_lets_the_units_go_on_that_add_most_to_the_next_layer() -> None:
     dense = dg.nn.GatedMLP((4, 6, 3))
     x = torch.randn(50, 4)
@@ -234,7 +247,7 @@ def test_the_oracle_lets_the_units_go_on_that_add_most_to_the_next_layer() -> No
     torch.testing.assert_close(KeepsLargest(dense, (2,))(x), last(kept))
 
 
-def test_the_page_says_what_the_gate_could_gain_at_most() -> None:
+def test_the_page_shows_the_oracle_beside_the_gate() -> None:
     found: dict[str, Entries] = {"digits": {("gate", 0.1): entry(0.8, 0.9), ("small", 0.1): entry(0.7, 0.9)}}
     assert "oracle" not in summary.gate_against_small(found, {})
     shown = summary.gate_against_small(found, {"digits": {("oracle", 0.1): entry(0.9, 0.9)}})
