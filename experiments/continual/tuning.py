@@ -63,6 +63,7 @@ RIVALS: Grids = {
     "si": points((1e-4, 3e-4, 1e-3, 3e-3), (1.0, 10.0, 100.0)),
     "xdg": points((1e-4, 3e-4, 1e-3, 3e-3)),
 }
+JOINT_RATES = (3e-4, 1e-3, 3e-3)
 HORIZONS, LONGEST = (1000, 2300, 4600, 9200), 18_400
 REPLACED, MATURE, SILENT = (1e-5, 1e-4, 1e-3, 1e-2), (10, 100, 1000), (0.03, 0.1, 0.3)
 AGEING: dict[str, dict[str, tuple[float, ...]]] = {  # what is tried of each method that keeps networks young
@@ -88,8 +89,16 @@ def tuning_keep() -> Table:
     for smoothed in (False, True):
         own = {"tasks": 10, "epochs": 3, **({"smoothing": KEEP["smoothing"]} if smoothed else {})}
         name = "joint, labels smoothed" if smoothed else "joint"
-        models |= {f"{name}, lr {lr:g}": {**JOINT, **own, "lr": lr} for lr in (3e-4, 1e-3, 3e-3)}
+        models |= {f"{name}, lr {lr:g}": {**JOINT, **own, "lr": lr} for lr in JOINT_RATES}
     return table("tuning-keep", models, keeping, QUICK_KEEP, OTHERS, changes=ON_VALIDATION)
+
+
+def joint_rate() -> float:
+    """The rate of joint training with smoothed labels that the stored runs choose; 0.001 while they are not stored."""
+    run_table = tuning_keep()
+    reached = {lr: reached_by(run_table, f"joint, labels smoothed, lr {lr:g}") for lr in JOINT_RATES}
+    known = {lr: value for lr, value in reached.items() if value is not None}
+    return max(known, key=known.__getitem__) if len(known) == len(reached) else 1e-3
 
 
 def tuning_horizon() -> Table:
