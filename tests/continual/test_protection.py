@@ -104,7 +104,7 @@ def test_folding_a_kept_gate_is_refused() -> None:
     budget.apply_(model, 0.0)
     keep(model, keeper, old)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(ValueError, match=r"fold=True replaces networks .* pass fold=False"):
+    with pytest.raises(ValueError, match=r"fold=True changes gates.* pass fold=False"):
         budget.apply_(model, 0.5)
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
     with pytest.raises(ValueError, match=r"Budget\(fold=False\)"):

@@ -16,8 +16,10 @@ from dynamicgate.accounting.counter import MacCounter, deployed
 from dynamicgate.accounting.shape_counters import ShapeCounters
 from dynamicgate.budget.base import GateBudget
 from dynamicgate.budget.calibration import CALIBRATION_BATCH, calibrate_, check_reachable, check_steerable
+from dynamicgate.budget.closing_order import ClosingOrder
 from dynamicgate.budget.controller import Controller
 from dynamicgate.budget.folding import WATCHED, Folded, GateWatch
+from dynamicgate.budget.may_change import check_may_change
 from dynamicgate.budget.new_rows import closed_to_new_rows, opened_by, restore_layers_
 from dynamicgate.budget.next_inputs import NextInputs
 from dynamicgate.budget.penalties import straight_through_usage
@@ -25,7 +27,6 @@ from dynamicgate.budget.readings import LateReadings
 from dynamicgate.budget.stage_cut import STEER_EVERY, StageSteering
 from dynamicgate.data.contract import iterate, move
 from dynamicgate.distributed import RowMeans, sum_, world_size
-from dynamicgate.gating.ownership import is_kept
 from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.modules import unwrap
@@ -48,6 +49,8 @@ class Budget(GateBudget):
         inputs have another shape. In a Hugging Face model either counts sequences of all lengths, each with its own.
     fold: make gates constant that move less than their network costs, once the budget has come down, so that units get
         its MACs; `folded` names them. Not for several processes.
+    order_units: at the end of the warm-up, move the logits of each gate apart by what its units add to the layer that
+        reads them, so that those that add least close first; for gates that start alike. Not for several processes.
     wait: False lets a step go on with what the step before it executed, so that a GPU does not stand still until Python
         has read what this one does. The loop then closes one step later.
     sparsifier: the one that prunes this model, so that gates do not pay for connections that are still to be pruned;
@@ -62,11 +65,13 @@ class Budget(GateBudget):
     integral: float = 0.5
     steer: float = 0.3
     fold: bool = False
+    order_units: bool = False
     wait: bool = True
     counter: MacCounter | None = None
     sparsifier: Sparsifier | None = None
     folded: list[Folded] = field(default_factory=list, init=False, repr=False)
     _watch: GateWatch = field(default_factory=GateWatch, init=False, repr=False)
+    _order: ClosingOrder = field(default_factory=ClosingOrder, init=False, repr=False)
     _controller: Controller = field(default_factory=Controller, init=False, repr=False)
     _late: LateReadings = field(default_factory=LateReadings, init=False, repr=False)
     _given: bool = field(default=False, init=False, repr=False)
@@ -89,6 +94,8 @@ class Budget(GateBudget):
             raise ValueError(
                 f"expected 0 <= warmup < 1 and 0 < anneal <= 1 - warmup, received {self.warmup}, {self.anneal}"
             )
+        if self.order_units and not self.warmup:
+            raise ValueError("order_units=True looks at units in the warm-up: expected warmup > 0, received 0")
 
     @property
     def relative(self) -> float | None:
@@ -112,11 +119,7 @@ class Budget(GateBudget):
     @torch.no_grad()
     def apply_(self, model: nn.Module, progress: float) -> None:
         """Set tau and theta for this moment and steer the biases; call it before the forward pass."""
-        if self.fold and (kept := [name for name, gate in named_gates(model).items() if is_kept(gate)]):
-            raise ValueError(
-                f"fold=True replaces networks of gates, and a Keeper keeps what those at {', '.join(kept)} answer: "
-                "pass fold=False, or train with it before the first context is kept"
-            )
+        check_may_change(model, [name for name in ("fold", "order_units") if getattr(self, name)])
         super().apply_(model, progress)
         self._follow(model)
         if not self._bound and self._stages is None:
@@ -125,6 +128,8 @@ class Budget(GateBudget):
             if self._next_inputs is not None:
                 self._next_inputs.stop()
             self._next_inputs = NextInputs(model)
+        if self.order_units:
+            self._order.follow_(unwrap(model), self._gates, ended=progress >= self.warmup)
         self.folded += self._watch.fold_(self._gates)
         nudge, self._controller.nudge = self._controller.nudge, 0.0
         for name, gate in self._gates.items():
@@ -181,8 +186,6 @@ class Budget(GateBudget):
         begin = self.warmup + self.anneal
         if progress < begin or self._watch.decided:
             return
-        if world_size() > 1:
-            raise ValueError("fold=True changes the model in training, which several processes cannot: leave it out")
         self._watch.add(self._gates, used)
         if progress >= min(begin + WATCHED, 1.0):
             self._watch.decide(counter, used, progress)
@@ -277,6 +280,8 @@ class Budget(GateBudget):
         self._forget_counter()
         self._controller, self._stage_steps, self._saved_counter = Controller(), 0, None
         self._watch, self.folded, self._late = GateWatch(), [], LateReadings()
+        self._order.stop()
+        self._order = ClosingOrder()
 
     def state_dict(self) -> dict[str, Any]:
         """The controller's memory and everything recorded, as plain JSON values."""
@@ -286,6 +291,8 @@ class Budget(GateBudget):
         scales = self.counter is not None and self.counter.scaling is not None  # else the next inputs are counted
         if self.fold:
             own |= {"watch": self._watch.state_dict(), "folded": [vars(one) for one in self.folded]}
+        if self.order_units:
+            own["order"] = self._order.state_dict()
         own["counter"] = self.counter.to_dict() if self.counter is not None and scales else None
         return {**super().state_dict(), **own}
 
@@ -297,6 +304,9 @@ class Budget(GateBudget):
         if "watch" in state:
             self._watch = GateWatch.from_state(state["watch"])
             self.folded = [Folded(**one) for one in state["folded"]]
+        if "order" in state:
+            self._order.stop()
+            self._order = ClosingOrder.from_state(state["order"])
         self._stage_steps = state.get("stage_steps", 0)  # absent in checkpoints from before there were stages
         if not self._given and "counter" in state:  # the model comes with the next `apply_`
             self._forget_counter()

@@ -170,8 +170,9 @@ def _check(
     if contexts is not None and keeper is not None and keeper is not contexts.keeper:
         raise ValueError("contexts have a keeper of their own: Contexts(model, keeper), and leave it out here")
     if isinstance(budget, Budget):
-        if budget.fold and (isinstance(keeper, Keeper) or contexts is not None):
-            raise ValueError("fold=True replaces networks of gates, which a keeper keeps: use Budget(fold=False)")
+        for name in ("fold", "order_units") if isinstance(keeper, Keeper) or contexts is not None else ():
+            if getattr(budget, name):
+                raise ValueError(f"{name}=True changes gates, which a keeper keeps: use Budget({name}=False)")
         if options.clock == "constant" and options.horizon is None:
             raise ValueError(
                 "a budget comes down along the clock, and clock='constant' never moves: say with horizon= over how "

@@ -126,7 +126,8 @@ def test_every_training_option_reaches_the_run(gate: dict[str, Any], tmp_path: P
         "accumulate": 2, "clip": 0.5, "bf16": True, "balanced": True, "patience": 2, "density": 0.4,
         "gate_density": 0.7, "pattern": "fan-in", "output": "sparse", "every": 1, "activation": "gelu",
         "initial_density": 0.8, "prune_until": 0.6, "gate_fraction": 0.3, "open_rate": 0.5, "distill_weight": 0.25,
-        "gate_lr_scale": 0.5, "start_static": True, "fold": True, "anneal": 0.25, "distribution": "erk", "widen": 1.5,
+        "gate_lr_scale": 0.5, "start_static": True, "fold": True, "order_units": True, "anneal": 0.25,
+        "distribution": "erk", "widen": 1.5,
     }  # fmt: skip
     words: list[str] = []
     for name, value in given.items():

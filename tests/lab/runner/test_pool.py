@@ -233,3 +233,11 @@ def test_a_run_is_described_by_the_quality_it_has() -> None:
     assert describe({"quality": {"accuracy": 0.9}, "macs": macs}) == "90.00%  MACs 0.500"
     assert describe({"quality": {"cosine": 0.98}, "macs": macs}) == "cosine 0.9800  MACs 0.500"
     assert describe({"quality": {"bits_per_byte": 1.5}, "macs": macs}) == "1.5000 bits per byte  MACs 0.500"
+
+
+def test_an_error_names_the_run(tmp_path: Path) -> None:
+    experiment = new_experiment(tmp_path, seeds=1)
+    table = experiment.tables[0]
+    wrong = replace(table, models={"gate": {**table.models["gate"], "budget": 0.0001}})
+    with pytest.raises(ValueError, match=r"clouds/small, gate, seed 0: .*budget"):
+        run(replace(experiment, tables=(wrong,)))

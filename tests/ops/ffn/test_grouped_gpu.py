@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from dynamicgate.activations import IN_TRITON
 from dynamicgate.ops.ffn import gated_ffn, reference_ffn, tune
@@ -103,14 +104,26 @@ def test_launches_that_start_early_wait_for_what_they_read(atomic: bool, monkeyp
     more = {"dtype": torch.bfloat16, "device": "cuda"}
     given = [tensors(2000, 512, 2048, 512, 128, opened=0.1 * n, seed=n, **more) for n in range(1, 7)]
     with torch.no_grad():
-        alone = []
-        for each in given:
-            alone.append(call(gated_ffn, each, block=128))
-            torch.cuda.synchronize()
+        alone, again = ([_alone(each) for each in given] for _ in range(2))
+        # Atomics add in any order, in bfloat16: calls that wait for each other differ too, and by as much.
+        rounding = [_apart(one, other) for one, other in zip(alone, again, strict=True)]
+        assert max(rounding) < (TOLERANCE[torch.bfloat16] if atomic else 1e-9)
         for _ in range(5):
             together = [call(gated_ffn, each, block=128) for each in given]
-            apart = max(((a - b).norm() / a.norm()).item() for a, b in zip(alone, together, strict=True))
-            assert apart < (5e-3 if atomic else 1e-9)
+            for one, other, usual in zip(alone, together, rounding, strict=True):
+                assert _apart(one, other) < max(1.5 * usual, 1e-9)
+
+
+def _alone(given: dict[str, Tensor]) -> Tensor:
+    """The output of a call that nothing else runs beside."""
+    torch.cuda.synchronize()
+    found = call(gated_ffn, given, block=128)
+    torch.cuda.synchronize()
+    return found
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    return ((one - other).norm() / one.norm()).item()
 
 
 @both_kinds_of_down

@@ -32,7 +32,8 @@ GROUPS = {
     "gates": Group(
         "Gates on units: static, random, gate, gate+rigl.",
         (
-            *("block", "net", "rank", "gate_fraction", "always_open", "start_static", "fold", "anneal", "open_rate"),
+            *("block", "net", "rank", "gate_fraction", "always_open", "start_static", "fold"),
+            *("order_units", "anneal", "open_rate"),
             *("policy", "tau", "theta", "scale", "soft_width", "gate_lr_scale"),
         ),
     ),

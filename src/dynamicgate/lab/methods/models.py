@@ -74,7 +74,8 @@ def gate(s: Settings, splits: Splits) -> Prepared:
     if s.start_static:
         for found in named_gates(model).values():
             nn.init.zeros_(found.last.weight)  # type: ignore[arg-type]
-    return Prepared(model, Budget(target=own_budget(s, splits), anneal=s.anneal, fold=s.fold))
+    target = own_budget(s, splits)
+    return Prepared(model, Budget(target=target, anneal=s.anneal, fold=s.fold, order_units=s.order_units))
 
 
 def pruned(s: Settings, splits: Splits) -> Prepared:

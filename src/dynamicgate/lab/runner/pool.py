@@ -187,7 +187,10 @@ def run_job(job: Job, *, data_dir: Path | None, command: str) -> Outcome:
     splits = (job.table.load or load_splits)(job, data_dir)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="the budget was missed")  # pages show what was asked and reached
-        run = job.table.train(job, splits)
+        try:
+            run = job.table.train(job, splits)
+        except ValueError as error:  # such as a loss that became NaN: of which of many runs?
+            raise ValueError(f"{job.table.name}, {job.model}, seed {job.seed}: {error}") from error
     if job.table.step is not None:
         run = {**run, "seconds_relative": seconds_relative(job, splits)}
     meta = {**environment(command), "quick": job.quick, "data": sizes_of(splits)}
