@@ -37,6 +37,7 @@ from experiments.continual.settings import (
 )
 from experiments.continual.side import METHODS
 from experiments.continual.tuning import (
+    AGEING,
     HORIZONS,
     best_ages,
     best_horizon,
@@ -50,7 +51,8 @@ from experiments.continual.tuning import (
 TUNED = following_tables()
 PUBLISHED = {"rate": 1e-4, "maturity": 100}  # of continual backprop, while tuning-plasticity is not stored
 DECAYS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
-AGED = [name for name in METHODS if name != "fresh"]
+DECAYED = list(AGEING["tuning-plasticity-decay"])
+AGED = [name for name in METHODS if name not in ("fresh", "static + l2", "set + l2", "rigl + l2")]
 
 
 def e0() -> list[Table]:
@@ -68,24 +70,27 @@ def e0() -> list[Table]:
 
 def e5_and_e6() -> list[Table]:
     """Does a network grow old? Five seeds learn side by side; networks that are new in every task need fewer tasks.
-    E6 has the rows of a published stream in batches of 16, not one by one, and as many tasks as show the decline."""
+    Sparse networks whose weights are held small came later and have a table of their own. E6 has the rows of a
+    published stream in batches of 16, not one by one, and as many tasks as show the decline."""
     short = {"tasks": 500, "rows": 10_000, "batch": 16, "hidden": [100, 100], "lr": 1e-3, "seeds": list(FIVE),
              "methods": AGED}  # fmt: skip
     long = {"tasks": 200, "rows": 60_000, "batch": 16, "hidden": [100, 100, 100], "lr": 1e-3, "seeds": list(THREE),
             "methods": ["dense", "l2", "continual backprop", "set + recycling"]}  # fmt: skip
+    decay = options_of({**short, "methods": DECAYED}, "tuning-plasticity-decay")
     short, long = (options_of(one) for one in (short, long))
     wide = {**long, "tasks": 50, "hidden": [2000, 2000, 2000], "seeds": [0], "every": 1000}
     return [
         table("e5", {"side by side": short, "fresh": {**short, "methods": ["fresh"], "options": {},
               "tasks": 50}}, plasticity, QUICK_SIDE, (0,)),
+        table("e5-decay", {"side by side": decay}, plasticity, QUICK_SIDE, (0,)),
         table("e6", {"width 100": long}, plasticity, {**QUICK_SIDE, "hidden": [20, 20, 20]}, (0,)),
         table("e6-wide", {"width 2,000": wide}, plasticity, {**QUICK_SIDE, "hidden": [30, 30, 30]}, (0,)),
     ]  # fmt: skip
 
 
-def options_of(one: dict[str, Any]) -> dict[str, Any]:
-    """Settings of E5 or E6 with the options of its methods that tuning-plasticity chose."""
-    found = {name: PUBLISHED for name in one["methods"] if "continual backprop" in name} | best_ages()
+def options_of(one: dict[str, Any], tuned: str = "tuning-plasticity") -> dict[str, Any]:
+    """Settings of E5 or E6 with the options of its methods that this table of tuning chose."""
+    found = {name: PUBLISHED for name in one["methods"] if "continual backprop" in name} | best_ages(tuned)
     return {**one, "options": {name: found[name] for name in one["methods"] if name in found}}
 
 
@@ -189,7 +194,7 @@ def tables() -> tuple[Table, ...]:
         tuning_keep(),
         tuning_horizon(),
         *(tuned for tuned, _ in TUNED.values()),
-        tuning_plasticity(),
+        *tuning_plasticity(),
         *e0(),
         table("e1", e1, following, {**QUICK_FOLLOW, "width": 16, "every": 2}, FIVE, revision=2),
         table("e1-longer", {n: {**m, "tasks": 10} for n, m in longer.items()}, keeping, QUICK_KEEP, FIVE),
