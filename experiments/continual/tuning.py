@@ -34,7 +34,8 @@ RATES = (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)
 PERMUTED: Grids = {
     "naive": points((1e-6, 3e-6, 1e-5, 3e-5, 1e-4, 1e-3)),
     "ewc": [*points((1e-3,), (1.0, 10.0, 100.0, 1000.0)), *points((1e-4, 3e-4, 3e-3), (10.0, 100.0, 1000.0, 1e4))],
-    "si": [*points((1e-3,), (0.1, 1.0, 10.0, 100.0)), *points((1e-4, 3e-4, 3e-3), (1.0, 10.0, 100.0, 1000.0))],
+    "si": [*points((1e-3,), (0.1, 1.0, 10.0, 100.0)), *points((1e-4, 3e-4, 3e-3), (1.0, 10.0, 100.0, 1000.0)),
+           *points((3e-3,), (0.1,)), *points((1e-2,), (0.1, 1.0, 10.0))],
     "lwf": [*points((1e-3,), (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)),
             *points((3e-6, 1e-5, 3e-5, 1e-4), (0.03, 0.1, 0.3, 1.0, 3.0))],
     **dict.fromkeys(REPLAYS, points(RATES)),
@@ -50,13 +51,19 @@ ROTATED: Grids = {
     "joint": points((1e-4, 3e-4, 1e-3, 3e-3)),
     **dict.fromkeys(("keep", "separate"), points((1e-3, 2e-3, 5e-3, 1e-2))),
 }
+HELD_CLASSES = (
+    *points((1e-5, 1e-4, 1e-3), (10.0, 100.0, 1000.0, 1e4)), *points((1e-6,), (1000.0, 1e4, 1e5, 1e6)),
+    *points((1e-5, 1e-4), (1e5, 1e6)),
+)  # fmt: skip
 SPLIT: Grids = {
     "naive": points((1e-6, 1e-5, 1e-4, 1e-3, 1e-2)),
-    **dict.fromkeys(("ewc", "si"), points((1e-5, 1e-4, 1e-3), (10.0, 100.0, 1000.0, 1e4))),
-    "lwf": points((1e-4, 3e-4, 1e-3, 3e-3), (0.3, 1.0, 3.0, 10.0)),
+    **dict.fromkeys(("ewc", "si"), HELD_CLASSES),
+    "lwf": [*points((1e-4, 3e-4, 1e-3, 3e-3), (0.3, 1.0, 3.0, 10.0)), *points((1e-5, 3e-5), (0.3, 1.0, 3.0)),
+            *points((1e-5, 3e-5, 1e-4), (0.1,))],
     **dict.fromkeys((*REPLAYS, *BYTES), points(RATES)),
-    "joint": points((1e-4, 3e-4, 1e-3, 3e-3)),
-}
+    "a-gem 200": points((3e-6, 1e-5, *RATES)),
+    "joint": points((1e-4, 3e-4, 1e-3, 3e-3, 1e-2)),
+}  # fmt: skip
 NATURAL: Grids = {**{row: grid for row, grid in SPLIT.items() if row not in BYTES}, "er, 32 MB": points(RATES)}
 RIVALS: Grids = {
     "naive": points((1e-7, 3e-7, 1e-6, 3e-6, 1e-5, 1e-4)),
