@@ -53,13 +53,14 @@ ROTATED: Grids = {
 }
 HELD_CLASSES = (
     *points((1e-5, 1e-4, 1e-3), (10.0, 100.0, 1000.0, 1e4)), *points((1e-6,), (1000.0, 1e4, 1e5, 1e6)),
-    *points((1e-5, 1e-4), (1e5, 1e6)),
+    *points((1e-5, 1e-4, 1e-3), (1e5, 1e6)), *points((1e-4, 1e-3), (1e7,)),
 )  # fmt: skip
 SPLIT: Grids = {
     "naive": points((1e-6, 1e-5, 1e-4, 1e-3, 1e-2)),
     **dict.fromkeys(("ewc", "si"), HELD_CLASSES),
     "lwf": [*points((1e-4, 3e-4, 1e-3, 3e-3), (0.3, 1.0, 3.0, 10.0)), *points((1e-5, 3e-5), (0.3, 1.0, 3.0)),
-            *points((1e-5, 3e-5, 1e-4), (0.1,))],
+            *points((1e-5, 3e-5, 1e-4), (0.1,)), *points((1e-5, 3e-5), (10.0,)), *points((3e-6,), (1.0, 3.0, 10.0)),
+            *points((1e-5,), (30.0,))],
     **dict.fromkeys((*REPLAYS, *BYTES), points(RATES)),
     "a-gem 200": points((3e-6, 1e-5, *RATES)),
     "joint": points((1e-4, 3e-4, 1e-3, 3e-3, 1e-2)),
