@@ -12,6 +12,7 @@ tokens with float64. Each layer opens the fraction of its blocks that the layers
 other processes on the machine count less.
 
     python benchmarks/cpu_language.py            # results/cpu_language.json; half an hour on a quiet machine
+    python benchmarks/cpu_language.py --bfloat16 # weights that bfloat16 holds; results/cpu_language_bfloat16.json
     python benchmarks/cpu_language.py --quick    # minutes, a tiny model, prints only
 """
 
@@ -25,7 +26,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
@@ -39,9 +40,8 @@ from trained_rates import trained_rates
 import dynamicgate as dg
 from dynamicgate import ops
 from dynamicgate.files import environment, write_text
-from dynamicgate.inference.decoder_parts import CacheKind, cache_kind, parts_of
+from dynamicgate.inference.decoder_parts import CacheKind, cache_kind
 from dynamicgate.inference.language.calls import Generation, Inputs
-from dynamicgate.inference.language.pipeline import native_body
 from dynamicgate.inference.language.plan import LanguagePlan
 from dynamicgate.inference.language.timing import median_times
 from dynamicgate.inference.language.verify import LanguageReference
@@ -110,6 +110,18 @@ def smollm_case(open: Sequence[float], sequences: int, *, quick: bool, weights: 
     return Case(
         name, build, lambda _: "mlp", shape["vocab_size"], tuple(open), past, prompt, sequences, rivals_prompt=False
     )
+
+
+def in_bfloat16(case: Case) -> Case:
+    """The same with weights that bfloat16 holds, as checkpoints in bfloat16 have them."""
+
+    def rounded(model: nn.Module) -> nn.Module:
+        return model.to(torch.bfloat16).to(torch.float32)
+
+    return replace(
+        case, name=f"{case.name}, bfloat16", build=lambda: rounded(case.build()),
+        narrower=lambda: {what: rounded(model) for what, model in case.narrower().items()},
+    )  # fmt: skip
 
 
 @torch.no_grad()
@@ -189,7 +201,7 @@ def measure(
     candidates.add_rivals(dense, rivals)
     compiled = [name for name in rivals if name == "torch.compile"]
     for what, model in case.narrower().items():
-        candidates.add(f"our dense plan, {what}", native_body(model, parts_of(model)).eval())
+        candidates.add(f"our dense plan, {what}", dg.compile(model, example, seconds=seconds).body)
         candidates.add_rivals(model, compiled, f", {what}")
     us = candidates.time()
     rows = []
@@ -279,7 +291,7 @@ def child(args: argparse.Namespace) -> None:
     if "smollm" in args.models:
         made = {"quick": args.quick, "weights": args.smollm}
         cases += [smollm_case([0.5], sequences, **made) for sequences in args.sequences]
-    for case in cases:
+    for case in map(in_bfloat16, cases) if args.bfloat16 else cases:
         options = {
             "seconds": 1.0 if args.quick else 4.0,
             "generated": 16 if args.quick else 256,
@@ -321,7 +333,10 @@ def main() -> None:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rivals", nargs="*", default=["torch.compile", "onnxruntime"])
     parser.add_argument("--smollm", help="a folder with the weights of SmolLM2-135M; random ones by default")
-    parser.add_argument("--out", type=Path, help="benchmarks/results/cpu_language.json by default")
+    parser.add_argument("--bfloat16", action="store_true", help="weights that bfloat16 holds; a file of its own")
+    parser.add_argument(
+        "--out", type=Path, help="benchmarks/results/cpu_language.json, or ..._bfloat16.json, by default"
+    )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -335,7 +350,8 @@ def main() -> None:
             env = {**os.environ, "OMP_NUM_THREADS": str(threads)}
             subprocess.run([sys.executable, __file__, *sys.argv[1:], "--child", str(path)], env=env, check=True)
             found["rows"] += json.loads(path.read_text(encoding="utf-8"))
-    out = args.out or (None if args.quick else HERE / "results" / "cpu_language.json")
+    name = "cpu_language_bfloat16.json" if args.bfloat16 else "cpu_language.json"
+    out = args.out or (None if args.quick else HERE / "results" / name)
     if out is not None:
         found["rows"] = kept_rows(out, meta["commit"], found["rows"]) + found["rows"]
         write_text(out, json.dumps(found, indent=1))

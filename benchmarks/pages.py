@@ -241,6 +241,7 @@ def language_grid(results: dict[str, Any]) -> str:
 
 TABLES = {
     "language": Table(COMPILE, "benchmarks/results/cpu_language.json", language),
+    "language-bfloat16": Table(COMPILE, "benchmarks/results/cpu_language_bfloat16.json", language),
     "language-exact": Table(COMPILE, "benchmarks/results/cpu_language.json", language_exact),
     "language-grid": Table(COMPILE, "benchmarks/results/cpu_language_grid.json", language_grid),
     "gated": Table(COMPILE, "benchmarks/results/cpu.json", gated),

@@ -41,6 +41,9 @@ BENCHMARKS = {
     "cpu_ops": _script("cpu_ops", "--out", "benchmarks/results/cpu_ops.json", one_thread=True),
     "latency": Benchmark(("-m", "experiments.latency"), "experiments/results/latency.json"),
     "cpu_language": _script("cpu_language"),  # sets the number of threads of its own processes
+    "cpu_language_bfloat16": Benchmark(
+        ("benchmarks/cpu_language.py", "--bfloat16"), "benchmarks/results/cpu_language_bfloat16.json"
+    ),
     "cpu_language_grid": _script("cpu_language_grid", one_thread=True),
     "training_step": _script("training_step"),
     "sparsifier_step": _script("sparsifier_step"),

@@ -21,7 +21,7 @@ void zero_closed_blocks(const Openness& open, float* h, int64_t stride, int64_t 
 // Whether nearly everything is open, so that computing the rest too costs less than leaving it out.
 bool runs_densely(const Layer& layer, const Layer& next, const Openness& open, int rows) {
   constexpr double kFrom = 0.93;  // 512-8192-512, blocks of 64: at 0.9 open, leaving out still gains 0 to 5 %
-  if (rows <= kTileRows || layer.main.layout != dynamicgate::kPanels || next.main.layout != dynamicgate::kPanels) return false;
+  if (rows <= kTileRows || !in_panels(layer.main) || !in_panels(next.main)) return false;
   int64_t count = 0;
   for (int b = 0; b < open.blocks; ++b) count += open.count[b];
   return static_cast<double>(count) >= kFrom * rows * open.blocks;
@@ -95,8 +95,8 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
     if (layer.value.units && layer.blocks) odd.look_at(in, in_stride, in_open.block, rows, kLargestFactor);
     if (!odd.looked && leaves_out(layer) && !shows_odd_inputs(layer)) odd.look_at(in, in_stride, in_open.block, rows);
     bool is_packed = false;  // whether the gate has already packed the rows: the layer can read the same copy
-    const bool listed = layer.main.layout == dynamicgate::kPanels || layer.main.skip_zeros ||
-                        (layer.gate_stages && layer.gate[0].layout == dynamicgate::kPanels);
+    const bool listed = in_panels(layer.main) || layer.main.skip_zeros ||
+                        (layer.gate_stages && in_panels(layer.gate[0]));
     if (skip && listed) {  // once for both the gate and the layer; vectors look for zeros themselves
       Step s = make_step(call, layer.main, in, in_stride, in_open, nullptr, 0, in_open, rows);
       s.nonzero = buffers.nonzero;

@@ -124,7 +124,7 @@ Openness read_by(const Linear& linear, const Openness& in_open) {
 // Whether a step skips zero inputs: vectors and columns look for them themselves, and only in a single row.
 bool skips(const Linear& linear, bool found, int rows) {
   if (linear.layout == dynamicgate::kColumns) return rows == 1;
-  return found && (rows == 1 || linear.skip_zeros || linear.layout == dynamicgate::kPanels);
+  return found && (rows == 1 || linear.skip_zeros || in_panels(linear));
 }
 
 // Whether closed blocks of the input are read like open ones, so that they must hold zeros.

@@ -37,7 +37,7 @@ struct OddRows {
   }
 };
 
-bool is_sparse(const Linear& linear) { return linear.layout >= dynamicgate::kVectors; }
+bool is_sparse(const Linear& linear) { return !in_panels(linear) && linear.layout != dynamicgate::kRows; }
 
 // Whether an odd input always shows in what the first map of the gate gives. It multiplies every input, and a sum with
 // an infinity or NaN is never a number; but a ReLU makes 0 of -inf. Then a padded output tells: its weights are zero, so
@@ -100,6 +100,16 @@ void plain_linear(const Call& call, const Linear& linear, const float* in, const
           for (int k = 0; k < units; ++k, weight += kPanel) add_vector(p, begin + k, weight);
       }
       break;
+    case dynamicgate::kHalfPanels: {
+      const Half* half = reinterpret_cast<const Half*>(weight);
+      for (int begin = 0; begin < from.units; begin += from.block) {
+        const int units = least(from.block, from.units - begin);
+        for (int p = 0; p < panels; ++p)
+          for (int k = 0; k < units; ++k, half += kPanel)
+            for (int lane = 0; lane < kPanel; ++lane) add(p * kPanel + lane, begin + k, widened(half[lane]));
+      }
+      break;
+    }
     case dynamicgate::kRows:
       for (int n = 0; n < linear.width; ++n)
         for (int k = 0; k < from.units; ++k) add(n, k, weight[static_cast<int64_t>(n) * linear.inputs + from.of(k)]);

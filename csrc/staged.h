@@ -92,7 +92,7 @@ void run_linear(StageRun& run, const Linear& linear, const float* in, const int*
   Step s = make_step(run.call, linear, in, in_stride, all, out, out_stride, everything(linear.width), rows);
   s.in_row = in_row;
   s.nonzero = list;
-  if (skip && (linear.layout == dynamicgate::kPanels || linear.skip_zeros) && !(zeros && zeros->listed)) {
+  if (skip && (in_panels(linear) || linear.skip_zeros) && !(zeros && zeros->listed)) {
     list_nonzeros(s);
     if (zeros) zeros->listed = true;
   }

@@ -60,6 +60,10 @@ struct Step {
   }
 };
 
+bool in_panels(const Linear& linear) {
+  return linear.layout == dynamicgate::kPanels || linear.layout == dynamicgate::kHalfPanels;
+}
+
 struct Panels {
   const int* panel;
   int count, block;  // all panels are in one block of outputs
@@ -114,7 +118,59 @@ void skip_vectors(const float* a, const float* w, const uint16_t* index, int cou
       found += value[found] != 0.0f;
     }
     for (int k = 0; k < found; ++k) __builtin_prefetch(w + at[k] * kPanel);  // the hardware cannot predict these addresses
-    tile<1, kIndexedWeight>(&values, w, at, found, c, column, w, 0);
+    tile<1, kIndexedWeight>(&values, w, at, found, c, column, reinterpret_cast<const char*>(w), 0);
+  }
+}
+
+// Weights as floats, for tiles of many rows: each row of a panel would be widened once for every tile.
+DG_INLINE const float* widen(const Half* from, int64_t rows, float* to) {
+  for (int64_t row = 0; row < rows; ++row) {
+    Vec weight[kVectors16];
+    load_row(from + row * kPanel, weight);
+    for (int v = 0; v < kVectors16; ++v) store(to + row * kPanel + v * kLanes, weight[v]);
+  }
+  return to;
+}
+DG_INLINE const float* widen(const float* from, int64_t, float*) { return from; }
+
+// One block of inputs times the panels of one block of outputs.
+template <class Weight>
+void accumulate_panels(const Step& s, int in_block, const Panels& group, int rows, const float** a, float** c) {
+  constexpr bool kHalf = sizeof(Weight) == sizeof(Half);
+  const int units = s.units(in_block);
+  const Weight* weight = reinterpret_cast<const Weight*>(s.weight) +
+                         static_cast<int64_t>(in_block) * s.in_open.block * s.linear->width;
+  const int64_t panel_weights = static_cast<int64_t>(units) * kPanel;
+  if (s.skip) {
+    for (int m = 0; m < rows; ++m) {
+      const int64_t row = (c[m] - s.out) / s.out_stride;
+      const int64_t from = row * s.linear->inputs + static_cast<int64_t>(in_block) * s.in_open.block;
+      const float* values = s.nonzero.value + from;
+      for (int p = 0; p < group.count; ++p) {
+        const Weight* panel = weight + group.panel[p] * panel_weights;
+        const char* soon = reinterpret_cast<const char*>(p + 1 < group.count ? panel + panel_weights : panel);
+        tile<1, kIndexedWeight>(&values, panel, s.nonzero.index + from, s.nonzero.count[row * s.in_open.blocks + in_block],
+                                c + m, group.panel[p] * kPanel, soon, 0);
+      }
+    }
+    return;
+  }
+  const int parts = rows <= kTileRows ? 1 : (units + kDepth - 1) / kDepth;  // one tile reads the panel once anyway
+  const int depth = ((units + parts - 1) / parts + 3) / 4 * 4;               // parts of nearly equal length
+  alignas(64) float wide[kHalf ? kDepth * kPanel : 1];
+  for (int k = 0; k < units; k += depth) {
+    const int now = least(depth, units - k);
+    for (int p = 0; p < group.count; ++p) {
+      const Weight* panel = weight + group.panel[p] * panel_weights + static_cast<int64_t>(k) * kPanel;
+      const Weight* next = panel + (p + 1 < group.count ? panel_weights : depth * kPanel - (group.count - 1) * panel_weights);
+      const int64_t column = group.panel[p] * kPanel, row_bytes = kPanel * sizeof(Weight);
+      if (kHalf && rows > kTileRows)
+        tiles<kStraight>(rows, a, widen(panel, now, wide), nullptr, now, c, column, next, row_bytes);
+      else
+        tiles<kStraight>(rows, a, panel, nullptr, now, c, column, next, row_bytes);
+    }
+    if (k + depth < units)
+      for (int m = 0; m < rows; ++m) a[m] += depth;
   }
 }
 
@@ -123,7 +179,6 @@ void accumulate(const Step& s, int in_block, const Panels& group) {
   float* c[kChunkRows];
   const int rows = gather(s, in_block, group.block, a, c);
   if (!rows) return;
-  const int units = s.units(in_block);
   const int all_panels = s.linear->width / kPanel;
   if (s.linear->layout == dynamicgate::kVectors || s.linear->layout == dynamicgate::kColumns) {
     const int32_t* start = s.words + s.linear->index + in_block * all_panels;
@@ -136,53 +191,40 @@ void accumulate(const Step& s, int in_block, const Panels& group) {
         skip_vectors(a[0], weight, index + start[panel], depth, c, panel * kPanel);
       else
         tiles<kIndexedInput>(rows, a, weight, index + start[panel], depth, c, panel * kPanel,
-                             static_cast<int64_t>(depth) * kPanel);
+                             weight + static_cast<int64_t>(depth) * kPanel, kPanel * sizeof(float));
     }
     return;
   }
-  const float* weight = s.weight + static_cast<int64_t>(in_block) * s.in_open.block * s.linear->width;
-  const int64_t panel_floats = static_cast<int64_t>(units) * kPanel;
-  if (s.skip) {
-    for (int m = 0; m < rows; ++m) {
-      const int64_t row = (c[m] - s.out) / s.out_stride;
-      const int64_t from = row * s.linear->inputs + static_cast<int64_t>(in_block) * s.in_open.block;
-      const float* values = s.nonzero.value + from;
-      for (int p = 0; p < group.count; ++p) {
-        const float* panel = weight + group.panel[p] * panel_floats;
-        const float* soon = p + 1 < group.count ? panel + panel_floats : panel;
-        tile<1, kIndexedWeight>(&values, panel, s.nonzero.index + from, s.nonzero.count[row * s.in_open.blocks + in_block],
-                                c + m, group.panel[p] * kPanel, soon, 0);
-      }
-    }
-    return;
-  }
-  const int parts = rows <= kTileRows ? 1 : (units + kDepth - 1) / kDepth;  // one tile reads the panel once anyway
-  const int depth = ((units + parts - 1) / parts + 3) / 4 * 4;               // parts of nearly equal length
-  for (int k = 0; k < units; k += depth) {
-    for (int p = 0; p < group.count; ++p) {
-      const int64_t next = p + 1 < group.count ? panel_floats : depth * kPanel - (group.count - 1) * panel_floats;
-      tiles<kStraight>(rows, a, weight + group.panel[p] * panel_floats + static_cast<int64_t>(k) * kPanel, nullptr,
-                       least(depth, units - k), c, group.panel[p] * kPanel, next);
-    }
-    if (k + depth < units)
-      for (int m = 0; m < rows; ++m) a[m] += depth;
-  }
+  if (s.linear->layout == dynamicgate::kHalfPanels) return accumulate_panels<Half>(s, in_block, group, rows, a, c);
+  accumulate_panels<float>(s, in_block, group, rows, a, c);
 }
 
 // The same for blocks of inputs that are all open for all rows, as many at once as a deep block has inputs: a tile then
 // stores its sums as rarely as in a layer that is not gated (512-8192-512, 256 rows, blocks of 64: 160 -> 145 ms).
+template <class Weight>
 void accumulate_whole(const Step& s, const Panels& group) {
   const float* a[kChunkRows];
   float* c[kChunkRows];
   const int rows = gather(s, 0, group.block, a, c), block = s.in_open.block;
   if (!rows) return;
-  const int64_t panel_floats = static_cast<int64_t>(block) * kPanel, apart = static_cast<int64_t>(block) * s.linear->width;
+  const Weight* weight = reinterpret_cast<const Weight*>(s.weight);
+  const int64_t panel_weights = static_cast<int64_t>(block) * kPanel, apart = static_cast<int64_t>(block) * s.linear->width;
   const int full = s.linear->inputs / block, at_once = most(1, kDepth / block);
+  constexpr bool kHalf = sizeof(Weight) == sizeof(Half);
+  alignas(64) float wide[kHalf ? kDepth * kPanel : 1];
   for (int first = 0; first < full; first += at_once) {
-    const Pieces pieces = {least(at_once, full - first), s.in_open.block_width, apart};
-    for (int p = 0; p < group.count; ++p)
-      tiles<kStraight>(rows, a, s.weight + first * apart + group.panel[p] * panel_floats, nullptr, block, c,
-                       group.panel[p] * kPanel, panel_floats, pieces);
+    const Pieces pieces = {least(at_once, full - first), s.in_open.block_width, kHalf ? panel_weights : apart};
+    for (int p = 0; p < group.count; ++p) {
+      const Weight* panel = weight + first * apart + group.panel[p] * panel_weights;
+      const int64_t column = group.panel[p] * kPanel;
+      if (kHalf) {
+        for (int piece = 0; piece < pieces.count; ++piece) widen(panel + piece * apart, block, wide + piece * panel_weights);
+        tiles<kStraight>(rows, a, static_cast<const float*>(wide), nullptr, block, c, column, panel + panel_weights,
+                         kPanel * sizeof(Half), pieces);
+      } else {
+        tiles<kStraight>(rows, a, panel, nullptr, block, c, column, panel + panel_weights, kPanel * sizeof(Weight), pieces);
+      }
+    }
     for (int m = 0; m < rows; ++m) a[m] += pieces.count * pieces.inputs;
   }
   if (full < s.in_open.blocks) accumulate(s, full, group);
@@ -255,7 +297,10 @@ void run_panels(const Step& s, int begin, int end) {
   else if (s.in_open.block == 1 && s.linear->layout == dynamicgate::kPanels)
     each_group([&](const Panels& g) { accumulate_units(s, g); });
   else if (s.in_open.whole && s.linear->layout == dynamicgate::kPanels && !s.skip && s.rows > kTileRows)
-    each_group([&](const Panels& g) { accumulate_whole(s, g); });
+    each_group([&](const Panels& g) { accumulate_whole<float>(s, g); });
+  else if (s.in_open.whole && s.linear->layout == dynamicgate::kHalfPanels && !s.skip && s.rows > kTileRows &&
+           s.in_open.block <= kDepth)
+    each_group([&](const Panels& g) { accumulate_whole<Half>(s, g); });
   else
     for (int i = 0; i < s.in_open.blocks; ++i)
       if (s.in_open.count[i]) each_group([&](const Panels& g) { accumulate(s, i, g); });

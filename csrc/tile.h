@@ -18,13 +18,13 @@ struct Pieces {
 constexpr Pieces kOnePiece = {1, 0, 0};
 
 // c[m][0:16] += sum over k of a[m][k] * w[k][0:16], rows given by pointers (indirect GEMM: no gather, no scatter).
-// Prefetches the weights that are needed next: from `soon` on, `stride` floats for each step, or, where weights are taken
+// Prefetches the weights that are needed next: from `soon` on, `stride` bytes for each step, or, where weights are taken
 // by index, those with the same indices at `soon`.
 // With few rows there are too few accumulators to hide the latency of a multiply-add; then there are `kPhases` partial
 // sums over k. Only a straight walk has several pieces.
-template <int kRows, Walk kWalk>
-DG_NOINLINE void tile(const float* const* a, const float* w, const uint16_t* index, int64_t depth, float* const* c,
-                   int64_t column, const float* soon, int64_t stride, const Pieces& pieces = kOnePiece) {
+template <int kRows, Walk kWalk, class Weight>
+DG_NOINLINE void tile(const float* const* a, const Weight* w, const uint16_t* index, int64_t depth, float* const* c,
+                      int64_t column, const char* soon, int64_t stride, const Pieces& pieces = kOnePiece) {
   constexpr int kPhases = kRows * kVectors16 >= 8 ? 1 : 8 / (kRows * kVectors16);
   constexpr bool kByLane = kRows <= kLaneRows && kWalk != kIndexedInput;
   constexpr int kSteps = kByLane ? kLanes : kPhases;
@@ -39,7 +39,7 @@ DG_NOINLINE void tile(const float* const* a, const float* w, const uint16_t* ind
   for (int piece = 0; piece < (kWalk == kStraight ? pieces.count : 1); ++piece, w += pieces.weights) {
     const float* in[kRows];
     DG_UNROLL for (int m = 0; m < kRows; ++m) in[m] = a[m] + piece * pieces.inputs;
-    const float* ahead = soon + piece * pieces.weights;
+    const char* ahead = soon + piece * pieces.weights * static_cast<int64_t>(sizeof(Weight));
     int64_t k = 0;
     for (; k + kSteps <= depth; k += kSteps) {
       Vec values[kRows];
@@ -47,11 +47,11 @@ DG_NOINLINE void tile(const float* const* a, const float* w, const uint16_t* ind
         DG_UNROLL for (int m = 0; m < kRows; ++m) values[m] = load(in[m] + k);
       DG_UNROLL for (int step = 0; step < kSteps; ++step) {
         const int64_t from = kWalk == kStraight ? k + step : index[k + step];
-        const float* row = w + (kWalk == kIndexedWeight ? from : k + step) * dynamicgate::kPanel;
-        __builtin_prefetch(kWalk == kIndexedWeight ? soon + from * dynamicgate::kPanel : ahead);
+        const Weight* row = w + (kWalk == kIndexedWeight ? from : k + step) * dynamicgate::kPanel;
+        __builtin_prefetch(kWalk == kIndexedWeight ? soon + from * dynamicgate::kPanel * sizeof(Weight) : ahead);
         if (kWalk != kIndexedWeight) ahead += stride;
         Vec weight[kVectors16];
-        DG_UNROLL for (int v = 0; v < kVectors16; ++v) weight[v] = load(row + v * kLanes);
+        load_row(row, weight);
         DG_UNROLL for (int m = 0; m < kRows; ++m) {
           float value;
           if constexpr (kByLane)
@@ -64,10 +64,11 @@ DG_NOINLINE void tile(const float* const* a, const float* w, const uint16_t* ind
     }
     for (; k < depth; ++k) {
       const int64_t from = kWalk == kStraight ? k : index[k];
-      const float* row = w + (kWalk == kIndexedWeight ? from : k) * dynamicgate::kPanel;
+      const Weight* row = w + (kWalk == kIndexedWeight ? from : k) * dynamicgate::kPanel;
+      Vec weight[kVectors16];
+      load_row(row, weight);
       DG_UNROLL for (int m = 0; m < kRows; ++m)
-        DG_UNROLL for (int v = 0; v < kVectors16; ++v)
-          acc[0][m][v] += load(row + v * kLanes) * in[m][kWalk == kIndexedInput ? from : k];
+        DG_UNROLL for (int v = 0; v < kVectors16; ++v) acc[0][m][v] += weight[v] * in[m][kWalk == kIndexedInput ? from : k];
     }
   }
   DG_UNROLL for (int m = 0; m < kRows; ++m)
@@ -77,9 +78,9 @@ DG_NOINLINE void tile(const float* const* a, const float* w, const uint16_t* ind
     }
 }
 
-template <Walk kWalk, int kRows>
-DG_INLINE void tile_of(int rows, const float* const* a, const float* w, const uint16_t* index, int64_t depth,
-                       float* const* c, int64_t column, const float* soon, int64_t stride, const Pieces& pieces) {
+template <Walk kWalk, int kRows, class Weight>
+DG_INLINE void tile_of(int rows, const float* const* a, const Weight* w, const uint16_t* index, int64_t depth,
+                       float* const* c, int64_t column, const char* soon, int64_t stride, const Pieces& pieces) {
   if constexpr (kRows > 0) {
     if (rows == kRows) return tile<kRows, kWalk>(a, w, index, depth, c, column, soon, stride, pieces);
     tile_of<kWalk, kRows - 1>(rows, a, w, index, depth, c, column, soon, stride, pieces);
@@ -87,16 +88,18 @@ DG_INLINE void tile_of(int rows, const float* const* a, const float* w, const ui
 }
 
 // The same for any number of rows, in tiles of nearly equal height: 13 rows are 5 + 4 + 4, not 5 + 5 + 3. Each tile
-// prefetches its part of the weights that are needed `next` floats later; all at once, the cache misses would queue.
-template <Walk kWalk>
-void tiles(int rows, const float* const* a, const float* w, const uint16_t* index, int64_t depth, float* const* c,
-           int64_t column, int64_t next, const Pieces& pieces = kOnePiece) {
-  constexpr int64_t kNear = 16 * dynamicgate::kPanel;
+// prefetches its part of the weights at `next`, where a row of a panel takes so many bytes; all at once, the cache misses
+// would queue.
+template <Walk kWalk, class Weight>
+void tiles(int rows, const float* const* a, const Weight* w, const uint16_t* index, int64_t depth, float* const* c,
+           int64_t column, const void* next, int64_t row_bytes, const Pieces& pieces = kOnePiece) {
+  constexpr int64_t kNear = 16 * dynamicgate::kPanel, kRowBytes = dynamicgate::kPanel * sizeof(Weight);
   if (rows <= kTileRows)
-    return tile_of<kWalk, kTileRows>(rows, a, w, index, depth, c, column, w + kNear, dynamicgate::kPanel, pieces);
+    return tile_of<kWalk, kTileRows>(rows, a, w, index, depth, c, column, reinterpret_cast<const char*>(w + kNear), kRowBytes,
+                                     pieces);
   const int count = (rows + kTileRows - 1) / kTileRows;
-  const int64_t stride = (dynamicgate::kPanel + count - 1) / count;
-  const float* soon = w + next;
+  const int64_t stride = (row_bytes / 4 + count - 1) / count * 4;
+  const char* soon = static_cast<const char*>(next);
   for (int left = count; left > 0; --left) {
     const int height = (rows + left - 1) / left;
     tile_of<kWalk, kTileRows>(height, a, w, index, depth, c, column, soon, stride, pieces);

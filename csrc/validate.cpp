@@ -26,7 +26,7 @@ Span whole(int64_t units) { return {units, units, units, false}; }
 
 bool is_count(int64_t number) { return number >= 1 && number <= kMostFeatures; }
 
-bool by_panel(int32_t layout) { return layout == kPanels || layout == kVectors || layout == kColumns; }
+bool by_panel(int32_t layout) { return layout != kRows && layout != kCsr; }
 
 // In blocks of constant length and not inlined, or gcc does not vectorise it: this runs at each call of the op (20,000
 // entries: 25 -> 2 us).
@@ -69,7 +69,7 @@ struct Checker {
   }
 
   const char* linear(const Linear& map, const Span& before, const Span& after, int32_t last_activation = kRelu2) const {
-    if (map.layout < kPanels || map.layout > kColumns) return "a layout is unknown";
+    if (map.layout < kPanels || map.layout > kHalfPanels) return "a layout is unknown";
     if (map.activation < kIdentity || map.activation > last_activation) return "an activation is unknown";
     const bool dense = map.layout == kRows || map.layout == kCsr || map.layout == kColumns;
     if (map.inputs != (dense ? before.width() : before.units)) return "it does not read what the layer before gives";
@@ -80,6 +80,7 @@ struct Checker {
     if (!has_floats(map.bias, map.width)) return "its bias is not within the weights";
     const int64_t panels = map.width / kPanel;
     int64_t held = int64_t{map.width} * map.inputs;
+    if (map.layout == kHalfPanels) held /= 2;
     if (map.layout == kCsr || map.layout == kColumns)
       if (map.inputs > kIndexLimit) return "it has more inputs than indices reach";
     if (map.layout == kCsr) {

@@ -38,10 +38,51 @@ constexpr int kTileRows = DG_VECTOR_BYTES == 64 ? 12 : 6;  // 12 accumulators in
 constexpr int kLaneRows = 0;                               // a broadcast from memory is free
 #endif
 
+#if defined(__clang__)
+#define DG_SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
+#define DG_SHUFFLE_EIGHT(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int FourIndices __attribute__((vector_size(16)));
+typedef uint16_t EightIndices __attribute__((vector_size(16)));
+#define DG_SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, FourIndices{i, j, k, l})
+#define DG_SHUFFLE_EIGHT(a, b, ...) __builtin_shuffle(a, b, EightIndices{__VA_ARGS__})
+#endif
 typedef float Vec __attribute__((vector_size(DG_VECTOR_BYTES)));
 typedef float VecInMemory __attribute__((vector_size(DG_VECTOR_BYTES), aligned(4), may_alias));
 
+typedef uint16_t Half;  // the upper half of a float
+#if defined(__AVX2__)
+typedef Half HalvesInMemory __attribute__((vector_size(DG_VECTOR_BYTES / 2), aligned(2), may_alias));
+typedef uint32_t Bits __attribute__((vector_size(DG_VECTOR_BYTES)));
+#else
+typedef Half Halves __attribute__((vector_size(DG_VECTOR_BYTES)));
+typedef Half HalvesInMemory __attribute__((vector_size(DG_VECTOR_BYTES), aligned(2), may_alias));
+#endif
+
 DG_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecInMemory*>(p); }
+// The weights of one row of a panel.
+DG_INLINE void load_row(const float* p, Vec (&row)[kVectors16]) {
+  DG_UNROLL for (int v = 0; v < kVectors16; ++v) row[v] = load(p + v * kLanes);
+}
+DG_INLINE void load_row(const Half* p, Vec (&row)[kVectors16]) {
+#if defined(__AVX2__)
+  DG_UNROLL for (int v = 0; v < kVectors16; ++v)
+    row[v] = (Vec)(__builtin_convertvector(*reinterpret_cast<const HalvesInMemory*>(p + v * kLanes), Bits) << 16);
+#else  // a conversion would be done number by number; eight halves between eight zeros are two vectors of floats
+  const Halves zero = {};
+  DG_UNROLL for (int v = 0; v < kVectors16; v += 2) {
+    const Halves halves = *reinterpret_cast<const HalvesInMemory*>(p + v * kLanes);
+    row[v] = (Vec)DG_SHUFFLE_EIGHT(zero, halves, 0, 8, 1, 9, 2, 10, 3, 11);
+    row[v + 1] = (Vec)DG_SHUFFLE_EIGHT(zero, halves, 4, 12, 5, 13, 6, 14, 7, 15);
+  }
+#endif
+}
+DG_INLINE float widened(Half half) {
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float value;
+  memcpy(&value, &bits, 4);
+  return value;
+}
 DG_INLINE void store(float* p, Vec v) { *reinterpret_cast<VecInMemory*>(p) = v; }
 DG_INLINE float sum(Vec v) {
   float part[kLanes];  // added pairwise: in a chain, each addition would wait for the one before
@@ -52,12 +93,6 @@ DG_INLINE float sum(Vec v) {
 }
 typedef float Four __attribute__((vector_size(16)));
 typedef float FourInMemory __attribute__((vector_size(16), aligned(4), may_alias));
-#if defined(__clang__)
-#define DG_SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
-#else
-typedef int FourIndices __attribute__((vector_size(16)));
-#define DG_SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, FourIndices{i, j, k, l})
-#endif
 
 // Four values from each of four rows -> four values of all rows at each of four places, `stride` apart.
 DG_INLINE void transpose_four(const float* const* row, int64_t offset, float* to, int64_t stride) {

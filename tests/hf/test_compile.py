@@ -27,7 +27,7 @@ from transformers import (
 
 import dynamicgate as dg
 from dynamicgate.inference import CompiledModel
-from dynamicgate.inference.language.plan import BY_LAYER, TORCH, WHOLE, LanguagePlan
+from dynamicgate.inference.language.plan import BY_LAYER, HALVES, TORCH, WHOLE, LanguagePlan
 from dynamicgate.ops import native
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason="no compiled kernels")
@@ -90,6 +90,24 @@ def test_a_decoder_of_the_llama_kind_runs_as_a_whole_and_generates_the_same(kind
     for options in ({"num_beams": 1}, {"num_beams": 3}):
         want = model.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False, **options)
         assert torch.equal(fast.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False, **options), want)
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama, tied"])
+def test_a_checkpoint_in_bfloat16_runs_from_half_of_the_bytes(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = gated(kind).to(torch.bfloat16).to(torch.float32)
+    ids = torch.randint(2, 61, (2, 14))
+    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: HALVES)
+    fast = quickly(model, {"input_ids": ids})
+    assert fast.plan.chosen == HALVES
+    with torch.no_grad():
+        assert is_close(fast(ids).logits, model(ids).logits)
+    want = model.generate(ids, max_new_tokens=20, do_sample=False)
+    assert torch.equal(fast.generate(ids, max_new_tokens=20, do_sample=False), want)
+    fast.save(tmp_path / "plan.safetensors")
+    again = CompiledModel.load(tmp_path / "plan.safetensors", into=model)
+    assert torch.equal(again(ids).logits, fast(ids).logits)
 
 
 def test_a_cache_goes_from_torch_to_the_plan_and_back() -> None:

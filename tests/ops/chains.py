@@ -38,8 +38,10 @@ class Sketch:
 
 
 def sparse_for(layout: str, weight: Tensor, density: float, generator: torch.Generator) -> Tensor:
-    """`weight` with zeros where this layout can skip them."""
+    """`weight` with zeros where this layout can skip them, or rounded to what it holds."""
     outputs, inputs = weight.shape
+    if layout == "half panels":
+        return weight.to(torch.bfloat16).to(weight.dtype)
     if layout == "csr":
         return weight * (torch.rand(outputs, inputs, generator=generator) < density)
     if layout in ("vectors", "columns"):

@@ -13,8 +13,9 @@ import dynamicgate as dg
 from dynamicgate.inference import CompiledModel
 from dynamicgate.inference.decoder_parts import parts_of
 from dynamicgate.inference.language.calls import Inputs, inputs_of_call
+from dynamicgate.inference.language.packed import decoder_of, in_halves
 from dynamicgate.inference.language.pipeline import native_body
-from dynamicgate.inference.language.plan import BY_LAYER, TORCH, WHOLE, LanguagePlan
+from dynamicgate.inference.language.plan import BY_LAYER, HALVES, TORCH, WHOLE, LanguagePlan
 from dynamicgate.inference.language.verify import LanguageReference
 from dynamicgate.inference.shadow_copy import copy_in_float64
 from dynamicgate.lab.language.gpt import ffn_sites
@@ -110,6 +111,57 @@ def test_a_model_without_gates_has_a_dense_plan() -> None:
     assert WHOLE in fast.plan.regimes[1].times
     with torch.no_grad():
         assert close(fast(ids), model(ids))
+
+
+def rounded(model: nn.Module) -> nn.Module:
+    """The model with weights that bfloat16 holds, as a checkpoint in bfloat16 has them."""
+    return model.to(torch.bfloat16).to(torch.float32)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"width": 77}, {"features": 24, "heads": 2, "vocabulary": 33}], ids=str)
+def test_weights_that_bfloat16_holds_are_stored_in_half_of_the_bytes_and_give_the_same_bits(
+    sizes: dict[str, int],
+) -> None:
+    model = rounded(gpt(**sizes))
+    parts, ids = parts_of(model), torch.randint(33, (2, 19))
+    halves = in_halves(decoder_of(parts))
+    assert halves is not None
+    whole, half = native_body(model, parts), native_body(model, parts, halves)
+    assert half.decoder.weights.numel() < 0.6 * whole.decoder.weights.numel()  # type: ignore[union-attr, operator]
+    with torch.no_grad():
+        assert torch.equal(half(ids), whole(ids))
+        assert torch.equal(half(ids[:1, :1]), whole(ids[:1, :1]))
+        assert close(half(ids), copy_in_float64(model)(ids))
+
+
+def test_a_plan_with_half_weights_is_timed_described_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: HALVES)
+    ids = torch.randint(50, (1, 12))
+    model = rounded(gpt())
+    fast = quickly(model, ids)
+    assert [*fast.plan.regimes[1].times] == [TORCH, WHOLE, HALVES]
+    assert fast.plan.verification is not None
+    assert fast.plan.memory < 0.7, "the embedding is not halved"
+    assert "half of the bytes" in str(fast.plan)
+    fast.save(tmp_path / "plan.safetensors")
+    again = CompiledModel.load(tmp_path / "plan.safetensors")
+    assert torch.equal(again(ids), fast(ids))
+    assert again.plan == fast.plan
+
+
+def test_a_layer_whose_weights_need_more_bits_keeps_them() -> None:
+    model = gpt()
+    assert in_halves(decoder_of(parts_of(model))) is None
+    assert HALVES not in quickly(model, torch.randint(50, (1, 12))).plan.regimes[0].times
+    some = rounded(gpt())
+    with torch.no_grad():
+        some.blocks[0].ffn.up.weight[3, 4] = 1.0 + 2.0**-12  # type: ignore[union-attr, index]
+    halves = in_halves(decoder_of(parts_of(some)))
+    assert halves is not None
+    assert [layer.layout for layer in halves.blocks[0].ffn] == ["panels", "half panels"]
+    ids = torch.randint(50, (2, 12))
+    with torch.no_grad():
+        assert close(native_body(some, parts_of(some), halves)(ids), copy_in_float64(some)(ids))
 
 
 def test_greedy_tokens_are_those_of_float64() -> None:

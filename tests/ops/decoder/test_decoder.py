@@ -196,7 +196,6 @@ def test_no_changed_word_makes_the_kernels_leave_their_memory() -> None:
 def test_a_head_in_panels_can_be_read_row_by_row() -> None:
     model = build(tokens=37)
     packed = decoder.pack_decoder(dataclasses.replace(model))
-    start, width, inputs = packed.head_panels
-    panels = packed.weights[start : start + width * inputs].view(-1, inputs, 16)
     ids = torch.tensor([0, 15, 16, 36])
-    assert torch.equal(panels[ids // 16, :, ids % 16], model.head.weight[ids])
+    assert packed.head_in_panels
+    assert torch.equal(packed.head_panels[ids // 16, :, ids % 16], model.head.weight[ids])

@@ -75,9 +75,7 @@ class NativeDecoder(nn.Module):
             return F.embedding(ids_BT, self.embedding)
         if ids_BT.numel() and not 0 <= int(ids_BT.min()) <= int(ids_BT.max()) < self.tokens:
             raise IndexError(f"tokens are 0 to {self.tokens - 1}, received {int(ids_BT.min())} to {int(ids_BT.max())}")
-        start, width, inputs = self.packed.head_panels
-        panels_PDS = self.weights[start : start + width * inputs].view(-1, inputs, PANEL)
-        return panels_PDS[ids_BT // PANEL, :, ids_BT % PANEL]
+        return self.packed.head_panels[ids_BT // PANEL, :, ids_BT % PANEL].float()
 
     def forward(
         self,

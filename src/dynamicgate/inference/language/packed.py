@@ -29,6 +29,28 @@ def decoder_of(parts: DecoderParts) -> ops.decoder.Decoder:
     )  # fmt: skip
 
 
+def in_halves(decoder: ops.decoder.Decoder) -> ops.decoder.Decoder | None:
+    """The same decoder with all weights in half of the bytes that bfloat16 holds exactly; None if there are none."""
+    found: list[ops.chain.Layer] = []
+
+    def halved(layers: tuple[ops.chain.Layer, ...]) -> tuple[ops.chain.Layer, ...]:
+        made = []
+        for before, layer in zip((None, *layers), layers, strict=False):
+            held = [weight for weight in (layer.weight, layer.value_weight) if weight is not None]
+            alone = before is not None and before.block == 1
+            fits = layer.layout == "panels" and not alone and all(map(ops.chain.fits_half, held))
+            made.append(replace(layer, layout="half panels") if fits else layer)
+            found.extend(made[-1:] if fits else ())
+        return tuple(made)
+
+    blocks = tuple(
+        replace(block, qkv=halved((block.qkv,))[0], mix=halved((block.mix,))[0], ffn=halved(block.ffn))
+        for block in decoder.blocks
+    )
+    made = replace(decoder, blocks=blocks, head=halved((decoder.head,))[0])
+    return made if found else None
+
+
 def _block(block: BlockParts) -> ops.decoder.Block:
     gate = getattr(block.down, "gate", None)
     if gate is not None and not isinstance(gate, Gate):

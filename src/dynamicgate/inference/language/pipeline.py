@@ -17,8 +17,8 @@ from dynamicgate.inference.decoder_parts import DecoderParts, cache_kind, parts_
 from dynamicgate.inference.language.calls import Inputs
 from dynamicgate.inference.language.layer_by_layer import replace_layers
 from dynamicgate.inference.language.native import NativeDecoder, NativeLanguageModel
-from dynamicgate.inference.language.packed import decoder_of
-from dynamicgate.inference.language.plan import BY_LAYER, TORCH, WHOLE, LanguagePlan
+from dynamicgate.inference.language.packed import decoder_of, in_halves
+from dynamicgate.inference.language.plan import BY_LAYER, HALVES, NATIVE, TORCH, WHOLE, LanguagePlan
 from dynamicgate.inference.language.timing import choose, time_models
 from dynamicgate.inference.language.verify import LanguageReference
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, held_bytes, stop_sharing_
@@ -57,7 +57,7 @@ def compile_language(
         regimes = time_models(bodies, inputs, kind, batches, seconds, open_rates)
         chosen = choose(regimes)
         body = bodies[chosen]
-        if chosen != WHOLE:
+        if chosen not in NATIVE:
             stop_sharing_(body, model)
         plan = LanguagePlan(
             chosen, regimes, open_rates, notes, verified.get(chosen), ops.backend() if chosen != TORCH else "torch",
@@ -66,12 +66,12 @@ def compile_language(
     return Compiled(body, plan, {"way": chosen, **described.get(chosen, {})})
 
 
-def native_body(model: nn.Module, parts: DecoderParts) -> nn.Module:
-    """`model` around its native decoder."""
-    packed = ops.decoder.pack_decoder(decoder_of(parts))
+def native_body(model: nn.Module, parts: DecoderParts, decoder: ops.decoder.Decoder | None = None) -> nn.Module:
+    """`model` around its native decoder; around another of the same parts where one is given."""
+    packed = ops.decoder.pack_decoder(decoder_of(parts) if decoder is None else decoder)
     tied = parts.embed.weight is parts.head.weight
-    decoder = NativeDecoder(packed, None if tied else parts.embed.weight.detach().clone())
-    return NativeLanguageModel(decoder) if parts.into is None else parts.into(decoder)
+    native_decoder = NativeDecoder(packed, None if tied else parts.embed.weight.detach().clone())
+    return NativeLanguageModel(native_decoder) if parts.into is None else parts.into(native_decoder)
 
 
 def _candidates(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]], list[str]]:
@@ -82,8 +82,12 @@ def _candidates(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, dict[
     if native.missing():
         return bodies, described, [f"the model runs in torch as it is: {native.missing()}"]
     try:
-        bodies[WHOLE] = native_body(bodies[TORCH], parts_of(bodies[TORCH])).eval()
-        described[WHOLE] = {"own": isinstance(bodies[WHOLE], NativeLanguageModel)}
+        parts = parts_of(bodies[TORCH])
+        decoder = decoder_of(parts)
+        for name, held in ((WHOLE, decoder), (HALVES, in_halves(decoder))):
+            if held is not None:
+                bodies[name] = native_body(bodies[TORCH], parts, held).eval()
+                described[name] = {"own": isinstance(bodies[name], NativeLanguageModel)}
     except ValueError as error:
         notes.append(f"not native as a whole: {error}")
         by_layer, layers, reasons = replace_layers(model)

@@ -8,11 +8,13 @@ from typing import Any
 
 from dynamicgate.inference.plan import Regime, Verification
 
-TORCH, BY_LAYER, WHOLE = "torch", "layer by layer", "whole model"
+TORCH, BY_LAYER, WHOLE, HALVES = "torch", "layer by layer", "whole model", "whole model, half weights"
+NATIVE = (WHOLE, HALVES)  # no layer in torch
 WORDS = {
     TORCH: "the model as it is, in torch",
     BY_LAYER: "gated feed-forward layers native, the rest in torch",
     WHOLE: "the whole decoder in one native call",
+    HALVES: "the whole decoder in one native call, weights that bfloat16 holds exactly in half of the bytes",
 }
 
 
@@ -73,15 +75,15 @@ class LanguagePlan:
         for regime in self.regimes:
             lines += ["", regime.name]
             lines += [
-                f"  {name:<16}{us:>12,.1f} us" + ("  <- chosen" if name == self.chosen else "")
+                f"  {name:<26}{us:>12,.1f} us" + ("  <- chosen" if name == self.chosen else "")
                 for name, us in regime.times.items()
             ]
             total = sum(regime.parts.values())
-            if total and self.chosen == WHOLE:
+            if total and self.chosen in NATIVE:
                 shares = ", ".join(f"{part} {us / total:.0%}" for part, us in regime.parts.items())
                 lines.append(f"  of the native call: {shares}")
-            if regime.megabytes and self.chosen == WHOLE:
-                speed = regime.megabytes / max(regime.times[WHOLE], 1e-9) * 1e3
+            if regime.megabytes and self.chosen in NATIVE:
+                speed = regime.megabytes / max(regime.times[self.chosen], 1e-9) * 1e3
                 lines.append(f"  reads {regime.megabytes:,.1f} MB of weights and cache, {speed:,.1f} GB/s")
         if self.open_rates:
             rates = self.open_rates.values()

@@ -12,14 +12,14 @@ from dynamicgate import ops
 from dynamicgate.inference.decoder_parts import parts_of
 from dynamicgate.inference.language.layer_by_layer import restore_layers
 from dynamicgate.inference.language.native import NativeDecoder, NativeLanguageModel
-from dynamicgate.inference.language.plan import BY_LAYER, TORCH, WHOLE
+from dynamicgate.inference.language.plan import BY_LAYER, NATIVE, TORCH
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, stop_sharing_
 from dynamicgate.io.tensor_file import restore
 
 
 def tensors_of(body: nn.Module, described: Mapping[str, Any]) -> dict[str, Tensor]:
     """What a file has to hold."""
-    return (native_decoder(body) if described["way"] == WHOLE else body).state_dict()
+    return (native_decoder(body) if described["way"] in NATIVE else body).state_dict()
 
 
 def native_decoder(body: nn.Module) -> NativeDecoder:
@@ -32,15 +32,15 @@ def body_from(
 ) -> nn.Module:
     """The compiled model that was saved. into: needed unless the file holds all of it."""
     way = described["way"]
-    if way not in (WHOLE, BY_LAYER, TORCH):
+    if way not in (*NATIVE, BY_LAYER, TORCH):
         raise ValueError(f"the plan runs in an unknown way, {way!r:.40}")
-    if way == WHOLE and described["own"]:
+    if way in NATIVE and described["own"]:
         return NativeLanguageModel(_decoder(tensors)).eval()
     if into is None:
         raise ValueError(
             f"part of the model in {path} runs in torch: pass an instance with CompiledModel.load(path, into=model)"
         )
-    if way == WHOLE:
+    if way in NATIVE:
         make = parts_of(copy_sharing_memory(into)).into
         if make is None:
             raise ValueError("the plan was made for a model of another library")
@@ -57,6 +57,6 @@ def _decoder(tensors: Mapping[str, Tensor]) -> NativeDecoder:
     embedding = decoder.embedding
     if embedding is not None and embedding.shape != (decoder.tokens, decoder.sizes[1]):
         raise ValueError(f"expected an embedding [{decoder.tokens}, {decoder.sizes[1]}]: {tuple(embedding.shape)}")
-    if embedding is None and int(packed.program[int(packed.program[13]) + 8]) != 0:
+    if embedding is None and not packed.head_in_panels:
         raise ValueError("an embedding that is tied to the head needs a head in panels")
     return decoder

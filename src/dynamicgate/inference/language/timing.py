@@ -34,7 +34,7 @@ def time_models(
         calls = {name: (lambda body=body: Generation(body, kind).step(ids)) for name, body in bodies.items()}
         first = median_times(calls, seconds=seconds / 2)
         prompt = ModelRegime(
-            f"a prompt of {tokens} tokens" + _of(sequences), sequences * tokens, first, _parts(bodies, calls)
+            f"a prompt of {tokens} tokens" + _of(sequences), sequences * tokens, first, _parts(bodies, calls, first)
         )
         started = {name: Generation(body, kind) for name, body in bodies.items()}
         for generation in started.values():
@@ -43,8 +43,9 @@ def time_models(
         calls = {name: (lambda g=generation: g.step(new)) for name, generation in started.items()}
         times = median_times(calls, seconds=seconds / 2)
         name = f"one more token after {tokens}" + _of(sequences)
-        megabytes = max((_megabytes(body, open_rates, sequences, tokens) for body in bodies.values()), default=0.0)
-        return [prompt, ModelRegime(name, sequences, times, _parts(bodies, calls), megabytes)]
+        decoder = _fastest_decoder(bodies, times)
+        megabytes = 0.0 if decoder is None else _megabytes(decoder[1], open_rates, sequences, tokens)
+        return [prompt, ModelRegime(name, sequences, times, _parts(bodies, calls, times), megabytes)]
 
 
 def choose(regimes: Sequence[ModelRegime]) -> str:
@@ -91,30 +92,35 @@ def median_times(
     return {name: statistics.median(times) for name, times in robin.times.items()}
 
 
-def _parts(bodies: Mapping[str, nn.Module], calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+def _fastest_decoder(bodies: Mapping[str, nn.Module], times: Mapping[str, float]) -> tuple[str, NativeDecoder] | None:
+    """The native decoder of the fastest candidate that has one, and the name of that."""
+    found = [(times[name], name, part) for name, body in bodies.items() for part in body.modules()
+             if isinstance(part, NativeDecoder)]  # fmt: skip
+    return min(found, key=lambda one: one[0])[1:] if found else None
+
+
+def _parts(
+    bodies: Mapping[str, nn.Module], calls: Mapping[str, Callable[[], object]], times: Mapping[str, float]
+) -> dict[str, float]:
     """Where the time of one native call goes."""
-    for name, body in bodies.items():
-        for decoder in body.modules():
-            if isinstance(decoder, NativeDecoder):
-                seconds: Tensor = torch.zeros(len(ops.decoder.PARTS), dtype=torch.float64)
-                decoder.seconds = seconds
-                calls[name]()
-                decoder.seconds = None
-                return dict(zip(ops.decoder.PARTS, (1e6 * seconds).tolist(), strict=True))
-    return {}
+    fastest = _fastest_decoder(bodies, times)
+    if fastest is None:
+        return {}
+    name, decoder = fastest
+    seconds: Tensor = torch.zeros(len(ops.decoder.PARTS), dtype=torch.float64)
+    decoder.seconds = seconds
+    calls[name]()
+    decoder.seconds = None
+    return dict(zip(ops.decoder.PARTS, (1e6 * seconds).tolist(), strict=True))
 
 
-def _megabytes(body: nn.Module, open_rates: Mapping[str, float], sequences: int, past: int) -> float:
+def _megabytes(decoder: NativeDecoder, open_rates: Mapping[str, float], sequences: int, past: int) -> float:
     """What one step of a native decoder reads, if its sequences open different blocks of a feed-forward layer as if
     by chance."""
-    for decoder in body.modules():
-        if isinstance(decoder, NativeDecoder):
-            layers, _, key_heads, size = decoder.sizes
-            closed = sum((1.0 - rate) ** sequences for rate in open_rates.values()) / max(1, len(open_rates))
-            ffn = decoder.ffn_floats
-            weights = decoder.weights.numel() - ffn * closed
-            return 4e-6 * (weights + 2 * layers * sequences * key_heads * size * past)
-    return 0.0
+    layers, _, key_heads, size = decoder.sizes
+    closed = sum((1.0 - rate) ** sequences for rate in open_rates.values()) / max(1, len(open_rates))
+    weights = decoder.weights.numel() - decoder.ffn_floats * closed
+    return 4e-6 * (weights + 2 * layers * sequences * key_heads * size * past)
 
 
 def _of(sequences: int) -> str:

@@ -1,7 +1,7 @@
 """A chain of gated and sparse layers on the CPU: h <- factor * phi(W h + b), open blocks only. See README.md here."""
 
 from dynamicgate.ops.chain.checking import check_packed
-from dynamicgate.ops.chain.layers import Layer
+from dynamicgate.ops.chain.layers import Layer, fits_half
 from dynamicgate.ops.chain.packing import Packed, pack
 from dynamicgate.ops.chain.reference import reference_chain
 from dynamicgate.ops.chain.registration import run, run_directly
@@ -14,6 +14,7 @@ __all__ = [
     "Packed",
     "Staged",
     "check_packed",
+    "fits_half",
     "pack",
     "pack_staged",
     "reference_chain",

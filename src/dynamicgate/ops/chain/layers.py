@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.ops.gate_net import GateNet, check_gate_net
 
-LAYOUTS = ("panels", "rows", "vectors", "csr", "columns")  # in the order of enum Layout in csrc/program.h
+LAYOUTS = (
+    "panels",
+    "rows",
+    "vectors",
+    "csr",
+    "columns",
+    "half panels",
+)  # in the order of enum Layout in csrc/program.h
 
 
 @dataclass(frozen=True)
@@ -19,9 +27,10 @@ class Layer:
 
     block: outputs that open and close together; the last block may be shorter. 0 means not gated.
     gate: decides from the input of this layer. Without one, `block` > 0 means that the caller passes `factor_BG`.
-    layout: "panels" for dense weights, "rows" for unit gates, "vectors" for weights in which 16 adjacent outputs share
-        their inputs, "columns" for the same behind a gate that is mostly open (closed inputs are read as zeros), "csr"
-        for weights that are zero anywhere. All layouts give the same result for the same weights.
+    layout: "panels" for dense weights, "half panels" for dense ones that bfloat16 holds exactly, "rows" for unit
+        gates, "vectors" for weights in which 16 adjacent outputs share their inputs, "columns" for the same behind a
+        gate that is mostly open (closed inputs are read as zeros), "csr" for weights that are zero anywhere. All
+        layouts give the same result for the same weights.
     value_weight, value_bias: a second projection of the same input, in the same layout, as in SwiGLU. It needs an input
         that is not gated.
     skip_zeros: skip inputs that are exactly zero. It needs "panels" or "vectors" and an input that is not gated.
@@ -65,6 +74,8 @@ def check_layers(layers: list[Layer]) -> None:
         _one_of(f"{where}: layout", layer.layout, LAYOUTS)
         if layer.block < 0 or (layer.gate is not None and not layer.block):
             raise ValueError(f"{where}: a gate needs block >= 1, received {layer.block}")
+        if layer.layout == "half panels":
+            _check_halves(where, layer)
         if layer.skip_zeros and (layer.layout not in ("panels", "vectors") or (i and layers[i - 1].block)):
             raise ValueError(
                 f"{where}: skip_zeros needs panels or vectors and an input that is not gated, received {layer.layout}"
@@ -75,6 +86,17 @@ def check_layers(layers: list[Layer]) -> None:
         given += bool(layer.block) and layer.gate is None
     if given > 1:
         raise ValueError(f"at most one layer may have a block without a gate, received {given}: give the others a gate")
+
+
+def fits_half(weight: Tensor) -> bool:
+    """Whether bfloat16 holds every number of it exactly, as it does where a model was stored in bfloat16."""
+    return torch.equal(weight.to(torch.bfloat16).to(weight.dtype), weight)
+
+
+def _check_halves(where: str, layer: Layer) -> None:
+    held = [weight for weight in (layer.weight, layer.value_weight) if weight is not None]
+    if not all(map(fits_half, held)):
+        raise ValueError(f"{where}: half panels need weights that bfloat16 holds exactly: use panels, or round them")
 
 
 def _check_value(where: str, layer: Layer, *, gated: bool) -> None:

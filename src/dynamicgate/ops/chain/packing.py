@@ -68,7 +68,7 @@ def output_span(units: int, block: int, layout: str) -> Span:
     """Panels must not cross the boundary of a block, so blocks are padded to whole panels. Rows need no padding."""
     if not block:
         return whole(units)
-    by_panel = layout in ("panels", "vectors", "columns")
+    by_panel = layout not in ("rows", "csr")
     return Span(units, block, padded(block) if by_panel else block, gated=True)
 
 
@@ -193,6 +193,12 @@ def write_linear(
         )
     if layout == "panels":
         at = writer.add(width * inputs, lambda out: panels(_spread(weight_ND, 0, after, width), before, out))
+    elif layout == "half panels":
+
+        def halves(out: Tensor) -> None:
+            panels(_spread(weight_ND.to(torch.bfloat16), 0, after, width), before, out.view(torch.bfloat16))
+
+        at = writer.add(width * inputs // 2, halves)
     elif layout == "vectors":
         spread_WD = _spread(weight_ND, 0, after, width)
         values, starts, columns = vectors_by_input(spread_WD) if skip_zeros else vectors(spread_WD, before.block)

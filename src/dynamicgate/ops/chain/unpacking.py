@@ -106,12 +106,14 @@ def read_linear(
     floats = weights[linear.weight * PANEL :]
     bias = weights[linear.bias * PANEL :][: linear.width][after.positions]
     layout = LAYOUTS[linear.layout]
+    if layout == "half panels":
+        floats, layout = floats.view(torch.bfloat16), "panels"
     if layout in ("panels", "rows") and linear.width * linear.inputs > len(floats):
         raise ValueError("the weights of a layer lie outside of the weights")
     if layout == "panels":
         pieces = floats[: linear.width * before.units].split(linear.width * before.block)
         rows = [p.reshape(linear.width // PANEL, -1, PANEL).transpose(1, 2).flatten(0, 1) for p in pieces]
-        return torch.cat(rows, dim=1)[after.positions], bias
+        return torch.cat(rows, dim=1)[after.positions].float(), bias
     if layout == "rows":
         return floats[: linear.width * linear.inputs].view(linear.width, -1)[after.positions][:, before.positions], bias
     if layout == "columns":  # vectors over the whole input, padding included

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from dynamicgate.ops import native
-from dynamicgate.ops.chain.layers import Layer
+from dynamicgate.ops.chain.layers import LAYOUTS, Layer
+from dynamicgate.ops.chain.packing import HEADER_WORDS as HEADER_OF_CHAIN
 from dynamicgate.ops.chain.packing import PANEL, Writer, lay_out, padded
 from dynamicgate.ops.decoder.layers import Decoder, Norm
 
@@ -36,12 +37,19 @@ class PackedDecoder(NamedTuple):
         return int(self.program[15])
 
     @property
-    def head_panels(self) -> tuple[int, int, int]:
-        """Where the weights of the head start, its padded outputs and its inputs: a head in panels can also be read
-        row by row, as an embedding that is tied to it."""
+    def head_in_panels(self) -> bool:
+        """Whether `head_panels` can be read."""
+        return LAYOUTS[int(self.program[int(self.program[13]) + HEADER_OF_CHAIN])] in ("panels", "half panels")
+
+    @property
+    def head_panels(self) -> Tensor:
+        """The weights of the head as panels, [panels, features, 16 tokens]: they can also be read token by token, as an
+        embedding that is tied to the head."""
         words, lines = self.program[13:15].tolist()
-        _, inputs, _, width, weight = self.program[words + 8 : words + 13].tolist()
-        return (lines + weight) * PANEL, width, inputs
+        layout, inputs, _, width, weight = self.program[words + HEADER_OF_CHAIN :][:5].tolist()
+        floats = self.weights[(lines + weight) * PANEL :]
+        values = floats.view(torch.bfloat16) if LAYOUTS[layout] == "half panels" else floats
+        return values[: width * inputs].view(-1, inputs, PANEL)
 
 
 class _Parts:
