@@ -116,7 +116,10 @@ def in_bfloat16(case: Case) -> Case:
     """The same with weights that bfloat16 holds, as checkpoints in bfloat16 have them."""
 
     def rounded(model: nn.Module) -> nn.Module:
-        return model.to(torch.bfloat16).to(torch.float32)
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear | nn.Embedding):
+                layer.weight.data = layer.weight.data.bfloat16().float()
+        return model
 
     return replace(
         case, name=f"{case.name}, bfloat16", build=lambda: rounded(case.build()),

@@ -183,6 +183,18 @@ void run_some_rows(const Call& call, int64_t first, int rows, const Pool* pool) 
   return call.program->stages ? run_stages_of_rows(call, first, rows, pool) : run_rows_of_batch(call, first, rows, pool);
 }
 
+// The weights of a chain, in units of 16 floats, as if none were stored in halves: how a row is summed may not depend on it.
+int64_t lines_of_floats(const Program& program) {
+  int64_t lines = program.weights;
+  for (int l = 0; !program.stages && l < program.layers; ++l) {
+    const Layer& layer = program.layer()[l];
+    for (const Linear* linear : {&layer.main, &layer.value})
+      if (linear->units && linear->layout == dynamicgate::kHalfPanels)
+        lines += static_cast<int64_t>(linear->inputs) * linear->width / (2 * kPanel);
+  }
+  return lines;
+}
+
 // How many rows run together. It depends on the batch and the program only, never on the number of threads: the order in
 // which a row is summed depends on the rows beside it, and the same input must give the same bits on any machine load.
 int64_t chunk_rows(const Call& call) {
@@ -190,7 +202,7 @@ int64_t chunk_rows(const Call& call) {
   constexpr int64_t kParts = 8, kFewest = 32, kFewestTogether = 256;
   // Every chunk reads all weights, which is cheap only while they stay in a core's cache. Of the rows of a chunk in stages
   // few reach the last stage, and kernels need sixteen of them to be fast.
-  const bool together = call.program->stages || call.program->weights > kCachedLines;
+  const bool together = call.program->stages || lines_of_floats(*call.program) > kCachedLines;
   const int64_t fewest = together ? kFewestTogether : kFewest;
   return least(rows_at_once(*call.program), most(fewest, (call.rows + kParts - 1) / kParts));
 }

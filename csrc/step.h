@@ -131,7 +131,6 @@ DG_INLINE const float* widen(const Half* from, int64_t rows, float* to) {
   }
   return to;
 }
-DG_INLINE const float* widen(const float* from, int64_t, float*) { return from; }
 
 // One block of inputs times the panels of one block of outputs.
 template <class Weight>
@@ -164,10 +163,13 @@ void accumulate_panels(const Step& s, int in_block, const Panels& group, int row
       const Weight* panel = weight + group.panel[p] * panel_weights + static_cast<int64_t>(k) * kPanel;
       const Weight* next = panel + (p + 1 < group.count ? panel_weights : depth * kPanel - (group.count - 1) * panel_weights);
       const int64_t column = group.panel[p] * kPanel, row_bytes = kPanel * sizeof(Weight);
-      if (kHalf && rows > kTileRows)
-        tiles<kStraight>(rows, a, widen(panel, now, wide), nullptr, now, c, column, next, row_bytes);
-      else
-        tiles<kStraight>(rows, a, panel, nullptr, now, c, column, next, row_bytes);
+      if constexpr (kHalf) {
+        if (rows > kTileRows) {
+          tiles<kStraight>(rows, a, widen(panel, now, wide), nullptr, now, c, column, next, row_bytes);
+          continue;
+        }
+      }
+      tiles<kStraight>(rows, a, panel, nullptr, now, c, column, next, row_bytes);
     }
     if (k + depth < units)
       for (int m = 0; m < rows; ++m) a[m] += depth;
@@ -213,11 +215,12 @@ void accumulate_whole(const Step& s, const Panels& group) {
   constexpr bool kHalf = sizeof(Weight) == sizeof(Half);
   alignas(64) float wide[kHalf ? kDepth * kPanel : 1];
   for (int first = 0; first < full; first += at_once) {
-    const Pieces pieces = {least(at_once, full - first), s.in_open.block_width, kHalf ? panel_weights : apart};
+    const int64_t ahead = apart * static_cast<int64_t>(sizeof(Weight));
+    const Pieces pieces = {least(at_once, full - first), s.in_open.block_width, kHalf ? panel_weights : apart, ahead};
     for (int p = 0; p < group.count; ++p) {
       const Weight* panel = weight + first * apart + group.panel[p] * panel_weights;
       const int64_t column = group.panel[p] * kPanel;
-      if (kHalf) {
+      if constexpr (kHalf) {
         for (int piece = 0; piece < pieces.count; ++piece) widen(panel + piece * apart, block, wide + piece * panel_weights);
         tiles<kStraight>(rows, a, static_cast<const float*>(wide), nullptr, block, c, column, panel + panel_weights,
                          kPanel * sizeof(Half), pieces);

@@ -14,8 +14,9 @@ enum Walk {
 struct Pieces {
   int count;
   int64_t inputs, weights;
+  int64_t ahead;  // bytes between what is prefetched for one piece and for the next
 };
-constexpr Pieces kOnePiece = {1, 0, 0};
+constexpr Pieces kOnePiece = {1, 0, 0, 0};
 
 // c[m][0:16] += sum over k of a[m][k] * w[k][0:16], rows given by pointers (indirect GEMM: no gather, no scatter).
 // Prefetches the weights that are needed next: from `soon` on, `stride` bytes for each step, or, where weights are taken
@@ -39,7 +40,7 @@ DG_NOINLINE void tile(const float* const* a, const Weight* w, const uint16_t* in
   for (int piece = 0; piece < (kWalk == kStraight ? pieces.count : 1); ++piece, w += pieces.weights) {
     const float* in[kRows];
     DG_UNROLL for (int m = 0; m < kRows; ++m) in[m] = a[m] + piece * pieces.inputs;
-    const char* ahead = soon + piece * pieces.weights * static_cast<int64_t>(sizeof(Weight));
+    const char* ahead = soon + piece * pieces.ahead;
     int64_t k = 0;
     for (; k + kSteps <= depth; k += kSteps) {
       Vec values[kRows];

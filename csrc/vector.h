@@ -51,6 +51,9 @@ typedef float Vec __attribute__((vector_size(DG_VECTOR_BYTES)));
 typedef float VecInMemory __attribute__((vector_size(DG_VECTOR_BYTES), aligned(4), may_alias));
 
 typedef uint16_t Half;  // the upper half of a float
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "half panels are read as on little-endian machines"
+#endif
 #if defined(__AVX2__)
 typedef Half HalvesInMemory __attribute__((vector_size(DG_VECTOR_BYTES / 2), aligned(2), may_alias));
 typedef uint32_t Bits __attribute__((vector_size(DG_VECTOR_BYTES)));

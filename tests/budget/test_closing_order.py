@@ -80,13 +80,16 @@ def test_units_that_add_nothing_are_the_first_to_close() -> None:
     assert all(unit % 2 for unit in open_units)
 
 
-def test_nobody_looks_at_units_after_the_warm_up() -> None:
+def test_nothing_stays_on_the_model_after_a_pass_and_nobody_looks_after_the_warm_up() -> None:
     model, (x, _) = gated(), task(64)
     budget = dg.Budget(target=0.5, order_units=True)
+    before_all = len(model[2]._forward_pre_hooks)
     budget.apply_(model, 0.0)
-    watched = len(model[2]._forward_pre_hooks)
+    assert len(model[2]._forward_pre_hooks) == before_all + 1
+    model(x)
+    assert len(model[2]._forward_pre_hooks) == before_all
     warm_up(model, budget, x)
-    assert len(model[2]._forward_pre_hooks) == watched - 1
+    assert len(model[2]._forward_pre_hooks) == before_all
     (gate,) = dg.named_gates(model).values()
     before = gate.bias.detach().clone()
     budget.apply_(model, 0.06)
@@ -98,6 +101,44 @@ def test_a_model_can_be_copied_and_pickled_in_the_warm_up() -> None:
     dg.Budget(target=0.5, order_units=True).apply_(model, 0.0)
     assert torch.equal(copy.deepcopy(model)(x), model(x))
     assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
+
+
+def test_a_copy_of_a_budget_serves_another_model() -> None:
+    model, (x, _) = gated(), task(64)
+    budget = dg.Budget(target=0.5, order_units=True)
+    budget.apply_(model, 0.0)
+    other = gated(seed=1)
+    right = added(other, x)
+    (gate,) = dg.named_gates(other).values()
+    before = gate.bias.detach().clone()
+    warm_up(other, copy.deepcopy(budget), x)
+    moved = (gate.bias.detach() - before).double()
+    expected = SPREAD * (right - right.mean()) / right.std(correction=0)
+    torch.testing.assert_close(moved, expected.detach(), atol=1e-6, rtol=0.0)
+
+
+def test_channels_that_a_linear_layer_reads_at_several_places_are_left_as_they_are() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(6 * 16, 12), nn.ReLU(), nn.Linear(12, 3)
+    )
+    dg.gate_(model, dg.GateConfig(kind="static"))
+    gates = dg.named_gates(model)
+    before = {site: gate.bias.detach().clone() for site, gate in gates.items()}
+    warm_up(model, dg.Budget(target=0.5, order_units=True), torch.randn(20, 1, 4, 4))
+    assert [site for site, gate in gates.items() if not torch.equal(gate.bias, before[site])] == ["5"]
+
+
+def test_a_batch_with_nan_does_not_end_the_order() -> None:
+    model, (x, _) = gated(), task(64)
+    (gate,) = dg.named_gates(model).values()
+    before = gate.bias.detach().clone()
+    budget = dg.Budget(target=0.5, order_units=True)
+    budget.apply_(model, 0.0)
+    model(torch.full_like(x, torch.nan))
+    warm_up(model, budget, x)
+    assert not torch.equal(gate.bias, before)
+    assert gate.bias.isfinite().all()
 
 
 @pytest.mark.parametrize("stop", [3, 20])
@@ -140,10 +181,15 @@ def test_what_cannot_be_ordered_is_refused() -> None:
     with pytest.raises(ValueError, match="expected warmup > 0"):
         dg.Budget(target=0.5, warmup=0.0, order_units=True)
     model = gated()
-    with pytest.raises(RuntimeError, match="no forward pass of '2'"):
+    with pytest.raises(RuntimeError, match="no training pass of '2'"):
         dg.Budget(target=0.5, order_units=True).apply_(model, 0.5)
     torch.manual_seed(0)
     staged = nn.Sequential(nn.Linear(32, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4))
     dg.gate_(staged, dg.GateConfig(kind="stages", stages=(0.5, 0.5)))
     with pytest.raises(ValueError, match="moves the cut alone"):
         dg.Budget(target=0.7, order_units=True).apply_(staged, 0.0)
+    frozen = gated()
+    for gate in dg.named_gates(frozen).values():
+        gate.bias.requires_grad_(False)
+    with pytest.raises(ValueError, match="none whose logits are trained"):
+        dg.Budget(target=0.5, order_units=True).apply_(frozen, 0.0)

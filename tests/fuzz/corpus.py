@@ -55,8 +55,10 @@ def plan_layers(layout: str) -> list[ops.chain.Layer]:
         (torch.randn(3), None),
         hidden="nearest" if layout == "nearest" else "relu",
     )
+    weight = torch.randn(64, INPUTS) * mask
+    weight = weight.bfloat16().float() if layout == "half panels" else weight
     first = ops.chain.Layer(
-        torch.randn(64, INPUTS) * mask, torch.randn(64), "relu", 16 if gate else 0, gate,
+        weight, torch.randn(64), "relu", 16 if gate else 0, gate,
         "panels" if gate or layout == "nearest" else layout.removesuffix(" skip"), layout.endswith("skip"),
         *((torch.randn(64, INPUTS), torch.randn(64)) if gate else ()),
     )  # fmt: skip
@@ -69,7 +71,18 @@ def write_plans(folder: Path) -> list[Path]:
     torch.manual_seed(0)
     implementations: dict[str, nn.Module] = {
         layout: PackedLayers(ops.chain.pack(plan_layers(layout)))
-        for layout in ("panels", "panels skip", "vectors", "vectors skip", "csr", "columns", "rows", "gated", "nearest")
+        for layout in (
+            "panels",
+            "half panels",
+            "panels skip",
+            "vectors",
+            "vectors skip",
+            "csr",
+            "columns",
+            "rows",
+            "gated",
+            "nearest",
+        )
     }
     for decide in ("margin", "head"):
         staged = build_staged([[16, 33, 5], [32, 16, 16]], layout=["vectors", "panels", "csr"] * 4, decide=decide)

@@ -125,7 +125,7 @@ def test_an_input_that_is_not_contiguous_matches_the_reference(stride: str) -> N
     run_and_check(layers, 1, 5, 100, stride=stride, threads=THREADS)
 
 
-@pytest.mark.parametrize("layout", ["panels", "vectors"])
+@pytest.mark.parametrize("layout", ["panels", "half panels", "vectors"])
 @pytest.mark.parametrize("zeros", [0.2, 0.5, 0.97, 1.0])
 @pytest.mark.parametrize("rows", [1, 9])
 @pytest.mark.parametrize("skip", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -51,6 +53,33 @@ def test_outputs_match_float64(name: str, closed: float, rows: int) -> None:
         got = chain.run(x, chain.pack(layers))
         wrong = ((got - want).abs().amax(1) > 2e-5 * float(want.abs().max())).sum()
         assert int(wrong) <= rows // 50, options  # a logit at its cut may fall on either side
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("closed", [0.0, 0.03, 0.2])
+@pytest.mark.parametrize("name", SHAPES)
+def test_half_panels_give_the_bits_of_panels(name: str, closed: float, rows: int) -> None:
+    def rounded(layer: Layer, layout: str) -> Layer:
+        weight = layer.weight.bfloat16().float()
+        value = None if layer.value_weight is None else layer.value_weight.bfloat16().float()
+        return replace(layer, weight=weight, value_weight=value, layout=layout)
+
+    x = torch.randn(rows, SHAPES[name][0], generator=torch.Generator().manual_seed(rows))
+    for value in (False, True):
+        layers = layers_of(*SHAPES[name], closed=closed, value=value)
+        found = [
+            chain.run(x, chain.pack([rounded(layer, layout) for layer in layers]))
+            for layout in ("panels", "half panels")
+        ]
+        same = (
+            torch.equal if SHAPES[name][3] > 1 else torch.allclose
+        )  # units that open alone are summed in another order
+        assert same(*found)
+
+
+def test_weights_that_need_more_bits_cannot_be_half_panels() -> None:
+    with pytest.raises(ValueError, match="bfloat16 holds exactly: use panels, or round them"):
+        chain.pack([Layer(torch.full((3, 4), 1.0 + 2.0**-12), layout="half panels")])
 
 
 def test_a_third_layer_behind_it_is_gated_as_before() -> None:

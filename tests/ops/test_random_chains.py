@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from dynamicgate.ops import chain
+from dynamicgate.ops.chain.layers import LAYOUTS
 from tests.fuzz.chains import check
 from tests.fuzz.running import failures
 from tests.ops.chains import Sketch, build, inputs_for
@@ -15,7 +16,7 @@ def test_random_chains_match_float64_with_nan_and_infinities_and_on_any_number_o
 
 
 def test_closed_blocks_and_missing_weights_do_not_hide_nan() -> None:
-    for layout in ("panels", "rows", "vectors", "csr", "columns"):
+    for layout in LAYOUTS:
         layers = build(30, [Sketch(64, layout, block=16, cut="none"), Sketch(10)], seed=1)
         x, _ = inputs_for(layers, 40, seed=1)
         x[3, 5] = torch.nan

@@ -18,8 +18,9 @@ from torch.utils.hooks import RemovableHandle
 
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.unit_order import weight_of
+from dynamicgate.linears import in_features, is_linear, unwrapped
 
-SPREAD = 0.1  # of the logits of a gate: enough to tell units apart, little beside what a gate can learn
+SPREAD = 0.1  # standard deviation of the logits of a gate: enough to tell units apart, little beside what it can learn
 RECENT = 0.1  # weight of a step in the running mean over the warm-up
 
 
@@ -29,43 +30,49 @@ class ClosingOrder:
 
     squares: dict[str, Tensor] = field(default_factory=dict)
     done: bool = False
-    _handles: list[RemovableHandle] = field(default_factory=list, repr=False, compare=False)
+    _handles: dict[str, RemovableHandle] = field(default_factory=dict, repr=False, compare=False)
 
     def follow_(self, model: nn.Module, gates: Mapping[str, Gate], *, ended: bool) -> None:
-        """Look at the units in every training pass until the warm-up has ended, then order the gates, once."""
+        """Look at the units in the training pass to come, until the warm-up has ended; then order the gates, once."""
         if self.done:
             return
-        ordered = {site: gate for site, gate in gates.items() if _can_order(model.get_submodule(site), gate)}
-        if not ended:
-            if not self._handles:
-                for site in ordered:
-                    hook = partial(self._see, site)
-                    self._handles.append(model.get_submodule(site).register_forward_pre_hook(hook, prepend=True))
-            return
-        self.stop()
-        if missing := [site for site in ordered if site not in self.squares]:
-            raise RuntimeError(
-                f"order_units=True orders units by what they do in the warm-up, and no forward pass of {missing[0]!r} "
-                "was seen in it: train for more steps, call apply_ before torch.compile traces the model, or leave it "
-                "out"
+        consumers = {site: model.get_submodule(site) for site, gate in gates.items() if _can_order(model, site, gate)}
+        if not consumers:
+            raise ValueError(
+                "order_units=True orders gates on the units of linear layers, and this model has none whose logits are "
+                "trained: leave it out"
             )
-        for site, gate in ordered.items():
-            _move_apart_(gate, self.squares[site].to(gate.bias.device), weight_of(model.get_submodule(site)))
+        self.stop()
+        if not ended:  # for one pass only: a training that stops here leaves nothing on the model
+            for site, layer in consumers.items():
+                self._handles[site] = layer.register_forward_pre_hook(partial(self._see, site), prepend=True)
+            return
+        if missing := [site for site in consumers if site not in self.squares]:
+            raise RuntimeError(
+                f"order_units=True orders units by what they do in the warm-up, and no training pass of {missing[0]!r} "
+                "was seen in it: put the model in training mode, train for more steps, call apply_ before "
+                "torch.compile traces the model, or leave it out"
+            )
+        for site, consumer in consumers.items():
+            _move_apart_(gates[site], self.squares[site].to(gates[site].bias.device), weight_of(unwrapped(consumer)))
         self.squares, self.done = {}, True
 
     def stop(self) -> None:
         """Look no longer."""
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
-        self._handles = []
+        self._handles = {}
 
     @torch.no_grad()
     def _see(self, site: str, consumer: nn.Module, args: tuple[Any, ...]) -> None:
         if not consumer.training:  # such as validation, which a run that is resumed may not repeat
             return
+        if site in self._handles:
+            self._handles.pop(site).remove()
         now_N = args[0].detach().flatten(0, -2).double().square().mean(0)
         before_N = self.squares.get(site, now_N).to(now_N.device)
-        self.squares[site] = torch.lerp(before_N, now_N, RECENT)
+        mean_N = torch.where(before_N.isfinite(), torch.lerp(before_N, now_N, RECENT), now_N)
+        self.squares[site] = torch.where(now_N.isfinite(), mean_N, before_N)  # a NaN says nothing about the units
 
     def state_dict(self) -> dict[str, Any]:
         """All of it, as plain JSON values."""
@@ -78,10 +85,11 @@ class ClosingOrder:
         return cls(squares, state["done"])
 
 
-def _can_order(consumer: nn.Module, gate: Gate) -> bool:
-    """Whether it chooses among the units that a linear layer reads, and learns its logits."""
-    plain = gate.config.kind in ("dynamic", "static") and gate.bias.requires_grad
-    return plain and isinstance(weight := getattr(consumer, "weight", None), Tensor) and weight.ndim == 2
+def _can_order(model: nn.Module, site: str, gate: Gate) -> bool:
+    """Whether it chooses among the units that a linear layer reads one by one, and learns its logits."""
+    layer = unwrapped(model.get_submodule(site))
+    plain = gate.config.kind in ("dynamic", "static") and gate.bias.requires_grad and is_linear(layer)
+    return plain and in_features(layer) == gate.site.width and weight_of(layer).is_floating_point()
 
 
 @torch.no_grad()

@@ -123,9 +123,10 @@ def describe_task(task: Task) -> Any:
 
 
 def _budget_settings(budget: GateBudget) -> dict[str, Any]:
-    # checkpoints of earlier versions know nothing of folding
-    left_out = NOT_SETTINGS if getattr(budget, "fold", False) else (*NOT_SETTINGS, "fold")
-    names = [f.name for f in fields(budget) if f.init and f.name not in left_out]
+    # checkpoints of earlier versions know nothing of these
+    later = {"fold": False, "order_units": False, "wait": True}
+    left_out = [name for name, default in later.items() if getattr(budget, name, default) == default]
+    names = [f.name for f in fields(budget) if f.init and f.name not in (*NOT_SETTINGS, *left_out)]
     return {"kind": type(budget).__name__, **{name: _describe(getattr(budget, name), name) for name in names}}
 
 

@@ -115,7 +115,10 @@ def test_a_model_without_gates_has_a_dense_plan() -> None:
 
 def rounded(model: nn.Module) -> nn.Module:
     """The model with weights that bfloat16 holds, as a checkpoint in bfloat16 has them."""
-    return model.to(torch.bfloat16).to(torch.float32)
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight.data = layer.weight.data.bfloat16().float()
+    return model
 
 
 @pytest.mark.parametrize("sizes", [{}, {"width": 77}, {"features": 24, "heads": 2, "vocabulary": 33}], ids=str)
@@ -132,6 +135,25 @@ def test_weights_that_bfloat16_holds_are_stored_in_half_of_the_bytes_and_give_th
         assert torch.equal(half(ids), whole(ids))
         assert torch.equal(half(ids[:1, :1]), whole(ids[:1, :1]))
         assert close(half(ids), copy_in_float64(model)(ids))
+
+
+def test_half_weights_give_the_same_bits_where_many_rows_run_in_parts() -> None:
+    model = rounded(
+        gpt(features=512, heads=4, layers=1, width=96)
+    )  # a map of 512 x 512: 1 MB in floats, half in halves
+    parts, ids = parts_of(model), torch.randint(33, (1, 257))
+    with torch.no_grad():
+        halves = native_body(model, parts, in_halves(decoder_of(parts)))
+        assert torch.equal(halves(ids), native_body(model, parts)(ids))
+
+
+def test_a_plan_describes_the_way_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = rounded(gpt()), torch.randint(50, (1, 12))
+    read = {}
+    for way in (WHOLE, HALVES):
+        monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes, way=way: way)
+        read[way] = quickly(model, ids).plan.regimes[1].megabytes
+    assert 0.4 * read[WHOLE] < read[HALVES] < 0.8 * read[WHOLE]
 
 
 def test_a_plan_with_half_weights_is_timed_described_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

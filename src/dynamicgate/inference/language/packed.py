@@ -30,25 +30,26 @@ def decoder_of(parts: DecoderParts) -> ops.decoder.Decoder:
 
 
 def in_halves(decoder: ops.decoder.Decoder) -> ops.decoder.Decoder | None:
-    """The same decoder with all weights in half of the bytes that bfloat16 holds exactly; None if there are none."""
-    found: list[ops.chain.Layer] = []
+    """The same decoder with the weights that bfloat16 holds exactly in half of the bytes; None if they are less than
+    half of all."""
+    counts = {True: 0, False: 0}
 
-    def halved(layers: tuple[ops.chain.Layer, ...]) -> tuple[ops.chain.Layer, ...]:
+    def halved(*layers: ops.chain.Layer) -> tuple[ops.chain.Layer, ...]:
         made = []
         for before, layer in zip((None, *layers), layers, strict=False):
             held = [weight for weight in (layer.weight, layer.value_weight) if weight is not None]
-            alone = before is not None and before.block == 1
+            alone = before is not None and before.block == 1  # units that open one by one have a faster way
             fits = layer.layout == "panels" and not alone and all(map(ops.chain.fits_half, held))
+            counts[fits] += sum(weight.numel() for weight in held)
             made.append(replace(layer, layout="half panels") if fits else layer)
-            found.extend(made[-1:] if fits else ())
         return tuple(made)
 
     blocks = tuple(
-        replace(block, qkv=halved((block.qkv,))[0], mix=halved((block.mix,))[0], ffn=halved(block.ffn))
+        replace(block, qkv=halved(block.qkv)[0], mix=halved(block.mix)[0], ffn=halved(*block.ffn))
         for block in decoder.blocks
     )
-    made = replace(decoder, blocks=blocks, head=halved((decoder.head,))[0])
-    return made if found else None
+    made = replace(decoder, blocks=blocks, head=halved(decoder.head)[0])
+    return made if counts[True] >= counts[False] else None
 
 
 def _block(block: BlockParts) -> ops.decoder.Block:

@@ -54,8 +54,9 @@ def compile_language(
                 notes.append(f"{name!r} is not used: most positions of the example have a logit near its threshold")
                 del bodies[name]
         del reference
-        regimes = time_models(bodies, inputs, kind, batches, seconds, open_rates)
-        chosen = choose(regimes)
+        timed = time_models(bodies, inputs, kind, batches, seconds, open_rates)
+        chosen = choose(timed)
+        regimes = [one.regime(chosen) for one in timed]
         body = bodies[chosen]
         if chosen not in NATIVE:
             stop_sharing_(body, model)

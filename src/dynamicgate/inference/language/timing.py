@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from math import log
 
 import torch
@@ -21,11 +22,29 @@ MARGIN = 0.97  # a margin of less than 3 % over torch is noise
 MIN_ROUNDS, MAX_ROUNDS = 3, 50
 
 
+@dataclass(frozen=True)
+class Timed:
+    """One way to call the model: the times of all candidates, and for native ones where the time goes and how much is
+    read."""
+
+    name: str
+    tokens: int
+    times: dict[str, float]
+    parts: dict[str, dict[str, float]] = field(default_factory=dict)
+    megabytes: dict[str, float] = field(default_factory=dict)
+
+    def regime(self, chosen: str) -> ModelRegime:
+        """What a plan keeps of it: the parts of the candidate that was chosen."""
+        return ModelRegime(
+            self.name, self.tokens, self.times, self.parts.get(chosen, {}), self.megabytes.get(chosen, 0.0)
+        )
+
+
 def time_models(
     bodies: Mapping[str, nn.Module], inputs: Inputs, kind: CacheKind | None, batches: Sequence[int], seconds: float,
     open_rates: Mapping[str, float],
-) -> list[ModelRegime]:  # fmt: skip
-    """One regime for each way to call the model."""
+) -> list[Timed]:  # fmt: skip
+    """One for each way to call the model."""
     ids = inputs.ids
     with torch.inference_mode():
         if ids is None or kind is None:
@@ -33,9 +52,8 @@ def time_models(
         sequences, tokens = ids.shape
         calls = {name: (lambda body=body: Generation(body, kind).step(ids)) for name, body in bodies.items()}
         first = median_times(calls, seconds=seconds / 2)
-        prompt = ModelRegime(
-            f"a prompt of {tokens} tokens" + _of(sequences), sequences * tokens, first, _parts(bodies, calls, first)
-        )
+        name = f"a prompt of {tokens} tokens" + _of(sequences)
+        prompt = Timed(name, sequences * tokens, first, _parts(bodies, calls))
         started = {name: Generation(body, kind) for name, body in bodies.items()}
         for generation in started.values():
             generation.step(ids)
@@ -43,12 +61,11 @@ def time_models(
         calls = {name: (lambda g=generation: g.step(new)) for name, generation in started.items()}
         times = median_times(calls, seconds=seconds / 2)
         name = f"one more token after {tokens}" + _of(sequences)
-        decoder = _fastest_decoder(bodies, times)
-        megabytes = 0.0 if decoder is None else _megabytes(decoder[1], open_rates, sequences, tokens)
-        return [prompt, ModelRegime(name, sequences, times, _parts(bodies, calls, times), megabytes)]
+        read = {name: _megabytes(decoder, open_rates, sequences, tokens) for name, decoder in _decoders(bodies).items()}
+        return [prompt, Timed(name, sequences, times, _parts(bodies, calls), read)]
 
 
-def choose(regimes: Sequence[ModelRegime]) -> str:
+def choose(regimes: Sequence[Timed]) -> str:
     """The candidate that is fastest over all regimes, torch unless another is clearly faster."""
 
     def cost(name: str) -> float:
@@ -58,15 +75,13 @@ def choose(regimes: Sequence[ModelRegime]) -> str:
     return TORCH if cost(best) > cost(TORCH) + len(regimes) * log(MARGIN) else best
 
 
-def _time_rows(
-    bodies: Mapping[str, nn.Module], inputs: Inputs, batches: Sequence[int], seconds: float
-) -> list[ModelRegime]:
+def _time_rows(bodies: Mapping[str, nn.Module], inputs: Inputs, batches: Sequence[int], seconds: float) -> list[Timed]:
     rows = max((len(tensor) for tensor in inputs.tensors if tensor.ndim), default=1)
     found = []
     for batch in batches:
         some = inputs.rows(torch.arange(batch) % rows)
         calls = {name: (lambda body=body, some=some: some.call(body)) for name, body in bodies.items()}
-        found.append(ModelRegime(f"batch {batch}", batch, median_times(calls, seconds=seconds / len(batches))))
+        found.append(Timed(f"batch {batch}", batch, median_times(calls, seconds=seconds / len(batches))))
     return found
 
 
@@ -92,26 +107,21 @@ def median_times(
     return {name: statistics.median(times) for name, times in robin.times.items()}
 
 
-def _fastest_decoder(bodies: Mapping[str, nn.Module], times: Mapping[str, float]) -> tuple[str, NativeDecoder] | None:
-    """The native decoder of the fastest candidate that has one, and the name of that."""
-    found = [(times[name], name, part) for name, body in bodies.items() for part in body.modules()
-             if isinstance(part, NativeDecoder)]  # fmt: skip
-    return min(found, key=lambda one: one[0])[1:] if found else None
+def _decoders(bodies: Mapping[str, nn.Module]) -> dict[str, NativeDecoder]:
+    """The native decoders, by candidate."""
+    return {name: part for name, body in bodies.items() for part in body.modules() if isinstance(part, NativeDecoder)}
 
 
-def _parts(
-    bodies: Mapping[str, nn.Module], calls: Mapping[str, Callable[[], object]], times: Mapping[str, float]
-) -> dict[str, float]:
-    """Where the time of one native call goes."""
-    fastest = _fastest_decoder(bodies, times)
-    if fastest is None:
-        return {}
-    name, decoder = fastest
-    seconds: Tensor = torch.zeros(len(ops.decoder.PARTS), dtype=torch.float64)
-    decoder.seconds = seconds
-    calls[name]()
-    decoder.seconds = None
-    return dict(zip(ops.decoder.PARTS, (1e6 * seconds).tolist(), strict=True))
+def _parts(bodies: Mapping[str, nn.Module], calls: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
+    """Where the time of one native call goes, by candidate."""
+    found = {}
+    for name, decoder in _decoders(bodies).items():
+        seconds: Tensor = torch.zeros(len(ops.decoder.PARTS), dtype=torch.float64)
+        decoder.seconds = seconds
+        calls[name]()
+        decoder.seconds = None
+        found[name] = dict(zip(ops.decoder.PARTS, (1e6 * seconds).tolist(), strict=True))
+    return found
 
 
 def _megabytes(decoder: NativeDecoder, open_rates: Mapping[str, float], sequences: int, past: int) -> float:

@@ -66,8 +66,8 @@ class Hyperparameters:
     """Make gates of gate constant that move less than their network costs, once the budget has come down: units get its
     MACs."""
     order_units: bool = False
-    """Let those units of gate close first that add least to the layer that reads them, as the first twentieth of
-    training shows; for gates that start alike."""
+    """Let those units of static, gate and gate+rigl close first that add least to the layer that reads them, as the
+    first twentieth of training shows; for gates that start alike."""
     anneal: float = 0.5
     """Fraction of training over which gate, static and gate+rigl come down to the budget, after a twentieth. The
     shorter, the longer the open units learn alone, and the less is tried before."""

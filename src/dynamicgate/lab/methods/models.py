@@ -53,7 +53,8 @@ def dropout(s: Settings, splits: Splits) -> Prepared:
 
 def static(s: Settings, splits: Splits) -> Prepared:
     """One learned logit per unit, the same units for every input, at the same budget."""
-    return Prepared(_mlp(s, splits, gate=_gate(s, kind="static")), Budget(target=s.budget, anneal=s.anneal))
+    budget = Budget(target=s.budget, anneal=s.anneal, order_units=s.order_units)
+    return Prepared(_mlp(s, splits, gate=_gate(s, kind="static")), budget)
 
 
 def random(s: Settings, splits: Splits) -> Prepared:

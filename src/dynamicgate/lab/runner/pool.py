@@ -189,8 +189,9 @@ def run_job(job: Job, *, data_dir: Path | None, command: str) -> Outcome:
         warnings.filterwarnings("ignore", message="the budget was missed")  # pages show what was asked and reached
         try:
             run = job.table.train(job, splits)
-        except ValueError as error:  # such as a loss that became NaN: of which of many runs?
-            raise ValueError(f"{job.table.name}, {job.model}, seed {job.seed}: {error}") from error
+        except (ValueError, RuntimeError) as error:  # such as a loss that became NaN: of which of many runs?
+            kind = ValueError if isinstance(error, ValueError) else RuntimeError
+            raise kind(f"{job.table.name}, {job.model}, seed {job.seed}: {error}") from error
     if job.table.step is not None:
         run = {**run, "seconds_relative": seconds_relative(job, splits)}
     meta = {**environment(command), "quick": job.quick, "data": sizes_of(splits)}
