@@ -36,7 +36,9 @@ def refuse(_model: nn.Module) -> dict[str, Any]:
 
 
 def choose(without: dict[str, Any], **candidates: Callable[[nn.Module], dict[str, Any]]) -> Any:
-    found = choose_recipe(network(), task(), None, without=recipe(without), candidates=candidates, steps=60, show=False)
+    found = choose_recipe(
+        network(), task(), None, without=recipe(without), candidates=candidates, steps=60, show=False, clock=False
+    )
     return found.name, found.reason
 
 
