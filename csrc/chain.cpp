@@ -188,9 +188,9 @@ int64_t lines_of_floats(const Program& program) {
   int64_t lines = program.weights;
   for (int l = 0; !program.stages && l < program.layers; ++l) {
     const Layer& layer = program.layer()[l];
-    for (const Linear* linear : {&layer.main, &layer.value})
-      if (linear->units && linear->layout == dynamicgate::kHalfPanels)
-        lines += static_cast<int64_t>(linear->inputs) * linear->width / (2 * kPanel);
+    if (layer.main.layout != dynamicgate::kHalfPanels) continue;  // the value has the same layout
+    const int64_t maps = layer.value.units ? 2 : 1;
+    lines += maps * layer.main.inputs * layer.main.width / (2 * kPanel);
   }
   return lines;
 }
