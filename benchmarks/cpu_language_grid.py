@@ -94,10 +94,10 @@ def measure(name: str, seconds: float, tokens: tuple[int, ...]) -> list[dict[str
     ids = torch.randint(VOCABULARY, (1, 2048), generator=torch.Generator().manual_seed(1))
     torch.manual_seed(0)
     dense = build().eval().requires_grad_(False)
-    bodies: dict[str, nn.Module] = {"eager dense": dense, "our dense": native_body(dense, parts_of(dense)).eval()}
+    bodies: dict[str, nn.Module] = {"eager dense": dense, "our dense": native_body(parts_of(dense)).eval()}
     for fraction in OPEN:
         model = gated(build, fraction, ids[:, :256].view(4, 64))
-        bodies[str(fraction)] = native_body(model, parts_of(model)).eval()
+        bodies[str(fraction)] = native_body(parts_of(model)).eval()
     rows = []
     for count in tokens:
         calls = {of: call_of(body, count, ids) for of, body in bodies.items()}

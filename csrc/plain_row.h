@@ -94,19 +94,16 @@ void plain_linear(const Call& call, const Linear& linear, const float* in, const
   };
   switch (linear.layout) {
     case dynamicgate::kPanels:
-      for (int begin = 0; begin < from.units; begin += from.block) {
-        const int units = least(from.block, from.units - begin);
-        for (int p = 0; p < panels; ++p)
-          for (int k = 0; k < units; ++k, weight += kPanel) add_vector(p, begin + k, weight);
-      }
-      break;
     case dynamicgate::kHalfPanels: {
+      const bool halves = linear.layout == dynamicgate::kHalfPanels;
       const Half* half = reinterpret_cast<const Half*>(weight);
+      int64_t at = 0;
       for (int begin = 0; begin < from.units; begin += from.block) {
         const int units = least(from.block, from.units - begin);
         for (int p = 0; p < panels; ++p)
-          for (int k = 0; k < units; ++k, half += kPanel)
-            for (int lane = 0; lane < kPanel; ++lane) add(p * kPanel + lane, begin + k, widened(half[lane]));
+          for (int k = 0; k < units; ++k)
+            for (int lane = 0; lane < kPanel; ++lane, ++at)
+              add(p * kPanel + lane, begin + k, halves ? widened(half[at]) : weight[at]);
       }
       break;
     }

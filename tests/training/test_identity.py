@@ -15,11 +15,13 @@ import torch
 from torch import nn
 
 import dynamicgate as dg
+from dynamicgate.training.fingerprint import _budget_settings
 from dynamicgate.training.folder_lock import InUseError, only_process
 from dynamicgate.training.whole_batch import step_whole_batch
 from tests.training.easy import blobs, dense
 
 X, Y = blobs()
+LATER: dict[str, Any] = {"fold": True, "order_units": True, "wait": False}
 BASE: dict[str, Any] = {"epochs": 1, "batch": 32, "show": False, "valid": (X[:40], Y[:40])}
 
 
@@ -173,3 +175,10 @@ def test_penalties_are_not_differentiated_for_growth_that_has_ended() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert sparsifier._penalty_gradients == {}
+
+
+def test_options_of_a_budget_that_came_later_are_no_settings_while_they_are_off() -> None:
+    """Checkpoints that were saved before there were such options can be continued."""
+    off, on = (_budget_settings(dg.Budget(target=0.5, **changed)) for changed in ({}, LATER))
+    assert on == {**off, **LATER}
+    assert not LATER.keys() & off.keys()

@@ -78,7 +78,7 @@ def test_blocks_that_compete_run_as_a_whole(name: str) -> None:
     assert fast.plan.notes == []
     assert WHOLE in fast.plan.regimes[0].times
     with torch.no_grad():
-        assert close(native_body(model, parts_of(model))(ids), copy_in_float64(model)(ids))
+        assert close(native_body(parts_of(model))(ids), copy_in_float64(model)(ids))
 
 
 def test_one_open_expert_runs_layer_by_layer() -> None:
@@ -129,7 +129,7 @@ def test_weights_that_bfloat16_holds_are_stored_in_half_of_the_bytes_and_give_th
     parts, ids = parts_of(model), torch.randint(33, (2, 19))
     halves = in_halves(decoder_of(parts))
     assert halves is not None
-    whole, half = native_body(model, parts), native_body(model, parts, halves)
+    whole, half = native_body(parts), native_body(parts, halves)
     assert half.decoder.weights.numel() < 0.6 * whole.decoder.weights.numel()  # type: ignore[union-attr, operator]
     with torch.no_grad():
         assert torch.equal(half(ids), whole(ids))
@@ -143,8 +143,8 @@ def test_half_weights_give_the_same_bits_where_many_rows_run_in_parts() -> None:
     )  # a map of 512 x 512: 1 MB in floats, half in halves
     parts, ids = parts_of(model), torch.randint(33, (1, 257))
     with torch.no_grad():
-        halves = native_body(model, parts, in_halves(decoder_of(parts)))
-        assert torch.equal(halves(ids), native_body(model, parts)(ids))
+        halves = native_body(parts, in_halves(decoder_of(parts)))
+        assert torch.equal(halves(ids), native_body(parts)(ids))
 
 
 def test_a_plan_describes_the_way_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_a_layer_whose_weights_need_more_bits_keeps_them() -> None:
     assert [layer.layout for layer in halves.blocks[0].ffn] == ["panels", "half panels"]
     ids = torch.randint(50, (2, 12))
     with torch.no_grad():
-        assert close(native_body(some, parts_of(some), halves)(ids), copy_in_float64(some)(ids))
+        assert close(native_body(parts_of(some), halves)(ids), copy_in_float64(some)(ids))
 
 
 def test_greedy_tokens_are_those_of_float64() -> None:

@@ -67,8 +67,8 @@ def compile_language(
     return Compiled(body, plan, {"way": chosen, **described.get(chosen, {})})
 
 
-def native_body(model: nn.Module, parts: DecoderParts, decoder: ops.decoder.Decoder | None = None) -> nn.Module:
-    """`model` around its native decoder; around another of the same parts where one is given."""
+def native_body(parts: DecoderParts, decoder: ops.decoder.Decoder | None = None) -> nn.Module:
+    """A model around the native decoder of these parts; around another of the same parts where one is given."""
     packed = ops.decoder.pack_decoder(decoder_of(parts) if decoder is None else decoder)
     tied = parts.embed.weight is parts.head.weight
     native_decoder = NativeDecoder(packed, None if tied else parts.embed.weight.detach().clone())
@@ -87,7 +87,7 @@ def _candidates(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, dict[
         decoder = decoder_of(parts)
         for name, held in ((WHOLE, decoder), (HALVES, in_halves(decoder))):
             if held is not None:
-                bodies[name] = native_body(bodies[TORCH], parts, held).eval()
+                bodies[name] = native_body(parts, held).eval()
                 described[name] = {"own": isinstance(bodies[name], NativeLanguageModel)}
     except ValueError as error:
         notes.append(f"not native as a whole: {error}")

@@ -10,14 +10,8 @@ from torch import Tensor
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.ops.gate_net import GateNet, check_gate_net
 
-LAYOUTS = (
-    "panels",
-    "rows",
-    "vectors",
-    "csr",
-    "columns",
-    "half panels",
-)  # in the order of enum Layout in csrc/program.h
+# in the order of enum Layout in csrc/program.h
+LAYOUTS = ("panels", "rows", "vectors", "csr", "columns", "half panels")
 
 
 @dataclass(frozen=True)
