@@ -25,7 +25,8 @@ from tests.experiments.continual_runs import as_cells, quick
     [
         ("e0-permuted-5", "gate, short"), ("e0-permuted-5", "gate+rigl, short"), ("e1", "keep"), ("e1", "joint"),
         ("e1", "xdg"), ("e2", "separate"), ("e2", "static"), ("e2", "joint"), ("e3", "keep"), ("e5", "fresh"),
-        ("e5", "side by side"), ("e6-wide", "width 2,000"), ("e7", "keep"), ("e8", "readout 1000"), ("e8", "er 200"),
+        ("e5", "side by side"), ("e5-decay", "side by side"),
+        ("e6-wide", "width 2,000"), ("e7", "keep"), ("e8", "readout 1000"), ("e8", "er 200"),
         ("e8", "readout 500, windows"), ("e8", "readout 500, learned"), ("e9", "keep + reuse"),
         ("e9-cifar10", "lwf"), ("e10", "nearest mean"), ("e10", "keep"), ("e11", "jumping, gates 0.1, every 10"),
         ("e11-consolidation", "jumping, every 30, kept after 1"), ("e8", "er, 32 MB"), ("e3", "horizon 1000"),
