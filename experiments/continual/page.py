@@ -60,7 +60,7 @@ QUESTIONS = {
     "e3": "A hundred permutations, and nobody says when one ends",
     "e4": "A thousand permutations",
     "e5": "Five hundred permutations of 10,000 rows, one pass: does a network grow old?",
-    "e5-decay": "The same rows, half of the connections, weights held small",
+    "e5-decay": "The same rows, weights held small, dense and half of the connections",
     "e6": "Two hundred permutations of 60,000 rows",
     "e6-wide": "Fifty permutations of 60,000 rows, 2,000 units a layer",
     "e7": "Eight hundred permutations with room for a hundred: the oldest are released",

@@ -80,7 +80,7 @@ def old_age(read: Read) -> Line | None:
     """Does a network grow old?"""
     curves: dict[str, list[list[float]]] = {}
     for runs in (*read("e5").values(), *read("e5-decay").values()):
-        curves = runs[0]["quality"]["online"] | curves
+        curves |= runs[0]["quality"]["online"]  # what e5-decay has again is tuned further
     name = "set + recycling"
     if name not in curves:
         return None

@@ -83,11 +83,12 @@ AGES: AgeGrids = {
     "continual backprop": {"rate": REPLACED, "maturity": MATURE},
     "set + continual backprop": {"rate": REPLACED, "maturity": MATURE},
 }  # fmt: skip
-HELD: dict[str, tuple[float, ...]] = {"l2": (1e-4, 3e-4, 1e-3, 3e-3)}
-DECAYING: AgeGrids = {  # sparse networks whose weights are held small as well
+HELD: dict[str, tuple[float, ...]] = {"l2": (3e-4, 1e-3, 3e-3, 1e-2, 3e-2)}
+DECAYING: AgeGrids = {  # weights held smaller than in the first table, where the most was best; dense and sparse
+    "l2": HELD, "shrink and perturb": {"shrink": (3e-5, 1e-4, 3e-4, 1e-3, 3e-3), "noise": (1e-5, 1e-4, 1e-3)},
     **dict.fromkeys(("static + l2", "set + l2", "rigl + l2"), HELD),
     "set + recycling + l2": {"silent": SILENT, **HELD},
-}
+}  # fmt: skip
 AGEING = {"tuning-plasticity": AGES, "tuning-plasticity-decay": DECAYING}
 
 

@@ -12,6 +12,7 @@ from experiments.continual.page import pages, title
 from experiments.continual.settings import BYTES, replay_of
 from experiments.continual.shown import rows_of, usual_hidden
 from experiments.continual.tables import CONTINUAL, TUNED
+from experiments.continual.tuning import DECAYING, best_ages
 
 from dynamicgate.continual import Replay
 from dynamicgate.lab.datasets.splits import Splits
@@ -74,6 +75,13 @@ def test_no_stored_choice_lies_at_an_edge() -> None:
     for table, tried in TUNED.values():
         for row, point in grids.chosen(table, tried).items():
             assert not grids.at_edge(point, tried[row]), f"{table.name}: try more values of {row} beyond {point}"
+
+
+def test_no_stored_choice_of_weights_held_small_lies_at_an_edge() -> None:
+    for method, chosen in best_ages("tuning-plasticity-decay").items():
+        for option in set(chosen) & {"l2", "shrink"}:
+            tried = DECAYING[method][option]
+            assert min(tried) < chosen[option] < max(tried), f"try more values of {option} beyond {chosen[option]}"
 
 
 def test_replay_at_equal_bytes_keeps_no_more_than_a_readout() -> None:
