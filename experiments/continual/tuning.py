@@ -45,12 +45,15 @@ PERMUTED: Grids = {
 }  # fmt: skip
 ROTATED: Grids = {
     "naive": points((1e-5, 3e-5, 1e-4, 3e-4, 1e-3)),
-    **dict.fromkeys(("ewc", "si"), points((1e-4, 3e-4, 1e-3), (1.0, 10.0, 100.0, 1000.0))),
-    "lwf": points((1e-5, 1e-4, 1e-3), (0.1, 0.3, 1.0, 3.0)),
+    "ewc": [*points((1e-4, 3e-4, 1e-3), (1.0, 10.0, 100.0, 1000.0)), *points((3e-4, 1e-3, 3e-3), (1e4, 1e5)),
+            *points((3e-3,), (1000.0,))],
+    "si": [*points((1e-4, 3e-4, 1e-3), (1.0, 10.0, 100.0, 1000.0)), *points((1e-4, 3e-4, 1e-3, 3e-3), (1e4, 1e5))],
+    "lwf": [*points((1e-5, 1e-4, 1e-3), (0.1, 0.3, 1.0, 3.0)), *points((1e-4, 1e-3, 3e-3), (10.0, 30.0, 100.0)),
+            *points((3e-3,), (3.0,))],
     **dict.fromkeys(REPLAYS, points(RATES)),
     "joint": points((1e-4, 3e-4, 1e-3, 3e-3)),
     **dict.fromkeys(("keep", "separate"), points((1e-3, 2e-3, 5e-3, 1e-2))),
-}
+}  # fmt: skip
 HELD_CLASSES = (
     *points((1e-5, 1e-4, 1e-3), (10.0, 100.0, 1000.0, 1e4)), *points((1e-6,), (1000.0, 1e4, 1e5, 1e6)),
     *points((1e-5, 1e-4, 1e-3), (1e5, 1e6)), *points((1e-4, 1e-3), (1e7,)),
@@ -65,7 +68,12 @@ SPLIT: Grids = {
     "a-gem 200": points((3e-6, 1e-5, *RATES)),
     "joint": points((1e-4, 3e-4, 1e-3, 3e-3, 1e-2)),
 }  # fmt: skip
-NATURAL: Grids = {**{row: grid for row, grid in SPLIT.items() if row not in BYTES}, "er, 32 MB": points(RATES)}
+NATURAL: Grids = {
+    **{row: grid for row, grid in SPLIT.items() if row not in BYTES}, "er, 32 MB": points(RATES),
+    "naive": points((1e-7, 3e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2)),
+    "si": [*HELD_CLASSES, *points((3e-3, 1e-2), (1e4, 1e5, 1e6))],
+    "er 200": points((3e-6, 1e-5, *RATES)),
+}  # fmt: skip
 RIVALS: Grids = {
     "naive": points((1e-7, 3e-7, 1e-6, 3e-6, 1e-5, 1e-4)),
     "si": points((1e-4, 3e-4, 1e-3, 3e-3), (1.0, 10.0, 100.0)),
