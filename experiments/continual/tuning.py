@@ -52,7 +52,8 @@ ROTATED: Grids = {
             *points((3e-3,), (3.0,))],
     **dict.fromkeys(REPLAYS, points(RATES)),
     "joint": points((1e-4, 3e-4, 1e-3, 3e-3)),
-    **dict.fromkeys(("keep", "separate"), points((1e-3, 2e-3, 5e-3, 1e-2))),
+    "keep": points((1e-3, 2e-3, 5e-3, 1e-2)),
+    "separate": points((1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2)),
 }  # fmt: skip
 HELD_CLASSES = (
     *points((1e-5, 1e-4, 1e-3), (10.0, 100.0, 1000.0, 1e4)), *points((1e-6,), (1000.0, 1e4, 1e5, 1e6)),
