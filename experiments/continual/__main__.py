@@ -7,11 +7,11 @@ python -m experiments.continual page                         # both pages from t
 
 tuning-...: settings, on other permutations and orders; once one is stored whole, the tables below ask for what it
 chose. keep, horizon: contexts. learners, rotated, classes, cifar10, rivals: rates and strengths of every method, for
-e1, e9, e8, e9-cifar10 and e2-rivals. plasticity: for e5 and e6.
+e1, e9, e8, e9-cifar10 and e2-rivals. plasticity, plasticity-decay: for e5, e6 and e5-decay.
 e0-permuted-5, e0-permuted-10, e0-rotated-5: nothing kept, does it forget less? e1: 10 permutations, every method;
 e1-longer: with the recipe of e2. e2: 100. e2-rivals: the usual methods at 100. e3: nothing known, and how much the
-horizon matters. e4: 1,000. e5, e6, e6-wide: 500, 200 and 50 permutations, does it grow old? e7: 800 with room for 100.
-e8: new classes. e9: rotated; e9-cifar10: pairs of natural classes. e10: cell types; e10-laboratories and
+horizon matters. e4: 1,000. e5, e5-decay, e6, e6-wide: 500, 200 and 50 permutations, does it grow old? e7: 800 with room
+for 100. e8: new classes. e9: rotated; e9-cifar10: pairs of natural classes. e10: cell types; e10-laboratories and
 e10-shared-genes: a second laboratory. e11: time scales; e11-consolidation: the third of them. Small networks along a
 stream (e0, e1, e8, e9, e11) are as fast on a core as on a GPU: --device cpu; wide ones and those side by side belong on
 a GPU.

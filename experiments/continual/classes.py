@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from dynamicgate.continual import Readout, Retention, Stream, reading_out
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.stream_methods import accuracies, beside_dense
+from dynamicgate.lab.methods.stream_runs import accuracies, beside_dense
 from dynamicgate.lab.methods.streams import scaled, stream_of
 from dynamicgate.lab.runner import Job
 from experiments.continual.following import train as train_by_following

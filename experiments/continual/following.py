@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dynamicgate.lab.datasets.splits import Splits
-from dynamicgate.lab.methods.stream_methods import run_stream
+from dynamicgate.lab.methods.stream_runs import run_stream
 from dynamicgate.lab.methods.streams import scaled, stream_of
 from dynamicgate.lab.runner import Job
 from experiments.continual.laboratories import Laboratories

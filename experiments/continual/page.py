@@ -60,6 +60,7 @@ QUESTIONS = {
     "e3": "A hundred permutations, and nobody says when one ends",
     "e4": "A thousand permutations",
     "e5": "Five hundred permutations of 10,000 rows, one pass: does a network grow old?",
+    "e5-decay": "The same rows, weights held small, dense and half of the connections",
     "e6": "Two hundred permutations of 60,000 rows",
     "e6-wide": "Fifty permutations of 60,000 rows, 2,000 units a layer",
     "e7": "Eight hundred permutations with room for a hundred: the oldest are released",
@@ -74,10 +75,11 @@ QUESTIONS = {
 }
 SECTIONS = {  # of the page, with their tables
     "keeping": ("e1", "e1-longer", "e2", "e2-rivals", "e3", "e4", "e7"), "forgetting": ("e0-permuted-5",
-    "e0-permuted-10", "e0-rotated-5"), "age": ("e5", "e6", "e6-wide"), "classes": ("e8", "e9", "e9-cifar10"),
+    "e0-permuted-10", "e0-rotated-5"), "age": ("e5", "e5-decay", "e6", "e6-wide"), "classes": ("e8", "e9",
+    "e9-cifar10"),
     "cells": ("e10", "e10-laboratories", "e10-shared-genes"), "clocks": ("e11", "e11-consolidation"),
     "tuning": ("tuning-keep", "tuning-horizon", "tuning-learners", "tuning-rotated", "tuning-classes", "tuning-cifar10",
-    "tuning-rivals", "tuning-plasticity"),
+    "tuning-rivals", "tuning-plasticity", "tuning-plasticity-decay"),
 }  # fmt: skip
 
 
@@ -121,10 +123,10 @@ def chosen_within(rows: Rows) -> str:
 
 def chosen_settings(_rows: Rows, name: str, _tables: Mapping[str, Rows]) -> str:
     """What the runs of a table of tuning choose, and where a better value may lie beyond those that were tried."""
-    if name == "tuning-plasticity":
-        ages = best_ages()
+    if name in AGEING:
+        ages, tried_of = best_ages(name), AGEING[name]
         found = {method: ", ".join(f"{k} {v:g}" for k, v in own.items()) for method, own in ages.items()}
-        edges = [m for m, own in ages.items() if at_edge(list(own.values()), list(product(*AGEING[m].values())))]
+        edges = [m for m, own in ages.items() if at_edge(list(own.values()), list(product(*tried_of[m].values())))]
     else:
         table, grids = next(((t, g) for t, g in TUNED.values() if t.name == name), (None, {}))
         best = {} if table is None else chosen(table, grids)

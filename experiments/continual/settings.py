@@ -18,9 +18,12 @@ Models = dict[str, dict[str, Any]]
 
 # Width, rate, length and smoothing of a context with 58 k connections: tuning-keep.
 KEEP = {"width": 512, "density": 0.13, "lr": 3e-3, "batch": 128, "epochs": 10, "smoothing": 0.1, "at_once": 100}
+# With its prototype a context of E2 has 58 k numbers, so that a hundred have the 5.8 M weights of 784-2048-2048-10.
+KEPT = {**KEEP, "density": 0.128}
 SEPARATE = {**KEEP, "width": 73, "density": None, "rewire": None}
-STATIC = {**KEEP, "rewire": False}
+STATIC = {**KEPT, "rewire": False}
 JOINT = {"method": "joint", "hidden": [2048, 2048], "batch": 128, "epochs": 10, "lr": 1e-3}
+SMALL = {**SEPARATE, "width": 72}  # about as many numbers as KEPT
 WIDE = {"hidden": [2048, 2048], "batch": 256, "epochs": 3, "lr": 1e-3}
 QUICK_KEEP = {"tasks": 3, "width": 32, "epochs": 1, "batch": 50, "at_once": 2, "hidden": [32, 32]}
 QUICK_FOLLOW = {"tasks": 2, "hidden": [32, 32], "epochs": 1, "batch": 50, "rows": 200}
@@ -28,9 +31,10 @@ QUICK_SIDE = {"tasks": 3, "hidden": [20, 20], "rows": 400, "seeds": [0, 1]}
 THREE, FIVE, OTHERS = (0, 1, 2), (0, 1, 2, 3, 4), (1000, 1001)
 
 LENGTHS: Models = {"short": {"epochs": 1, "rows": 20_000}, "middle": {"epochs": 1}, "long": {"epochs": 2}}
+OPEN = {"open_overlap": True}
 E0_METHODS: Models = {
-    "dense": {}, "small": {"budget": 0.35}, "gate": {"budget": 0.35}, "gate in blocks": {"method": "gate", "block": 16,
-    "budget": 0.35}, "top-k": {}, "static-sparse": {}, "rigl": {}, "gate+rigl": {},
+    "dense": {}, "small": {"budget": 0.35}, "gate": {"budget": 0.35, **OPEN}, "gate in blocks": {"method": "gate",
+    "block": 16, "budget": 0.35, **OPEN}, "top-k": OPEN, "static-sparse": {}, "rigl": {}, "gate+rigl": OPEN,
 }  # fmt: skip
 LEARNERS: Models = {
     "naive": {}, "ewc": {"learner": {"strength": 100.0}}, "si": {"learner": {"strength": 10.0}}, "lwf": {},

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from dynamicgate.lab.methods.stream_methods import beside_dense
+from dynamicgate.lab.methods.stream_runs import beside_dense
 from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment, Table
 from dynamicgate.lab.runner.docs_pages import ABSENT

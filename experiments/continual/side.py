@@ -40,6 +40,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "set + continual backprop + l2": {"density": DENSITY, "exchange": "random", **BY_UTILITY, "l2": 1e-4},
     "rigl + recycling": {"density": DENSITY, "exchange": "gradient", **BY_ACTIVITY},
     "set + recycling + gates": {"density": DENSITY, "exchange": "random", **BY_ACTIVITY, "gates": True},
+    "static + l2": {"density": DENSITY, "l2": 1e-4},
+    "set + l2": {"density": DENSITY, "exchange": "random", "l2": 1e-4},
+    "rigl + l2": {"density": DENSITY, "exchange": "gradient", "l2": 1e-4},
 }
 
 

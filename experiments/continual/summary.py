@@ -79,15 +79,17 @@ def released(read: Read) -> Line | None:
 def old_age(read: Read) -> Line | None:
     """Does a network grow old?"""
     curves: dict[str, list[list[float]]] = {}
-    for runs in read("e5").values():
-        curves |= runs[0]["quality"]["online"]
+    for runs in (*read("e5").values(), *read("e5-decay").values()):
+        curves |= runs[0]["quality"]["online"]  # what e5-decay has again is tuned further
     name = "set + recycling"
     if name not in curves:
         return None
-    others = ["continual backprop", "dense", "redo", "l2 init", "fresh"]
-    change = [fmean(late(one)) - fmean(early(one)) for one in curves[name]]
-    ours = f"{name}, half of the connections: {last(curves[name])}, since the second tenth " \
-           f"{100 * fmean(change):+.2f}"  # fmt: skip
+    others = ["continual backprop", "dense", "redo", "l2", "l2 init", "static + l2", "fresh"]
+    parts = []
+    for mine in (one for one in (name, "set + l2") if one in curves):
+        change = [fmean(late(one)) - fmean(early(one)) for one in curves[mine]]
+        parts.append(f"{mine} {last(curves[mine])}, since the second tenth {100 * fmean(change):+.2f}")
+    ours = f"half of the connections: {'; '.join(parts)}"
     rest = "; ".join(f"{other} {last(curves[other])}" for other in others if other in curves)
     return f"{len(curves[name][0])} permutations of 10,000 rows, one pass, last tenth", ours, rest
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from dynamicgate.lab.runner import Change, Experiment, Table
 from experiments import ROOT
 from experiments.continual import cells, choosing, classes, following, keeping, laboratories, plasticity
@@ -13,6 +15,7 @@ from experiments.continual.settings import (
     GATE_RATES,
     JOINT,
     KEEP,
+    KEPT,
     LEARNERS,
     LENGTHS,
     OURS,
@@ -20,7 +23,7 @@ from experiments.continual.settings import (
     QUICK_FOLLOW,
     QUICK_KEEP,
     QUICK_SIDE,
-    SEPARATE,
+    SMALL,
     STATIC,
     THREE,
     WIDE,
@@ -34,16 +37,22 @@ from experiments.continual.settings import (
 )
 from experiments.continual.side import METHODS
 from experiments.continual.tuning import (
+    AGEING,
     HORIZONS,
+    best_ages,
     best_horizon,
     following_tables,
+    joint_rate,
     tuning_horizon,
     tuning_keep,
     tuning_plasticity,
 )
 
 TUNED = following_tables()
-AGED = [name for name in METHODS if name != "fresh"]
+PUBLISHED = {"rate": 1e-4, "maturity": 100}  # of continual backprop, while tuning-plasticity is not stored
+DECAYS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+DECAYED = list(AGEING["tuning-plasticity-decay"])
+AGED = [name for name in METHODS if name not in ("fresh", "static + l2", "set + l2", "rigl + l2")]
 
 
 def e0() -> list[Table]:
@@ -61,17 +70,28 @@ def e0() -> list[Table]:
 
 def e5_and_e6() -> list[Table]:
     """Does a network grow old? Five seeds learn side by side; networks that are new in every task need fewer tasks.
-    E6 has the rows of a published stream in batches of 16, not one by one, and as many tasks as show the decline."""
-    short = {"tasks": 500, "rows": 10_000, "batch": 16, "hidden": [100, 100], "lr": 1e-3, "seeds": list(FIVE)}
+    Sparse networks whose weights are held small came later and have a table of their own. E6 has the rows of a
+    published stream in batches of 16, not one by one, and as many tasks as show the decline."""
+    short = {"tasks": 500, "rows": 10_000, "batch": 16, "hidden": [100, 100], "lr": 1e-3, "seeds": list(FIVE),
+             "methods": AGED}  # fmt: skip
     long = {"tasks": 200, "rows": 60_000, "batch": 16, "hidden": [100, 100, 100], "lr": 1e-3, "seeds": list(THREE),
             "methods": ["dense", "l2", "continual backprop", "set + recycling"]}  # fmt: skip
+    decay = options_of({**short, "methods": DECAYED}, "tuning-plasticity-decay")
+    short, long = (options_of(one) for one in (short, long))
     wide = {**long, "tasks": 50, "hidden": [2000, 2000, 2000], "seeds": [0], "every": 1000}
     return [
-        table("e5", {"side by side": {**short, "methods": AGED}, "fresh": {**short, "methods": ["fresh"],
+        table("e5", {"side by side": short, "fresh": {**short, "methods": ["fresh"], "options": {},
               "tasks": 50}}, plasticity, QUICK_SIDE, (0,)),
+        table("e5-decay", {"side by side": decay}, plasticity, QUICK_SIDE, (0,)),
         table("e6", {"width 100": long}, plasticity, {**QUICK_SIDE, "hidden": [20, 20, 20]}, (0,)),
         table("e6-wide", {"width 2,000": wide}, plasticity, {**QUICK_SIDE, "hidden": [30, 30, 30]}, (0,)),
     ]  # fmt: skip
+
+
+def options_of(one: dict[str, Any], tuned: str = "tuning-plasticity") -> dict[str, Any]:
+    """Settings of E5 or E6 with the options of its methods that this table of tuning chose."""
+    found = {name: PUBLISHED for name in one["methods"] if "continual backprop" in name} | best_ages(tuned)
+    return {**one, "options": {name: found[name] for name in one["methods"] if name in found}}
 
 
 def e8() -> list[Table]:
@@ -81,12 +101,11 @@ def e8() -> list[Table]:
                      ", learned": {"features": "learned"}}  # fmt: skip
     own: Models = {f"readout {units}{name}": {"method": "readout", "units": units, **kind}
                    for name, kind in kinds.items() for units in (500, 1000, 2000)}  # fmt: skip
-    replays: Models = {f"er {n}": {"method": "er", "learner": {"rows": n}} for n in (640, 2530, 20_000)}
-    replays |= {name: replay_of(room, 784) for name, room in BYTES.items()}
+    replays: Models = {name: replay_of(room, 784) for name, room in BYTES.items()}
     others = with_chosen(asked({**LEARNERS, **replays}, batch=128, epochs=4, lr=1e-3), settings_by(*TUNED["split"]))
     shared = {"stream": "split", "shuffled": True, "hidden": [400, 400]}
     models = {name: {**one, **shared} for name, one in (own | others).items()}
-    return [table("e8", models, classes, {"hidden": [32], "epochs": 1, "units": 100}, FIVE)]
+    return [table("e8", models, classes, {"hidden": [32], "epochs": 1, "units": 100}, FIVE, revision=2)]
 
 
 def e9() -> list[Table]:
@@ -104,30 +123,35 @@ def e9() -> list[Table]:
     images = {name: {**one, "stream": "split", "shuffled": True} for name, one in images.items()}
     by_pairs = (Change("all training rows", all_training_rows), Change("centred", centred))
     return [
-        table("e9", rotated, following, {**QUICK_FOLLOW, "width": 16, "every": 2}, THREE),
+        table("e9", rotated, following, {**QUICK_FOLLOW, "width": 16, "every": 2}, THREE, revision=2),
         table("e9-cifar10", images, classes, {"hidden": [32], "epochs": 1, "units": 100}, THREE, data="cifar10",
-              data_options={"augment": False}, changes=by_pairs),
+              data_options={"augment": False}, changes=by_pairs, revision=2),
     ]  # fmt: skip
 
 
 def e10() -> list[Table]:
-    """Cell types two at a time, and a second laboratory: on genes of the first, or on those that both have. Decay of
-    readouts (seven values) and rate, length and depth of joint training (five recipes) were chosen for cell types, by
-    test cells of four splits of other seeds. The cells are the same 2,638, so that these are not wholly new to it; for
-    the laboratories nothing was chosen."""
+    """Cell types two at a time, and a second laboratory: on genes of the first, or on those that both have. Decays and
+    recipes are chosen within each split, by its validation cells."""
+    decays = [{"decay": decay} for decay in DECAYS]
+    rates = [{"lr": lr} for lr in (1e-4, 3e-4, 1e-3, 3e-3)]
+    lengths = [{**own, "epochs": epochs} for own in rates for epochs in (10, 30)]
+    every = [{"method": method, **own} for method in ("readout", "balanced readout") for own in decays]
     models: Models = {
-        "readout": {"method": "readout", "decay": 0.3}, "balanced readout": {"method": "balanced readout",
-        "decay": 3.0}, "nearest mean": {"method": "nearest mean"},
+        "readout": {"method": "readout", "candidates": decays},
+        "balanced readout": {"method": "balanced readout", "candidates": decays},
+        "nearest mean": {"method": "nearest mean"},
+        "chosen readout": {"method": "readout", "candidates": [*every, {"method": "nearest mean"}]},
         **asked({**{k: LEARNERS[k] for k in ("naive", "er 200")}, "er 50": {"method": "er", "learner": {"rows": 50}},
-                "keep": {"width": 64}, "joint": {"epochs": 30, "lr": 3e-4}}, batch=64, epochs=10, lr=1e-3),
+                "keep": {"width": 64}}, batch=64, epochs=10, lr=1e-3, candidates=rates),
+        **asked({"joint": {}}, batch=64, epochs=10, lr=1e-3, candidates=lengths),
     }  # fmt: skip
     shared = {"stream": "split", "shuffled": True, "hidden": [256]}
     models = {name: {**shared, **one} for name, one in models.items()}
     quick = {"hidden": [32], "epochs": 1, "width": 16}
     ten = tuple(range(10))
-    second = {"data": "pbmc3k and pbmc68k", "load": laboratories.load, "changes": ()}
+    second = {"data": "pbmc3k and pbmc68k", "load": laboratories.load, "changes": (), "revision": 2}
     return [
-        table("e10", models, choosing, quick, ten, data="pbmc3k", load=cells.load, changes=()),
+        table("e10", models, choosing, quick, ten, data="pbmc3k", load=cells.load, changes=(), revision=2),
         table("e10-laboratories", models, choosing, quick, ten, **second),
         table("e10-shared-genes", models, choosing, quick, ten, **second, data_options={"genes": "shared"}),
     ]
@@ -155,30 +179,31 @@ def e11() -> list[Table]:
 
 def tables() -> tuple[Table, ...]:
     """All tables."""
-    e1 = asked({**LEARNERS, **OURS, "xdg": {"hidden": [2000, 2000]}}, tasks=10, hidden=[400, 400], batch=128, epochs=3,
-               lr=1e-3)  # fmt: skip
+    xdg = {"hidden": [2000, 2000], "usual": [400, 400]}
+    e1 = asked({**LEARNERS, **OURS, "xdg": xdg}, tasks=10, hidden=[400, 400], batch=128, epochs=3, lr=1e-3)
     e1 = with_chosen(e1, settings_by(*TUNED["permuted"]))
-    longer: Models = {"keep": KEEP, "separate": SEPARATE, "joint": JOINT}
+    joint = {**JOINT, "smoothing": KEEP["smoothing"], "lr": joint_rate()}
+    longer: Models = {"keep": KEPT, "separate": SMALL, "joint": joint}
     rivals = asked({"naive": {}, "si": {"learner": {"strength": 10.0}}, "xdg": {}}, tasks=100, **WIDE)
     rivals = with_chosen(rivals, settings_by(*TUNED["rivals"]))
-    e2: Models = {"keep": {**KEEP, "assemble": True}, "separate": SEPARATE, "static": STATIC, "joint": JOINT}
-    nobody_says = {**KEEP, "tasks": 100, "known": "nothing"}
+    e2: Models = {"keep": {**KEPT, "assemble": True}, "separate": SMALL, "static": STATIC, "joint": joint}
+    nobody_says = {**KEPT, "tasks": 100, "known": "nothing"}
     e3: Models = {"keep": {**nobody_says, "horizon": best_horizon()}}
     e3 |= {f"horizon {steps}": {**nobody_says, "horizon": steps} for steps in HORIZONS}
     return (
         tuning_keep(),
         tuning_horizon(),
         *(tuned for tuned, _ in TUNED.values()),
-        tuning_plasticity(),
+        *tuning_plasticity(),
         *e0(),
-        table("e1", e1, following, {**QUICK_FOLLOW, "width": 16, "every": 2}, FIVE),
+        table("e1", e1, following, {**QUICK_FOLLOW, "width": 16, "every": 2}, FIVE, revision=2),
         table("e1-longer", {n: {**m, "tasks": 10} for n, m in longer.items()}, keeping, QUICK_KEEP, FIVE),
         table("e2", {n: {**m, "tasks": 100} for n, m in e2.items()}, keeping, QUICK_KEEP, THREE),
         table("e2-rivals", rivals, following, QUICK_FOLLOW, (0,)),
         table("e3", e3, keeping, {**QUICK_KEEP, "horizon": 8}, THREE),
         table("e4", {"keep": {**KEEP, "tasks": 1000, "projections": [64, 256]}}, keeping, QUICK_KEEP, (0,)),
         *e5_and_e6(),
-        table("e7", {"keep": {**KEEP, "tasks": 800, "capacity": 100}}, keeping, {**QUICK_KEEP, "capacity": 2}, THREE),
+        table("e7", {"keep": {**KEPT, "tasks": 800, "capacity": 100}}, keeping, {**QUICK_KEEP, "capacity": 2}, THREE),
         *e8(),
         *e9(),
         *e10(),

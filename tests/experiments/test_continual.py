@@ -12,6 +12,7 @@ from experiments.continual.page import pages, title
 from experiments.continual.settings import BYTES, replay_of
 from experiments.continual.shown import rows_of, usual_hidden
 from experiments.continual.tables import CONTINUAL, TUNED
+from experiments.continual.tuning import DECAYING, best_ages
 
 from dynamicgate.continual import Replay
 from dynamicgate.lab.datasets.splits import Splits
@@ -25,7 +26,8 @@ from tests.experiments.continual_runs import as_cells, quick
     [
         ("e0-permuted-5", "gate, short"), ("e0-permuted-5", "gate+rigl, short"), ("e1", "keep"), ("e1", "joint"),
         ("e1", "xdg"), ("e2", "separate"), ("e2", "static"), ("e2", "joint"), ("e3", "keep"), ("e5", "fresh"),
-        ("e5", "side by side"), ("e6-wide", "width 2,000"), ("e7", "keep"), ("e8", "readout 1000"), ("e8", "er 200"),
+        ("e5", "side by side"), ("e5-decay", "side by side"),
+        ("e6-wide", "width 2,000"), ("e7", "keep"), ("e8", "readout 1000"), ("e8", "er 200"),
         ("e8", "readout 500, windows"), ("e8", "readout 500, learned"), ("e9", "keep + reuse"),
         ("e9-cifar10", "lwf"), ("e10", "nearest mean"), ("e10", "keep"), ("e11", "jumping, gates 0.1, every 10"),
         ("e11-consolidation", "jumping, every 30, kept after 1"), ("e8", "er, 32 MB"), ("e3", "horizon 1000"),
@@ -73,6 +75,13 @@ def test_no_stored_choice_lies_at_an_edge() -> None:
     for table, tried in TUNED.values():
         for row, point in grids.chosen(table, tried).items():
             assert not grids.at_edge(point, tried[row]), f"{table.name}: try more values of {row} beyond {point}"
+
+
+def test_no_stored_choice_of_weights_held_small_lies_at_an_edge() -> None:
+    for method, chosen in best_ages("tuning-plasticity-decay").items():
+        for option in set(chosen) & {"l2", "shrink"}:
+            tried = DECAYING[method][option]
+            assert min(tried) < chosen[option] < max(tried), f"try more values of {option} beyond {chosen[option]}"
 
 
 def test_replay_at_equal_bytes_keeps_no_more_than_a_readout() -> None:

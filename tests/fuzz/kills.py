@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 
 from dynamicgate.continual import walk
 from dynamicgate.lab.cli import main
-from dynamicgate.lab.methods import stream_methods, train_one
+from dynamicgate.lab.methods import stream_runs, train_one
 from dynamicgate.training import run_state
 from tests.fuzz import record
 
@@ -59,7 +59,7 @@ class Events:
     def install(self) -> None:
         """Watch the calls that change files, in this process only."""
         replace, fsync, append, journal = os.replace, os.fsync, run_state.append_row, JournalFileBackend.append_logs
-        follow = stream_methods.follow
+        follow = stream_runs.follow
 
         def watched_replace(source: Any, target: Any) -> None:
             if self._comes():  # half a file, never in place
@@ -94,7 +94,7 @@ class Events:
         os.replace, os.fsync = watched_replace, watched_fsync
         run_state.append_row = walk.append_row = watched_append  # type: ignore[assignment]
         JournalFileBackend.append_logs = watched_journal  # type: ignore[method-assign]
-        stream_methods.follow = follow_with_checkpoints  # type: ignore[assignment]
+        stream_runs.follow = follow_with_checkpoints  # type: ignore[assignment]
         train_one.fit = partial(train_one.fit, checkpoint_seconds=CHECKPOINT_SECONDS)  # type: ignore[assignment]
 
     def _comes(self) -> bool:

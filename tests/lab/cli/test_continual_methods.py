@@ -14,12 +14,13 @@ from dynamicgate.continual.walk import Walk
 from dynamicgate.files import read_json
 from dynamicgate.lab.cli import main
 from dynamicgate.lab.datasets import load_dataset
-from dynamicgate.lab.methods.stream_methods import METHODS, run_stream
+from dynamicgate.lab.methods.stream_methods import METHODS
+from dynamicgate.lab.methods.stream_runs import run_stream
 from dynamicgate.lab.methods.streams import scaled, scaled_by_first, stream_of
 
 SMALL = ("--epochs", "2", "--batch", "20", "--hidden", "16", "--width", "16", "--features", "40", "--rows", "200",
          "--device", "cpu")  # fmt: skip
-NEW = ("separate", "readout", "balanced-readout", "l2", "l2-init", "shrink-perturb", "redo", "cbp", "set")
+NEW = ("separate", "readout", "balanced-readout", "l2", "l2-init", "shrink-perturb", "redo", "cbp", "set", "set-l2")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +73,7 @@ def test_methods_differ_from_plain_training() -> None:
     }
     stream = stream_of(scaled(load_dataset("digits")), asked, 0)
     plain = run_stream(stream, {**asked, "method": "naive"}, 0, device="cpu")
-    for name in ("l2", "l2-init", "shrink-perturb", "redo", "cbp", "set"):
+    for name in ("l2", "l2-init", "shrink-perturb", "redo", "cbp", "set", "set-l2"):
         own = {"learner": {"strength": 0.1}} if name.startswith("l2") else more.get(name, {})
         found = run_stream(stream, {**asked, **own, "method": name}, 0, device="cpu")
         assert found["quality"]["retention"] != plain["quality"]["retention"], name

@@ -191,7 +191,7 @@ class Continual:
             )
 
     def _run_one(self, name: str, seed: int, splits: Any) -> dict[str, Any]:
-        from dynamicgate.lab.methods.stream_methods import run_stream
+        from dynamicgate.lab.methods.stream_runs import run_stream
         from dynamicgate.lab.methods.streams import stream_of
 
         asked = self._asked(name, splits)

@@ -12,7 +12,7 @@ SPARSIFY = "sparsify"
 STREAM_METHODS = (
     *("naive", "joint", "dense", "small", "gate", "top-k", "static-sparse", "rigl", "gate+rigl", "keep", "xdg", "ewc"),
     *("si", "lwf", "er", "der++", "a-gem", "separate", "readout", "balanced-readout", "l2", "l2-init"),
-    *("shrink-perturb", "redo", "cbp", "set"),
+    *("shrink-perturb", "redo", "cbp", "set", "set-l2"),
 )
 """The models of `dynamicgate continual`."""
 OF_CONTEXTS = ("keep", "separate", "xdg")
