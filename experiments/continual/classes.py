@@ -62,7 +62,7 @@ def train(job: Job, data: Splits | Laboratories) -> dict[str, Any]:
         "params": size * stream.classes,
         "quality": {"accuracy": retention.acc, "acc": retention.acc, "learned": retention.learned,
                     "forgetting": retention.forgetting, "retention": retention.to_dict(),
-                    **accuracies(lambda x: answer(features(x)), stream)},
+                    **accuracies(lambda x, _: answer(features(x)), stream)},
         "told": {"scenario": stream.scenario, "known": stream.known, "tasks": [task.name for task in stream]},
         "bytes": kept, "seconds": round(time.monotonic() - started, 1),
     }  # fmt: skip

@@ -220,3 +220,14 @@ def test_options_that_mean_nothing_are_refused() -> None:
     model = body()
     with pytest.raises(ValueError, match="no budget"):
         dg.calibrate_(model, rows(0), macs=0.3)
+
+
+def test_one_row_opens_no_context() -> None:
+    model = body()
+    contexts = Contexts(model)
+    with pytest.raises(ValueError, match="use a larger batch"):
+        contexts.notice_(rows(0)[:1])
+    first = contexts.notice_(rows(0))
+    assert [contexts.notice_(row[None]) for row in rows(1)[:5]] == [first] * 5
+    assert contexts.notice_(rows(1)) != first
+    assert contexts.opened == 2

@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from dynamicgate.continual import EWC, Contexts, Keeper, follow, joined, split
+from dynamicgate.continual import EWC, Contexts, Keeper, Retention, follow, joined, split
+from dynamicgate.continual.plasticity import L2
+from dynamicgate.continual.replay import AGEM
+from dynamicgate.sparsity import SET, Recycler
 from tests.continual.setups import (
     OPTIMIZERS,
     SETUPS,
@@ -137,8 +140,9 @@ def test_the_scenario_task_asks_among_the_classes_of_the_task() -> None:
 def test_what_does_not_go_together_is_refused() -> None:
     nothing = stream(known="nothing")
     model, other = contextual(), contextual()
-    with pytest.raises(ValueError, match="must be told"):
-        follow(model, nothing, learner=EWC(model), clock="constant")
+    for learner in (EWC(model), AGEM(model)):
+        with pytest.raises(ValueError, match="must be told"):
+            follow(model, nothing, learner=learner, clock="constant")
     with pytest.raises(ValueError, match="horizon"):
         follow(model, nothing, contexts=Contexts(model))
     with pytest.raises(ValueError, match="constant"):
@@ -147,3 +151,18 @@ def test_what_does_not_go_together_is_refused() -> None:
         follow(model, stream(), keeper=Keeper(other))
     with pytest.raises(ValueError, match="optimizer"):
         follow(model, stream(), optimizer="lion")  # type: ignore[arg-type]
+
+
+def test_a_run_that_was_asked_for_something_else_is_not_continued(tmp_path: Path) -> None:
+    def run(strength: float = 1e-3, density: float = 0.5, rate: float = 1e-3) -> Retention:
+        model = plain()
+        recycler = Recycler(model, kind="useless", rate=rate)
+        sparsifier = SET(model, density, every=None, until=1.0, recycler=recycler)
+        return follow(model, stream(), learner=L2(model, strength=strength), sparsifier=sparsifier, batch=24,
+                      out=tmp_path, show=False, device="cpu")  # fmt: skip
+
+    first = run()
+    assert torch.equal(run().matrix.nan_to_num(), first.matrix.nan_to_num())
+    for name, asked in (("learner", {"strength": 1.0}), ("sparsifier", {"density": 0.2}), ("recycler", {"rate": 0.5})):
+        with pytest.raises(ValueError, match=f"was made with {name}="):
+            run(**asked)

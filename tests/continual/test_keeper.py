@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,3 +155,27 @@ def test_the_state_goes_on_in_another_process() -> None:
 def test_a_model_without_gates_has_nothing_free() -> None:
     with pytest.raises(ValueError, match="no gates"):
         Keeper(nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_context_that_opened_no_unit_is_kept_too(name: str, tmp_path: Path) -> None:
+    model = gated()
+    with torch.no_grad():
+        for gate in dg.named_gates(model).values():
+            gate.net.weight.zero_()  # type: ignore[operator]
+            gate.bias.fill_(-5.0)
+    keeper, x = Keeper(model), rows(1.0)
+    with dg.usage(model) as used:
+        before = model(x).detach()
+    assert (keeper.keep_(used), keeper.contexts) == (0, 1)
+    learn(model, rows(-1.0), OPTIMIZERS[name](model.parameters()), keeper)
+    assert torch.equal(model(x), before)
+    some = {site: torch.arange(len(owner)) < 3 for site, owner in keeper.owner_of.items()}
+    assert keeper.keep_(some) == 1
+    dg.save(model, tmp_path / "model.safetensors")
+    again = Keeper(dg.load(tmp_path / "model.safetensors"))
+    assert again.contexts == 2
+    assert again.release_oldest_() == 0
+    assert again.release_oldest_() == 1
+    assert again.contexts == 0
+    assert again.kept("0.bias") is None

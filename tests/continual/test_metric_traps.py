@@ -134,9 +134,9 @@ def test_the_task_of_a_test_row_is_told_only_where_the_stream_tells_it(known: An
         if inside[0]:
             names.append(net.named)
 
-    before = asking.Questions._right
+    before = asking.Questions._scores
 
-    def right(self: Any, *args: Any) -> int:
+    def scores(self: Any, *args: Any) -> Any:
         inside[0] = True
         try:
             return before(self, *args)
@@ -145,7 +145,7 @@ def test_the_task_of_a_test_row_is_told_only_where_the_stream_tells_it(known: An
 
     contexts.first.register_forward_pre_hook(note)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(asking.Questions, "_right", right)
+        patch.setattr(asking.Questions, "_scores", scores)
         follow(model, stream(3, known=known), **parts, test_every=2, horizon=8, **ASKED)
     assert len(names) > 10
     assert {name for name in names if name is not None} == ({0, 1, 2} if told else set())

@@ -90,3 +90,27 @@ def test_wrong_rows_are_refused_and_change_nothing() -> None:
     assert readout.bytes == 0
     with pytest.raises(ValueError, match="nothing was learned"):
         readout.solve()
+
+
+def test_the_scale_of_features_changes_nothing() -> None:
+    h, y = blobs()
+    weight, bias = ridge(h, y, 1e-2)
+    for scale in (1e-9, 1e-6, 1.0, 1e6, 1e12):
+        readout = Readout(7, decay=1e-2)
+        readout.add(scale * h.double(), y)
+        found_weight, found_bias = readout.solve()
+        torch.testing.assert_close(scale * found_weight.double(), weight.double(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(found_bias, bias, rtol=1e-5, atol=1e-6)
+
+
+def test_features_whose_squares_overflow_are_named() -> None:
+    readout = Readout(7)
+    readout.add(1e160 * torch.randn(20, 7, dtype=torch.float64), torch.arange(20) % 2)
+    with pytest.raises(ValueError, match="too large to be summed"):
+        readout.solve()
+
+
+@pytest.mark.parametrize("y", [torch.zeros(4), torch.zeros(4, 1, dtype=torch.long)])
+def test_labels_that_are_no_class_numbers_are_refused(y: Tensor) -> None:
+    with pytest.raises(ValueError, match="one whole number"):
+        Readout(3).add(torch.randn(4, 3), y)

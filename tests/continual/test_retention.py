@@ -88,8 +88,9 @@ def test_one_task_has_nothing_to_forget() -> None:
 def test_json_and_back() -> None:
     found = Retention.empty(3)
     found.matrix[0] = torch.tensor([0.5, float("nan"), 0.25], dtype=torch.float64)
-    found.online = [0.5]
-    again = Retention.from_dict(json.loads(json.dumps(found.to_dict())))
+    found.online, found.fresh = [0.5], [float("nan")]
+    again = Retention.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False)))
+    assert math.isnan(again.fresh[0])
     assert torch.equal(again.matrix.nan_to_num(-1), found.matrix.nan_to_num(-1))
     assert (again.online, again.joint, again.learned_tasks) == ([0.5], None, 1)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dynamicgate as dg
+from dynamicgate.continual import Contexts
 from dynamicgate.sparsity import SET, Keeper, Magnitude, RigL, Sparsifier, Static
 from dynamicgate.sparsity.free_places import highest, prune_and_regrow_free, random_free
 from dynamicgate.sparsity.patterns import parse_pattern
@@ -181,3 +182,27 @@ def test_each_row_gets_its_own_number() -> None:
     scores = torch.tensor([[1.0, 3.0, 2.0], [5.0, 5.0, 4.0], [1.0, 2.0, 3.0]])
     found = highest(scores, torch.tensor([2, 1, 0]))
     assert found.tolist() == [[False, True, True], [True, False, False], [False, False, False]]
+
+
+@pytest.mark.parametrize("pattern", ["unstructured", "4x1"])
+@pytest.mark.parametrize("make", [SET, RigL, Static])
+def test_a_new_sparsifier_leaves_kept_connections_as_they_are(make: Any, pattern: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = dg.nn.GatedMLP((24, 64, 5), dg.GateConfig(kind="context", block=16, contexts=4))
+    keeper = Keeper(model)
+    contexts = Contexts(model, keeper, make(model, 0.3, pattern=pattern, keeper=keeper))
+    x = torch.randn(50, 24)
+    contexts.open_()
+    contexts.close_(x)
+    before = model.eval()(x).detach()
+    dg.save(model, tmp_path / "model.safetensors")
+    again = dg.load(tmp_path / "model.safetensors").eval()
+    keeper = Keeper(again)
+    sparsifier = make(again, 0.3, pattern=pattern, keeper=keeper, seed=7)
+    assert torch.equal(again(x), before)
+    keeper.restore_()
+    assert torch.equal(again(x), before)
+    free = ~keeper.owned("layers.0.weight")  # type: ignore[operator]
+    mask = sparsifier.layers[0].mask
+    assert float(mask[free].float().mean()) == pytest.approx(0.3, abs=0.02)
+    assert not bool((again.get_parameter("layers.0.weight")[~mask]).any())

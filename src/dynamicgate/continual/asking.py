@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -27,30 +28,31 @@ class Questions:
     def accuracy(self, number: int, context_of: Sequence[int] = ()) -> float:
         """On the test rows of a task, as it is asked: in the scenario "task" among its classes only. context_of: the
         contexts of the tasks learned so far, which are told where the stream tells them."""
-        task, contexts = self.stream.tasks[number], self.contexts
+        task = self.stream.tasks[number]
         if number not in self._rows:
             # the memory of a few tasks, whatever the length of the stream; a GPU has more of it than time to copy
             if len(self._rows) > (200 if self.device.type == "cuda" else 20):
                 self._rows.clear()
             self._rows[number] = rows_on(self.device, task.test)
         x, y = self._rows[number]
-        tells = contexts is not None and self.stream.known == "ids" and number < len(context_of)
-        with evaluating(self.model):
-            if contexts is None:
-                return self._right(x, y, task) / len(y)
-            with contexts.told(context_of[number] if tells else None):
-                return self._right(x, y, task) / len(y)
+        return int((self.answers(x, number, context_of) == y).sum()) / len(y)
 
-    def _right(self, x: Tensor, y: Tensor, task: Task) -> int:
-        right = torch.zeros((), dtype=torch.long, device=self.device)
-        for part_x, part_y in zip(x.split(TEST_BATCH), y.split(TEST_BATCH), strict=True):
-            scores = self.model(part_x)
-            if self.stream.scenario == "task":
-                others = torch.ones(scores.shape[1], dtype=torch.bool, device=self.device)
-                others[list(task.classes)] = False
-                scores = scores.masked_fill(others, -torch.inf)
-            right += (scores.argmax(1) == part_y).sum()
-        return int(right)
+    @torch.no_grad()
+    def answers(self, x: Tensor, number: int, context_of: Sequence[int] = ()) -> Tensor:
+        """The classes of rows of a task, asked for in the same way."""
+        tells = self.contexts is not None and self.stream.known == "ids" and number < len(context_of)
+        told = nullcontext() if self.contexts is None else self.contexts.told(context_of[number] if tells else None)
+        with evaluating(self.model), told:
+            found = [self._scores(rows.to(self.device), self.stream.tasks[number]) for rows in x.split(TEST_BATCH)]
+        return torch.cat([scores.argmax(1) for scores in found])
+
+    def _scores(self, x: Tensor, task: Task) -> Tensor:
+        scores = self.model(x)
+        if self.stream.scenario != "task":
+            return scores
+        others = torch.ones(scores.shape[1], dtype=torch.bool, device=self.device)
+        others[list(task.classes)] = False
+        return scores.masked_fill(others, -torch.inf)
 
 
 def rows_on(device: torch.device, data: Any) -> tuple[Tensor, Tensor]:

@@ -67,6 +67,11 @@ class Contexts:
         self.current: int | None = None
 
     @property
+    def settings(self) -> dict[str, float | str | None]:
+        """What a run that continues this one must share."""
+        return {name: getattr(self, name) for name in ("share", "blocks", "reuse", "release", "strange", "seed")}
+
+    @property
     def nets(self) -> dict[str, ContextNet]:
         """The gate networks by site; the first one reads the input."""
         return {site: gate.net for site, gate in self.gates.items()}  # type: ignore[misc]
@@ -142,11 +147,14 @@ class Contexts:
     @torch.no_grad()
     def notice_(self, x: Tensor) -> int:
         """The context of a batch: the known one that it is like, or a new one, which is opened. Call it before the step
-        on the batch, where nothing is known of boundaries."""
+        on the batch, where nothing is known of boundaries. A batch needs several rows: one alone never opens a context.
+        """
         (_, read), *others = self._read(x, named=self.current)
         strange_C = self.first.strangeness(read)
         best = int(strange_C.argmin())
         found = best if float(strange_C[best]) < self.strange else None
+        if read.flatten(0, -2).shape[0] == 1:
+            found = self._of_one_row(best)
         if self.current is not None and found != self.current:
             self.close_()
         if self.current is None and found is None:
@@ -162,6 +170,14 @@ class Contexts:
         for net, rows in ((self.first, read), *others):
             net.learn_(found, rows)
         return found
+
+    def _of_one_row(self, nearest: int) -> int:
+        """One row tells no change: it belongs to the context that is open, or to the nearest one."""
+        if not self.known:
+            raise ValueError(
+                "a context is known by the mean of several rows, and the first batch has one: use a larger batch"
+            )
+        return nearest if self.current is None else self.current
 
     @torch.no_grad()
     def release_(self, context: int) -> None:
@@ -202,7 +218,10 @@ class Contexts:
             self.release_(self.known[0])
             return self._place()
         if full:
-            raise ValueError(f"{'; '.join(full)}: make the model wider, or pass release=True to release the oldest")
+            raise ValueError(
+                f"{'; '.join(full)}: give the model more contexts and blocks, or release the oldest by "
+                "Contexts(..., release=True)"
+            )
         return int((self.first.serials == UNUSED).nonzero()[0])
 
     def _share(self, gate: Gate) -> int:

@@ -35,6 +35,12 @@ class Learner:
         """What is kept between tasks, beside the model."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.state_dict().values())
 
+    @property
+    def settings(self) -> dict[str, int | float | str]:
+        """What a run that continues this one must share."""
+        plain = {name: value for name, value in vars(self).items() if isinstance(value, int | float | str)}
+        return {name: value for name, value in plain.items() if name != "tasks" and not name.startswith("_")}
+
     def to(self, device: torch.device) -> None:
         """Move what is kept to where the model is; `follow` does it when it has moved the model."""
 

@@ -5,6 +5,8 @@ Shapes in names: B rows, D features, C classes.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -47,6 +49,10 @@ class Readout:
                 f"expected rows of {self.features} features and a class for each, received shapes {list(h_BD.shape)} "
                 f"and {list(y_B.shape)}"
             )
+        if y_B.ndim != 1 or y_B.is_floating_point() or y_B.dtype == torch.bool:
+            raise ValueError(
+                f"expected one whole number for the class of each row, received {y_B.dtype} of shape {list(y_B.shape)}"
+            )
         if not bool(h_BD.isfinite().all()):
             raise ValueError("some features are NaN or infinite: they would spoil all sums")
         x_BD = torch.cat([h_BD.double().cpu(), torch.ones(len(h_BD), 1, dtype=torch.float64)], dim=1)
@@ -83,10 +89,17 @@ class Readout:
         else:
             weight_C = torch.ones_like(self.counts_C)
         products_DD = (weight_C[: len(self.products_CDD), None, None] * self.products_CDD).sum(0)
-        ridge = self.decay * float(products_DD.diagonal()[:-1].mean())
-        penalty = torch.full((self.features + 1,), max(ridge, 1e-12), dtype=torch.float64)
-        penalty[-1] = 1e-12 * float(self.counts_C.sum())  # the bias is free
-        found_DC = torch.linalg.solve(products_DD + penalty.diag(), (weight_C[:, None] * self.sums_CD).T)
+        size = float(products_DD.diagonal()[:-1].mean())  # of the squared features
+        if not math.isfinite(size):
+            raise ValueError("the squares of the features are too large to be summed: scale the features down")
+        scale_D = torch.full((self.features + 1, 1), size**-0.5 if size > 0.0 else 1.0, dtype=torch.float64)
+        scale_D[-1] = float(self.counts_C.sum()) ** -0.5
+        penalty_D = torch.full((self.features + 1,), self.decay if size > 0.0 else 1e-12, dtype=torch.float64)
+        penalty_D[-1] = 1e-12  # the bias is free
+        scaled_DD = scale_D * products_DD * scale_D.T  # all of one size, so that nothing is lost in rounding
+        found_DC = scale_D * torch.linalg.solve(
+            scaled_DD + penalty_D.diag(), scale_D * (weight_C[:, None] * self.sums_CD).T
+        )
         found_DC[:, ~seen_C] = 0.0
         return found_DC[:-1].T.float().contiguous(), found_DC[-1].float()
 

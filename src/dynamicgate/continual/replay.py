@@ -56,6 +56,7 @@ class Replay(Learner):
     def __init__(self, model: nn.Module, *, rows: int = 200, seed: int = 0) -> None:
         """rows: that are kept."""
         super().__init__(model)
+        self.rows, self.seed = rows, seed
         self.memory = Memory(rows, seed)
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
@@ -114,7 +115,9 @@ class DarkReplay(Replay):
 
 class AGEM(Replay):
     """Averaged gradient episodic memory (Chaudhry 2019): where a step would raise the loss on kept rows, the part of
-    the gradient that does so is taken out."""
+    the gradient that does so is taken out. Rows of the task that is being learned do not judge."""
+
+    needs_boundaries = True
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
         """Of the new rows alone; kept ones only judge its gradient."""

@@ -165,7 +165,8 @@ class Retention:
 
         given = {name: getattr(self, name) for name in ("untrained", "joint", "lowest")}
         return {
-            "matrix": [plain(row) for row in self.matrix.tolist()], "online": self.online, "fresh": self.fresh,
+            "matrix": [plain(row) for row in self.matrix.tolist()], "online": plain(self.online),
+            "fresh": plain(self.fresh),
             **{name: None if value is None else plain(value.tolist()) for name, value in given.items()},
             "lowest_every": self.lowest_every, "scenario": self.scenario,
             "summary": {name: None if math.isnan(value) else value for name, value in self.summary().items()},
@@ -182,7 +183,7 @@ class Retention:
         return Retention(
             torch.tensor([read(row) for row in stored["matrix"]], dtype=torch.float64),
             **{name: torch.tensor(read(value), dtype=torch.float64) for name, value in given.items()},
-            online=list(stored["online"]), fresh=list(stored["fresh"]),
+            online=read(stored["online"]), fresh=read(stored["fresh"]),
             lowest_every=stored.get("lowest_every"), scenario=stored.get("scenario"),  # absent in older files
         )  # fmt: skip
 

@@ -211,6 +211,8 @@ def grouped(
 def some_rows(stream: Stream, rows: int, *, seed: int = 0) -> Stream:
     """The same stream with `rows` training rows in every task, drawn without return within a task: one short visit."""
     made = []
+    if rows < 1:
+        raise ValueError(f"a task needs one row or more to learn from, received {rows}")
     for number, task in enumerate(stream):
         if rows > len(task.train):
             raise ValueError(f"task {task.name!r} has {len(task.train)} training rows, fewer than the {rows} asked for")

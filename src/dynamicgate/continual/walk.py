@@ -18,7 +18,7 @@ from dynamicgate.continual.asking import Questions, rows_on
 from dynamicgate.continual.optimizers import NewOptimizer, set_rate
 from dynamicgate.continual.retention import NAN, Retention
 from dynamicgate.continual.streams import Stream, Task
-from dynamicgate.continual.walk_file import Parts, read_walk, stream_settings, write_walk
+from dynamicgate.continual.walk_file import Parts, part_settings, read_walk, stream_settings, write_walk
 from dynamicgate.data import batches
 from dynamicgate.files import write_text
 from dynamicgate.gating.recording import is_gated, usage
@@ -58,6 +58,7 @@ class Walk:
         self._new_optimizer = new_optimizer
         self.optimizer = new_optimizer()
         self._about: dict[str, Any] | None = None
+        self._asked = part_settings(parts)  # now: a sparsifier chooses its period when training begins
         self.questions = Questions(parts.model, stream, parts.contexts, device)
         self.gated = is_gated(parts.model)
         self.told = stream.known != "nothing"
@@ -252,7 +253,7 @@ class Walk:
             "rows": self.rows, "context_of": self.context_of, "retention": self.retention.to_dict(),
             "seconds": self.seconds + self._saved_at - self._started,
         }  # fmt: skip
-        write_walk(self.out / "last.safetensors", self.parts, self.optimizer, position, self._settings())
+        write_walk(self.out / "last.safetensors", self.parts, self.optimizer, position, self._settings(), self._asked)
 
     def resume(self) -> None:
         """Go on from last.safetensors, if there is one."""
@@ -263,7 +264,7 @@ class Walk:
         if not path.exists():
             rewrite_log(log, [])
             return
-        position = read_walk(path, self.parts, self.optimizer, self._settings())
+        position = read_walk(path, self.parts, self.optimizer, self._settings(), self._asked)
         self.task, self.step, self.since_open = position["task"], position["step"], position["since_open"]
         self.right, self.rows, self.context_of = position["right"], position["rows"], position["context_of"]
         self.seconds = position["seconds"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.ownership import put_owners_as_in_
 from dynamicgate.io.tensor_file import naming_damage, read_tensors, restore, write_tensors
 from dynamicgate.sparsity import Recycler, Sparsifier
-from dynamicgate.sparsity.consolidation import AnyKeeper
+from dynamicgate.sparsity.consolidation import AnyKeeper, Consolidation
 from dynamicgate.training.checkpoint import (
     flat_entries,
     nested_entries,
@@ -27,6 +28,7 @@ from dynamicgate.training.checkpoint import (
     refuse_other_settings,
     set_random_state,
 )
+from dynamicgate.training.fingerprint import budget_settings
 
 LOOKED_AT = 32  # rows of a task that tell it from others
 STATEFUL = ("keeper", "sparsifier", "recycler", "budget")
@@ -56,10 +58,27 @@ def stream_settings(stream: Stream) -> dict[str, Any]:
     return {"stream": stream.name, **rules, "data": digest.hexdigest()}
 
 
+def part_settings(parts: Parts) -> dict[str, Any]:
+    """What was asked of everything beside the model, as JSON values: a run that goes on must be asked for the same."""
+    budget, contexts, sparsifier = parts.budget, parts.contexts, parts.sparsifier
+    recycler = sparsifier.recycler if sparsifier is not None and sparsifier.recycler is not None else parts.recycler
+    found = {
+        "learner": parts.learner.settings,
+        "sparsifier": None if sparsifier is None else sparsifier.settings,
+        "recycler": None if recycler is None else recycler.settings,
+        "budget": None if budget is None else budget_settings(budget),
+        "contexts": None if contexts is None else contexts.settings,
+        "keeper": parts.keeper.settings if isinstance(parts.keeper, Consolidation) else None,
+    }
+    plain: dict[str, Any] = json.loads(json.dumps(found))
+    return plain
+
+
 def write_walk(
-    path: Path, parts: Parts, optimizer: torch.optim.Optimizer, position: Mapping[str, Any], settings: Mapping[str, Any]
-) -> None:
-    """Write all of it, atomically."""
+    path: Path, parts: Parts, optimizer: torch.optim.Optimizer, position: Mapping[str, Any],
+    settings: Mapping[str, Any], asked: Mapping[str, Any],
+) -> None:  # fmt: skip
+    """Write all of it, atomically. asked: `part_settings` before the first step."""
     states: dict[str, Mapping[str, Any]] = {
         "model": parts.model.state_dict(),
         "optimizer": _flat(optimizer),
@@ -75,17 +94,18 @@ def write_walk(
     learner = {"tasks": parts.learner.tasks}
     current = None if parts.contexts is None else parts.contexts.current
     header = {"kind": "stream", "settings": dict(settings), "position": dict(position), "plain": plain,
-              "learner": learner, "context": current}  # fmt: skip
+              "learner": learner, "context": current, "asked": dict(asked)}  # fmt: skip
     write_tensors(path, tensors, header)
 
 
 def read_walk(
-    path: Path, parts: Parts, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any]
+    path: Path, parts: Parts, optimizer: torch.optim.Optimizer, settings: Mapping[str, Any], asked: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Restore all of it in place; returns the position. Refuses a run with other settings."""
     tensors, header = read_tensors(path, kind="stream")
     with naming_damage(path):
         refuse_other_settings(path, header["settings"], settings)
+        refuse_other_settings(path, header.get("asked", asked), asked)  # absent in older files
 
         def state(part: str) -> dict[str, Any]:
             found = {k.removeprefix(f"{part}/"): t for k, t in tensors.items() if k.startswith(f"{part}/")}

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 FREE = -1
+NO_UNIT = -1
 OWNER = "owner"
 BORROWED = "borrowed"
 
@@ -34,7 +35,7 @@ def put_owners_as_in_(gate: Any, prefix: str, tensors: Mapping[str, Tensor]) -> 
 
 
 def _outside(unit: Tensor, width: int) -> bool:
-    return len(unit) > 0 and not unit.is_meta and not 0 <= int(unit.min()) <= int(unit.max()) < width
+    return len(unit) > 0 and not unit.is_meta and not NO_UNIT <= int(unit.min()) <= int(unit.max()) < width
 
 
 def owner_of(gate: Any) -> Tensor:
@@ -44,15 +45,15 @@ def owner_of(gate: Any) -> Tensor:
 
 
 def borrowed_of(gate: Any) -> Tensor:
-    """Pairs of a context and a unit that it uses and another one owns, one a row. Empty where contexts share nothing,
-    and then no buffer either: most models have none."""
+    """Pairs of a context and a unit that it uses and another one owns, one a row; of a context that opened no unit at
+    all, one with NO_UNIT. Empty where contexts share nothing, and then no buffer either: most models have none."""
     found: Tensor | None = getattr(gate, BORROWED, None)
     return torch.zeros((0, 2), dtype=torch.int32, device=gate.tau.device) if found is None else found
 
 
 def is_kept(gate: Any) -> bool:
-    """Whether some context owns a unit of this gate."""
-    return hasattr(gate, OWNER) and bool((owner_of(gate) != FREE).any())
+    """Whether some context owns a unit of this gate, or was kept with none."""
+    return hasattr(gate, OWNER) and (bool((owner_of(gate) != FREE).any()) or len(borrowed_of(gate)) > 0)
 
 
 @torch.no_grad()
@@ -68,17 +69,25 @@ def own_(gate: Any, context: int, used_N: Tensor) -> None:
 
 
 @torch.no_grad()
+def note_(gate: Any, context: int) -> None:
+    """A context that opened no unit: what is part of every answer is part of its answers too."""
+    pair = torch.tensor([[context, NO_UNIT]], dtype=torch.int32, device=gate.tau.device)
+    _put_borrowed_(gate, torch.cat([borrowed_of(gate), pair]), gate.tau.device)
+
+
+@torch.no_grad()
 def disown_(gate: Any, context: int) -> None:
     """A context is gone: its units are free, but for those that others have borrowed. The oldest of them owns them."""
     owner_N, lent = owner_of(gate), borrowed_of(gate)
     owner_N[owner_N == context] = FREE
     lent = lent[lent[:, 0] != context]
+    noted, lent = lent[lent[:, 1] == NO_UNIT], lent[lent[:, 1] != NO_UNIT]
     number, unit = lent.unbind(1)
     none = torch.iinfo(torch.int32).max
     heir_N = torch.full(owner_N.shape, none, dtype=torch.int32, device=owner_N.device)
     heir_N.scatter_reduce_(0, unit.long(), number, "amin")
     owner_N.copy_(torch.where((owner_N == FREE) & (heir_N != none), heir_N.to(owner_N.dtype), owner_N))
-    _put_borrowed_(gate, lent[owner_N[unit.long()] != number], owner_N.device)
+    _put_borrowed_(gate, torch.cat([noted, lent[owner_N[unit.long()] != number]]), owner_N.device)
 
 
 def _put_borrowed_(gate: Any, pairs: Tensor | None, device: torch.device) -> None:

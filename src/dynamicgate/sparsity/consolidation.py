@@ -41,6 +41,11 @@ class Consolidation:
         return 0
 
     @property
+    def settings(self) -> dict[str, float]:
+        """What a run that continues this one must share."""
+        return {"after": self.after, "most": self.most}
+
+    @property
     def free(self) -> dict[str, float]:
         """The fraction of the connections of each sparse layer that may still change."""
         return {

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.masks import connections
 from dynamicgate.modules import unwrap
 from dynamicgate.sparsity.consolidation import AnyKeeper
 from dynamicgate.sparsity.layer import SparseLayer
@@ -31,6 +32,12 @@ def idle_places(layer: SparseLayer, keeper: AnyKeeper | None) -> Tensor | None:
         return None
     owned = keeper.owned(f"{layer.name}.weight")
     return (kept if owned is None else kept & ~owned).to(layer.mask.device)
+
+
+def present(linear: nn.Linear) -> Tensor:
+    """Which connections a layer has: all of them, where it is not sparse."""
+    mask = connections(linear)
+    return torch.ones_like(linear.weight, dtype=torch.bool) if mask is None else mask
 
 
 def free_tiles(pattern: Pattern, free_OI: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from dynamicgate.gating.ownership import (
     OWNER,
     borrowed_of,
     disown_,
+    note_,
     own_,
     owner_of,
     put_owner_,
@@ -120,6 +121,8 @@ class Keeper:
         self.restore_()
         for site, opened_N in units.items():
             own_(self.gates[site], number, opened_N)
+        if not any(bool(opened_N.any()) for opened_N in units.values()):
+            note_(next(iter(self.gates.values())), number)
         self._allotted = None
         self._remember()
         return number
@@ -241,7 +244,7 @@ class Keeper:
     def _remember(self) -> None:
         """Work out which entries are kept, and copy their values."""
         owned = {site: owner_N != FREE for site, owner_N in self.owner_of.items()}
-        some = any(bool(owned_N.any()) for owned_N in owned.values())
+        some = any(bool((numbers != FREE).any()) for numbers in self._numbers())
         self._owned = self._entries(owned, shared=True) if some else {}
         if self._allotted is None:
             self._kept = self._owned

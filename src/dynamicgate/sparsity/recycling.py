@@ -172,6 +172,11 @@ class Recycler:
             hook.remove()
         self._hooks = []
 
+    @property
+    def settings(self) -> dict[str, float | str | None]:
+        """What a run that continues this one must share."""
+        return {name: getattr(self, name) for name in ("kind", "every", "threshold", "rate", "maturity", "seed")}
+
     def state_dict(self) -> dict[str, Any]:
         """Tensors and plain values."""
         state: dict[str, Any] = {"steps": self.steps, "recycled": self.recycled}

@@ -43,7 +43,7 @@ def fingerprint(
         **asdict(options),
         "data": data_hash,
         "valid": valid_hash,
-        "budget": None if budget is None else _budget_settings(budget),
+        "budget": None if budget is None else budget_settings(budget),
         "sparsifier": sparsifier.settings if sparsifier is not None else None,
         "class_weights": None if class_weights is None else class_weights.tolist(),
         "gates": {name: gate.config.to_dict() for name, gate in named_gates(model).items()},
@@ -122,7 +122,8 @@ def describe_task(task: Task) -> Any:
     return _describe(loss, "loss")
 
 
-def _budget_settings(budget: GateBudget) -> dict[str, Any]:
+def budget_settings(budget: GateBudget) -> dict[str, Any]:
+    """What was asked of a budget, as JSON values."""
     # checkpoints of earlier versions know nothing of these
     later = {"fold": False, "order_units": False, "wait": True}
     left_out = [name for name, default in later.items() if getattr(budget, name, default) == default]

@@ -197,6 +197,10 @@ def test_a_column_of_obs_makes_the_tasks(tmp_path: Path) -> None:
         ("--stream grouped", "needs --by COLUMN"),
         ("--stream grouped --by scribe", "--data digits is none"),
         ("--features 0 --models readout", "features must be 1 or more"),
+        ("--rows 0", "rows must be 1 or more"),
+        ("--batch 0", "batch must be 1 or more"),
+        ("--density 0 --models keep", "density must be above 0"),
+        ("--known nothing --models a-gem", "a-gem must be told when a task ends"),
         ("--measure plasticity --models dense,keep,readout", "keep, readout does not grow old step by step"),
     ],
 )
@@ -244,3 +248,22 @@ def test_plasticity_is_counted_printed_and_drawn(tmp_path: Path, capsys: pytest.
 
 def test_all_names_are_known() -> None:
     assert set(NEW) <= set(METHODS)
+
+
+def test_joint_training_is_asked_as_the_others_are(tmp_path: Path) -> None:
+    words = ["continual", "--stream", "split", "--scenario", "task", *SMALL, "--models", "naive,keep,joint"]
+    assert main([*words, "--out", str(tmp_path)]) == 0
+    runs = runs_in(tmp_path)
+    assert runs["joint"]["quality"]["acc"] > 0.8
+    for run in runs.values():  # the same rows by another way; tasks have about as many
+        assert run["quality"]["pooled"] == pytest.approx(run["quality"]["acc"], abs=0.02)
+
+
+def test_another_target_is_not_answered_with_old_runs(tmp_path: Path) -> None:
+    table = tmp_path / "table.csv"
+    lines = [f"{n % 7},{n % 5},{'ab'[n % 2]},{'xyz'[n % 3]},{'pq'[n // 100]}" for n in range(200)]
+    table.write_text("\n".join(["f,g,first,second,donor", *lines]))
+    words = ["continual", "--data", str(table), "--stream", "grouped", "--by", "donor", "--models", "readout"]
+    words += ["--out", str(tmp_path / "out"), "--target"]
+    assert main([*words, "first"]) == 0
+    assert main([*words, "second"]) == 2

@@ -134,8 +134,12 @@ class Continual:
             raise ValueError(f"unknown models {', '.join(unknown)}: expected some of {', '.join(STREAM_METHODS)}")
         if self.seeds < 1 or (self.tasks is not None and self.tasks < 1):
             raise ValueError(f"seeds and tasks must be 1 or more, received {self.seeds} and {self.tasks}")
-        if self.features < 1:
-            raise ValueError(f"features must be 1 or more, received {self.features}")
+        for option in ("features", "rows", "batch"):
+            value = getattr(self, option)
+            if value is not None and value < 1:
+                raise ValueError(f"--{option} must be 1 or more, received {value}")
+        if not 0.0 < self.density <= 1.0:
+            raise ValueError(f"--density must be above 0 and at most 1, received {self.density}")
         for option, heeded_by in HEEDED_BY.items():
             value = getattr(self, option)
             if value is not None and self.stream not in heeded_by:
@@ -191,20 +195,27 @@ class Continual:
             )
 
     def _run_one(self, name: str, seed: int, splits: Any) -> dict[str, Any]:
+        from dynamicgate.continual.walk_file import stream_settings
         from dynamicgate.lab.methods.stream_runs import run_stream
         from dynamicgate.lab.methods.streams import stream_of
 
         asked = self._asked(name, splits)
+        stream = stream_of(splits, asked, seed)
+        rows = stream_settings(stream)["data"]
         folder = self.out / f"{name}-s{seed}"
         finished = folder / "run.json"
         if finished.exists():
             stored: dict[str, Any] = read_json(finished)
             if stored["settings"] != asked:
                 raise ValueError(f"{folder} holds a run with other settings: choose another --out, or delete it")
+            if stored.get("rows_digest", rows) != rows:  # absent in older files
+                raise ValueError(
+                    f"{folder} holds a run on other rows or labels (another --target, --data-option or a changed "
+                    "file): choose another --out, or delete it"
+                )
             return stored
-        found = run_stream(stream_of(splits, asked, seed), {**asked, "show": True}, seed, device=self.device,
-                           folder=folder)  # fmt: skip
-        found["settings"] = asked
+        found = run_stream(stream, {**asked, "show": True}, seed, device=self.device, folder=folder)
+        found |= {"settings": asked, "rows_digest": rows}
         write_text(finished, json.dumps(found))
         return found
 

@@ -17,7 +17,7 @@ STREAM_METHODS = (
 """The models of `dynamicgate continual`."""
 OF_CONTEXTS = ("keep", "separate", "xdg")
 """Those with a context for each task, which they can be told or notice."""
-NEED_BOUNDARIES = ("ewc", "si", "lwf")
+NEED_BOUNDARIES = ("ewc", "si", "lwf", "a-gem")
 """Those that must be told when a task ends."""
 WITHOUT_STEPS = ("readout", "balanced-readout")
 """Those that learn in closed form."""

@@ -12,13 +12,15 @@ from torch import Tensor, nn
 
 import dynamicgate as dg
 from dynamicgate.continual import Contexts, Learner, Readout, Retention, Stream, follow, joined
+from dynamicgate.continual.asking import Questions
 from dynamicgate.continual.reading_out import KIND, read_out
 from dynamicgate.io.tensor_file import read_tensors
 from dynamicgate.lab.methods.hyperparameters import dense_macs
 from dynamicgate.lab.methods.stream_methods import METHODS
 from dynamicgate.modules import evaluating
 
-Answer = Callable[[Tensor], Tensor]
+Answer = Callable[[Tensor, int], Tensor]
+"""The classes of rows of a task, given its number."""
 OVERLAP_ROWS = 1000
 
 
@@ -67,7 +69,7 @@ def run_stream(
         "quality": {
             "accuracy": retention.acc, "acc": retention.acc, "learned": retention.learned,
             "forgetting": retention.forgetting, "retention": retention.to_dict(),
-            **_plasticity(retention), **accuracies(answers(made.model), stream),
+            **_plasticity(retention), **accuracies(answers(made.model, stream, contexts), stream),
             "drop": [0.0] * len(stream) if joint else (diagonal - last).tolist(),
             "overlap": overlaps(made.model, stream) if asked.get("overlap") else None,
             "open_overlap": open_overlaps(made.model, stream) if asked.get("open_overlap") else None,
@@ -108,24 +110,17 @@ def beside_dense(macs: Mapping[str, float], sizes: Sequence[int]) -> dict[str, f
 def tested(model: nn.Module, stream: Stream) -> Retention:
     """A model that has learned all tasks at once: every row of the matrix is the same."""
     found = Retention.empty(len(stream))
-    device = next(model.parameters()).device
-    with torch.no_grad(), evaluating(model):
-        for j, task in enumerate(stream):
-            right = sum(int((model(x.to(device)).argmax(1).cpu() == y).sum()) for x, y in task.test.batches(4096))
-            found.matrix[j:, j] = right / len(task.test)
+    questions = Questions(model, stream, None, next(model.parameters()).device)
+    for number in range(len(stream)):
+        found.matrix[number:, number] = questions.accuracy(number)
     return found
 
 
-def answers(model: nn.Module) -> Answer:
-    """From rows to classes, by a model."""
-    device = next(model.parameters()).device
-
-    @torch.no_grad()
-    def answer(x: Tensor) -> Tensor:
-        with evaluating(model):
-            return model(x.to(device)).argmax(1).cpu()
-
-    return answer
+def answers(model: nn.Module, stream: Stream, contexts: Contexts | None = None) -> Answer:
+    """From rows to classes, by a model that is told no more and no less than the stream tells."""
+    questions = Questions(model, stream, contexts, next(model.parameters()).device)
+    known = [] if contexts is None or len(contexts.known) < len(stream) else contexts.known  # those of the tasks
+    return lambda x, number: questions.answers(x, number, known).cpu()
 
 
 def accuracies(answer: Answer, stream: Stream) -> dict[str, Any]:
@@ -134,7 +129,7 @@ def accuracies(answer: Answer, stream: Stream) -> dict[str, Any]:
     right, rows = torch.zeros(len(stream), stream.classes), torch.zeros(len(stream), stream.classes)
     for number, task in enumerate(stream):
         for x, y in task.test.batches(4096):
-            right[number].index_add_(0, y, (answer(x) == y).float())
+            right[number].index_add_(0, y, (answer(x, number) == y).float())
             rows[number].index_add_(0, y, torch.ones(len(y)))
     pooled, balanced = _both(right.sum(0), rows.sum(0))
     each = [
