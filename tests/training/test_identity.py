@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import dynamicgate as dg
-from dynamicgate.training.fingerprint import _budget_settings
+from dynamicgate.training.fingerprint import budget_settings
 from dynamicgate.training.folder_lock import InUseError, only_process
 from dynamicgate.training.whole_batch import step_whole_batch
 from tests.training.easy import blobs, dense
@@ -179,6 +179,6 @@ def test_penalties_are_not_differentiated_for_growth_that_has_ended() -> None:
 
 def test_options_of_a_budget_that_came_later_are_no_settings_while_they_are_off() -> None:
     """Checkpoints that were saved before there were such options can be continued."""
-    off, on = (_budget_settings(dg.Budget(target=0.5, **changed)) for changed in ({}, LATER))
+    off, on = (budget_settings(dg.Budget(target=0.5, **changed)) for changed in ({}, LATER))
     assert on == {**off, **LATER}
     assert not LATER.keys() & off.keys()
