@@ -13,8 +13,8 @@ e1-longer: with the recipe of e2. e2: 100. e2-rivals: the usual methods at 100. 
 horizon matters. e4: 1,000. e5, e5-decay, e6, e6-wide: 500, 200 and 50 permutations, does it grow old? e7: 800 with room
 for 100. e8: new classes. e9: rotated; e9-cifar10: pairs of natural classes. e10: cell types; e10-laboratories and
 e10-shared-genes: a second laboratory. e11: time scales; e11-consolidation: the third of them. Small networks along a
-stream (e0, e1, e8, e9, e11) are as fast on a core as on a GPU: --device cpu; wide ones and those side by side belong on
-a GPU.
+stream (e0, e1, e8, e9, e11) also run on cores, one each: --device cpu. Wide ones and those side by side belong on a
+GPU.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def e0() -> list[Table]:
 
 def e5_and_e6() -> list[Table]:
     """Does a network grow old? Five seeds learn side by side; networks that are new in every task need fewer tasks.
-    Sparse networks whose weights are held small came later and have a table of their own. E6 has the rows of a
+    Weights that are held smaller came later, and have a table of their own on the same rows. E6 has the rows of a
     published stream in batches of 16, not one by one, and as many tasks as show the decline."""
     short = {"tasks": 500, "rows": 10_000, "batch": 16, "hidden": [100, 100], "lr": 1e-3, "seeds": list(FIVE),
              "methods": AGED}  # fmt: skip

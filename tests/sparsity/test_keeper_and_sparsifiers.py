@@ -206,3 +206,18 @@ def test_a_new_sparsifier_leaves_kept_connections_as_they_are(make: Any, pattern
     mask = sparsifier.layers[0].mask
     assert float(mask[free].float().mean()) == pytest.approx(0.3, abs=0.02)
     assert not bool((again.get_parameter("layers.0.weight")[~mask]).any())
+
+
+def test_a_new_pruner_does_not_bring_back_what_a_kept_context_has_pruned() -> None:
+    torch.manual_seed(0)
+    model = dg.nn.GatedMLP((24, 64, 5), dg.GateConfig(kind="context", block=16, contexts=4))
+    keeper = Keeper(model)
+    contexts = Contexts(model, keeper, Static(model, 0.3, keeper=keeper))
+    contexts.open_()
+    contexts.close_(torch.randn(50, 24))
+    owned = keeper.owned("layers.0.weight")
+    assert owned is not None
+    before = model.get_buffer("layers.0.mask").clone()
+    mask = Magnitude(model, 0.3, keeper=keeper).layers[0].mask
+    assert torch.equal(mask[owned], before[owned])
+    assert bool(mask[~owned].all())

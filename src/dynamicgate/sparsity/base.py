@@ -23,7 +23,7 @@ from dynamicgate.sparsity.density import (
     region_densities,
     tied_to,
 )
-from dynamicgate.sparsity.free_places import check_keeper, restart_layer_
+from dynamicgate.sparsity.free_places import check_keeper, restart_layer_, weight_name
 from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.patterns import Pattern
 from dynamicgate.sparsity.recycling import Recycler
@@ -114,6 +114,8 @@ class Sparsifier:
             endpoints = Endpoints(name, self.open_rates.gates)
             explored = linear.mask.clone()  # type: ignore[operator]
             self.layers.append(SparseLayer(name, linear, pattern, self._regions[name], endpoints, explored, tied))
+            if self.keeper is not None:  # what waits to be allotted may have lost connections
+                self.keeper.forget_(weight_name(name))
         structure_changed(self._model)
 
     @property

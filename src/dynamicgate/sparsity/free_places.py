@@ -20,17 +20,27 @@ from dynamicgate.sparsity.patterns import Pattern
 from dynamicgate.sparsity.regions import SparseRegion
 
 
+def weight_name(layer: str) -> str:
+    """What a keeper calls the weight of a layer; a model that is one layer has no name."""
+    return f"{layer}.weight" if layer else "weight"
+
+
 def free_places(layer: SparseLayer, keeper: AnyKeeper | None) -> Tensor | None:
     """Which connections of a layer may be pruned or grown; None: all of them."""
-    kept = None if keeper is None else keeper.kept(f"{layer.name}.weight" if layer.name else "weight")
+    kept = None if keeper is None else keeper.kept(weight_name(layer.name))
     return None if kept is None else ~kept.to(layer.mask.device)
+
+
+def owned_places(name: str, keeper: AnyKeeper | None) -> Tensor | None:
+    """Which connections of a layer belong to contexts, whether they exist or not; None: none of them."""
+    return None if keeper is None else keeper.owned(weight_name(name))
 
 
 def idle_places(layer: SparseLayer, keeper: AnyKeeper | None) -> Tensor | None:
     """Those that are nobody's and may not change now: they wait to be allotted. None: there are none."""
-    if keeper is None or (kept := keeper.kept(f"{layer.name}.weight")) is None:
+    if keeper is None or (kept := keeper.kept(weight_name(layer.name))) is None:
         return None
-    owned = keeper.owned(f"{layer.name}.weight")
+    owned = owned_places(layer.name, keeper)
     return (kept if owned is None else kept & ~owned).to(layer.mask.device)
 
 
@@ -113,7 +123,7 @@ def restart_layer_(layer: SparseLayer, keeper: AnyKeeper, generator: torch.Gener
     for linear in (layer.linear, *layer.tied):
         linear.mask.copy_(mask_OI)  # type: ignore[operator]
     layer.newly_grown = None
-    keeper.forget_(f"{layer.name}.weight")
+    keeper.forget_(weight_name(layer.name))
 
 
 @torch.no_grad()

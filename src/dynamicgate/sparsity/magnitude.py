@@ -13,7 +13,7 @@ from dynamicgate.gating.stages import stages_of
 from dynamicgate.sparsity import optimizer_state
 from dynamicgate.sparsity.base import LayerOptions, Sparsifier
 from dynamicgate.sparsity.density import Density, cubic_density
-from dynamicgate.sparsity.free_places import free_places, keep_largest_free
+from dynamicgate.sparsity.free_places import free_places, keep_largest_free, owned_places, present
 from dynamicgate.sparsity.layer import SparseLayer
 from dynamicgate.sparsity.patterns import Pattern, largest, parse_pattern
 from dynamicgate.sparsity.regions import SparseRegion, fill, sparse_regions, whole
@@ -134,9 +134,11 @@ class Magnitude(Sparsifier):
 
     def _full_masks(self) -> Iterator[Tensor]:
         for name, linear in self._chosen.items():
-            yield fill(
+            full = fill(
                 self._regions[name], linear.weight.shape, lambda region: torch.ones(region.shape, dtype=torch.bool)
             )
+            owned = owned_places(name, self.keeper)
+            yield full if owned is None else ~owned | present(linear)
 
     def _restart_schedule(self) -> None:
         super()._restart_schedule()

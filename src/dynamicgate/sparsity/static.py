@@ -11,7 +11,7 @@ from typing_extensions import Unpack
 
 from dynamicgate.sparsity.base import LayerOptions, Sparsifier
 from dynamicgate.sparsity.density import Density
-from dynamicgate.sparsity.free_places import present, random_free
+from dynamicgate.sparsity.free_places import owned_places, present, random_free
 from dynamicgate.sparsity.patterns import Pattern, parse_pattern
 from dynamicgate.sparsity.regions import fill
 
@@ -35,9 +35,6 @@ class RandomStart(Sparsifier):
         super().__init__(model, density, every=every, until=until, initial_density=initial_density, seed=seed, **layers)
         pattern = parse_pattern(self.pattern)
         self._add_layers(pattern, self._random_masks(pattern))
-        if self.keeper is not None:
-            for layer in self.layers:  # what waits to be allotted may have lost connections
-                self.keeper.forget_(f"{layer.name}.weight")
         if rescale:
             with torch.no_grad():
                 for layer in self.layers:
@@ -50,7 +47,7 @@ class RandomStart(Sparsifier):
         generator = torch.Generator().manual_seed(self.seed)
         for name, linear in self._chosen.items():
             regions = self._regions[name]
-            owned = None if self.keeper is None else self.keeper.owned(f"{name}.weight" if name else "weight")
+            owned = owned_places(name, self.keeper)
             if owned is not None:  # what contexts keep has the connections that it has, and no others
                 yield random_free(pattern, present(linear), regions[0].initial_density, ~owned, generator)
             else:
