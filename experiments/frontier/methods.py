@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from dynamicgate.presets.sparsify import DISTRIBUTION, spending
-from experiments.frontier.datasets import Dataset
+from experiments.frontier.datasets import PAIR, Dataset
 
 BUDGETS = (0.05, 0.1, 0.2)
 TUNED_AT = 0.1
@@ -35,14 +35,23 @@ CALM = {
 folded into the layer."""
 NOISY = {"gate_fraction": 0.25, "policy": "gumbel"}
 """Gates with more inputs of their own, and with noise, so that closed ones are tried again."""
+QUICK = {**CALM, "anneal": 0.02}
+"""Calm gates that close within a fiftieth of training, so that what stays open learns nearly from the start."""
+GATES_TRIED = (CALM, NOISY, QUICK)
+DECAYS_TRIED = (None, HEAVY_DECAY, 0.0)  # weight decay of dense layers; None: the default
 
 
 class Choice(NamedTuple):
-    """What tuning chooses for a method. other: the alternative instead of the usual."""
+    """What tuning chooses for a method. other: which alternative, from 1 on; 0 is the usual."""
 
     lr: float
     dropout: float
-    other: bool
+    other: int
+
+
+def alternatives(method: str) -> int:
+    """How many alternatives to the usual setting tuning tries with a method."""
+    return 2 if method in PAIR else 1
 
 
 def asked(method: str, budget: float, dataset: Dataset, choice: Choice) -> dict[str, Any]:
@@ -59,9 +68,9 @@ def asked(method: str, budget: float, dataset: Dataset, choice: Choice) -> dict[
         if method.endswith(TILES):
             own["pattern"] = TILES
     elif method == "gate":
-        own |= {"weight_decay": HEAVY_DECAY, **(NOISY if choice.other else CALM)}
+        own |= {"weight_decay": HEAVY_DECAY, **GATES_TRIED[choice.other]}
     elif choice.other:
-        own |= {"policy": "gumbel"} if method == "static" else {"weight_decay": HEAVY_DECAY}
+        own |= {"policy": "gumbel"} if method == "static" else {"weight_decay": DECAYS_TRIED[choice.other]}
     return {**dataset.shared, **own}
 
 

@@ -10,7 +10,7 @@ from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
 from experiments.frontier.comparisons import Entries
-from experiments.frontier.datasets import DATASETS
+from experiments.frontier.datasets import DATASETS, PAIR
 from experiments.frontier.looks import read_looks
 from experiments.frontier.methods import (
     ANY_SPEED,
@@ -24,7 +24,7 @@ from experiments.frontier.methods import (
     TUNED_AT,
 )
 from experiments.frontier.search import FACTOR, Trial, Tried, best_of, is_at_edge
-from experiments.frontier.tables import GATES, Chosen
+from experiments.frontier.tables import GATES, OTHERS, Chosen
 from experiments.frontier.tuning import Tuning
 
 FLOOR = 0.02  # of the blocks of a layer: fewer are open in a layer that is dead
@@ -39,6 +39,7 @@ def search(experiment: Experiment) -> str:
     if not names:
         return "## The search\n\nNo runs yet.\n"
     seeds = ", ".join(f"{name} {len(DATASETS[name].tuning_seeds)}" for name in names)
+    pair = ", ".join(f"{name} {len(DATASETS[name].tuning_seeds_of(PAIR[0]))}" for name in names)
     rows = [[method, *(_pick(tried[name, method]) for name in names)] for method in TUNED]
     edges = [
         f"{method} on {name}"
@@ -50,7 +51,8 @@ def search(experiment: Experiment) -> str:
         "## The search\n\n"
         f"At a budget of {TUNED_AT:g}, by validation rows; protocol.md beside the code has the rule. In each cell: "
         "settings tried, then the one picked: learning rate relative to that of the dataset, dropout, and `other` "
-        f"where the alternative won. Tuning seeds for each setting: {seeds}.\n\n"
+        f"where the alternative won, `other 2` where the second did. Tuning seeds for each setting: {seeds}; of "
+        f"{' and '.join(f'`{method}`' for method in PAIR)}: {pair}.\n\n"
         f"{markdown(['method', *names], rows)}\n\n"
         f"Picked at the edge of the learning rates tried: {', '.join(edges) or 'none'}. Refused, because no setting "
         f"beats the most frequent class or meets the budget: {', '.join(refused) or 'none'}.\n"
@@ -61,7 +63,7 @@ def _pick(tried: Tried) -> str:
     best: Trial | None = best_of(tried)
     if best is None:
         return f"{len(tried)}: {ABSENT}" if tried else ABSENT
-    return f"{len(tried)}: {FACTOR**best.step:g}, {best.dropout:g}{', other' if best.other else ''}"
+    return f"{len(tried)}: {FACTOR**best.step:g}, {best.dropout:g}{OTHERS[best.other]}"
 
 
 def kinds(chosen: Chosen) -> str:

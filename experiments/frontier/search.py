@@ -1,4 +1,4 @@
-"""The search for learning rate, dropout and one alternative: the same rule for every method (protocol.md)."""
+"""The search for learning rate, dropout and alternatives: the same rule for every method (protocol.md)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ DROPOUT = 0.2
 
 
 class Trial(NamedTuple):
-    """One setting. step: how many factors above the learning rate of the dataset."""
+    """One setting. step: how many factors above the learning rate of the dataset. other: which alternative, from 1 on;
+    0 is the usual."""
 
     step: int
     dropout: float = 0.0
-    other: bool = False
+    other: int = 0
 
 
 class Score(NamedTuple):
@@ -30,13 +31,14 @@ Tried = Mapping[Trial, Score | None]
 """None: the method cannot meet the budget."""
 
 
-def all_trials() -> list[Trial]:
+def all_trials(alternatives: int = 1) -> list[Trial]:
     """Every setting that a search can come to."""
     steps = range(START[0] - EXTENSIONS, START[-1] + EXTENSIONS + 1)
-    return [Trial(step, dropout, other) for other in (False, True) for dropout in (0.0, DROPOUT) for step in steps]
+    others = range(alternatives + 1)
+    return [Trial(step, dropout, other) for other in others for dropout in (0.0, DROPOUT) for step in steps]
 
 
-def next_trials(tried: Tried) -> list[Trial]:
+def next_trials(tried: Tried, alternatives: int = 1) -> list[Trial]:
     """What to try next; nothing where the search has ended."""
     if missing := [Trial(step) for step in START if Trial(step) not in tried]:
         return missing
@@ -50,8 +52,9 @@ def next_trials(tried: Tried) -> list[Trial]:
     if with_dropout not in tried:
         return [with_dropout]
     score, plain = tried[with_dropout], rates[best]
-    other = Trial(best, DROPOUT if score and score > plain else 0.0, other=True)
-    return [] if other in tried else [other]
+    dropout = DROPOUT if score and score > plain else 0.0
+    others = [Trial(best, dropout, other) for other in range(1, alternatives + 1)]
+    return [trial for trial in others if trial not in tried]
 
 
 def best_of(tried: Tried) -> Trial | None:
@@ -66,15 +69,15 @@ def is_at_edge(tried: Tried, trial: Trial) -> bool:
     return trial.step in (min(steps), max(steps))
 
 
-def least_left(tried: Tried) -> int:
+def least_left(tried: Tried, alternatives: int = 1) -> int:
     """How many more runs a search takes for each seed, if the best learning rate is not at the edge."""
-    if not next_trials(tried):
+    if not next_trials(tried, alternatives):
         return 0
-    return max(1, len(START) + 2 - len(tried))
+    return max(1, len(START) + 1 + alternatives - len(tried))
 
 
-def most_left(tried: Tried) -> int:
+def most_left(tried: Tried, alternatives: int = 1) -> int:
     """How many more runs a search may take at most, for each seed."""
-    if not next_trials(tried):
+    if not next_trials(tried, alternatives):
         return 0
-    return len(START) + EXTENSIONS + 2 - len(tried)
+    return len(START) + EXTENSIONS + 1 + alternatives - len(tried)

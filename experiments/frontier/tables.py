@@ -25,6 +25,7 @@ from experiments.frontier.methods import (
     TUNED_AT,
     WITHOUT_GATES,
     Choice,
+    alternatives,
     asked,
     asked_of_ours,
 )
@@ -32,6 +33,7 @@ from experiments.frontier.search import FACTOR, Trial, all_trials
 
 CHOSEN = Path(__file__).with_name("chosen.json")
 GATES = "gates"
+OTHERS = ("", ", other", ", other 2")
 Chosen = Mapping[str, Mapping[str, Any]]
 """By dataset: for each tuned method its `Choice` (None: it has none), and under "gates" the kinds of ours by budget."""
 
@@ -50,7 +52,8 @@ def tables_of_dataset(name: str, chosen: Mapping[str, Any]) -> Iterator[Table]:
     """The four tables of a dataset."""
     dataset = DATASETS[name]
     yield table_of(name, dataset, final_models(dataset, chosen), blind=False)
-    yield table_of(f"{name}-tuning", dataset, tuning_models(dataset), blind=True)
+    seeds = {trial_name(method, trial): dataset.tuning_seeds_of(method) for method, trial in all_tuning()}
+    yield table_of(f"{name}-tuning", dataset, tuning_models(dataset), blind=True, own_seeds=seeds)
     yield table_of(f"{name}-gates", dataset, gate_models(dataset, chosen), blind=True)
     yield table_of(f"{name}-{oracle.ORACLE}", dataset, oracle_models(dataset, chosen), blind=False, train=oracle.train)
 
@@ -58,7 +61,7 @@ def tables_of_dataset(name: str, chosen: Mapping[str, Any]) -> Iterator[Table]:
 def choice_of(chosen: Mapping[str, Any], method: str, dataset: Dataset) -> Choice | None:
     """What was chosen for a method; None where tuning refused all of its settings."""
     if method not in chosen:
-        return Choice(dataset.lr, 0.0, False)
+        return Choice(dataset.lr, 0.0, 0)
     return Choice(**chosen[method]) if chosen[method] else None
 
 
@@ -92,7 +95,7 @@ def oracle_models(dataset: Dataset, chosen: Mapping[str, Any]) -> dict[str, Any]
 
 def trial_name(method: str, trial: Trial) -> str:
     """The name of a setting in a tuning table."""
-    return f"{method}, rate {FACTOR**trial.step:g}, dropout {trial.dropout:g}{', other' if trial.other else ''}"
+    return f"{method}, rate {FACTOR**trial.step:g}, dropout {trial.dropout:g}{OTHERS[trial.other]}"
 
 
 def choice_at(dataset: Dataset, trial: Trial) -> Choice:
@@ -106,9 +109,13 @@ def tuning_models(dataset: Dataset) -> dict[str, Any]:
         trial_name(method, trial): asked(
             method, 1.0 if method == DENSE else TUNED_AT, dataset, choice_at(dataset, trial)
         )
-        for method in TUNED
-        for trial in all_trials()
+        for method, trial in all_tuning()
     }
+
+
+def all_tuning() -> list[tuple[str, Trial]]:
+    """Every method with every setting that its search can come to."""
+    return [(method, trial) for method in TUNED for trial in all_trials(alternatives(method))]
 
 
 def kind_name(method: str, kind: str, budget: float) -> str:

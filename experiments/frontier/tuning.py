@@ -16,7 +16,7 @@ from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment, Job
 from dynamicgate.lab.runner.results import FINISHED, find_runs
 from experiments.frontier.datasets import DATASETS, method_of
-from experiments.frontier.methods import BUDGETS, KINDS, NO_GATES, TUNED, WITHOUT_GATES
+from experiments.frontier.methods import BUDGETS, KINDS, NO_GATES, TUNED, WITHOUT_GATES, alternatives
 from experiments.frontier.search import Score, Trial, Tried, all_trials, best_of, least_left, most_left, next_trials
 from experiments.frontier.tables import GATES, choice_at, kind_name, tables_of_dataset, trial_name
 
@@ -77,7 +77,7 @@ class Tuning:
         found: dict[str, Job] = {}
         for method in TUNED:
             if self.wanted(method, None):
-                for trial in next_trials(self.tried(name, method)):
+                for trial in next_trials(self.tried(name, method), alternatives(method)):
                     found |= self.searched[name][trial_name(method, trial)]
         gates = self.jobs_of(name, GATES)
         for method, without in WITHOUT_GATES.items():
@@ -99,7 +99,7 @@ class Tuning:
     def tried(self, name: str, method: str) -> Tried:
         """The settings of a method that all seeds have run."""
         found: dict[Trial, Score | None] = {}
-        for trial in all_trials():
+        for trial in all_trials(alternatives(method)):
             runs = self.runs_of(self.searched[name], trial_name(method, trial))
             if runs:
                 found[trial] = score_of(runs)
@@ -112,10 +112,11 @@ class Tuning:
 
     def choose(self, name: str) -> None:
         """Choose what the runs so far decide."""
-        if not (self.experiment.quick or self.count is None or self.count >= len(DATASETS[name].tuning_seeds)):
+        most = max(len(DATASETS[name].tuning_seeds_of(method)) for method in TUNED)
+        if not (self.experiment.quick or self.count is None or self.count >= most):
             return
         tried = {method: self.tried(name, method) for method in TUNED}
-        ended = [method for method in TUNED if tried[method] and not next_trials(tried[method])]
+        ended = [m for m in TUNED if tried[m] and not next_trials(tried[m], alternatives(m))]
         self.chosen[name] = {method: self.choice(name, method, tried[method]) for method in ended}
         if kinds := self.choose_kinds(name):
             self.chosen[name][GATES] = kinds
@@ -141,10 +142,13 @@ class Tuning:
         """How many runs are left of a dataset, at least and at most."""
         gates = self.jobs_of(name, GATES)
         kinds = [key for method in WITHOUT_GATES for key in self.kinds(gates, method) if key not in self.runs]
-        searches = [self.tried(name, method) for method in TUNED if self.wanted(method, None)]
-        seeds = len(next(iter(self.searched[name].values())))
-        least, most = sum(map(least_left, searches)), sum(map(most_left, searches))
-        return seeds * least + len(kinds), seeds * most + len(kinds)
+        least = most = len(kinds)
+        for method in TUNED:
+            if self.wanted(method, None):
+                tried, seeds = self.tried(name, method), len(self.searched[name][trial_name(method, Trial(0))])
+                least += seeds * least_left(tried, alternatives(method))
+                most += seeds * most_left(tried, alternatives(method))
+        return least, most
 
 
 def score_of(runs: Sequence[Run]) -> Score | None:

@@ -22,19 +22,19 @@ from dynamicgate.lab.runner.results import FINISHED
 Accuracy = Callable[[Trial], float]
 
 
-def search(accuracy: Accuracy) -> dict[Trial, Score | None]:
+def search(accuracy: Accuracy, alternatives: int = 1) -> dict[Trial, Score | None]:
     tried: dict[Trial, Score | None] = {}
-    while trials := next_trials(tried):
-        assert least_left(tried) <= most_left(tried)
+    while trials := next_trials(tried, alternatives):
+        assert least_left(tried, alternatives) <= most_left(tried, alternatives)
         tried |= {trial: Score(accuracy(trial), 0.0) for trial in trials}
-    assert most_left(tried) == 0
+    assert most_left(tried, alternatives) == 0
     return tried
 
 
 def test_a_best_rate_inside_the_grid_takes_five_runs() -> None:
     tried = search(lambda trial: 0.9 - 0.1 * abs(trial.step) + 0.01 * (trial.dropout > 0) + 0.02 * trial.other)
-    assert list(tried) == [Trial(-1), Trial(0), Trial(1), Trial(0, 0.2), Trial(0, 0.2, other=True)]
-    assert best_of(tried) == Trial(0, 0.2, other=True)
+    assert list(tried) == [Trial(-1), Trial(0), Trial(1), Trial(0, 0.2), Trial(0, 0.2, other=1)]
+    assert best_of(tried) == Trial(0, 0.2, other=1)
     assert not is_at_edge(tried, Trial(0, 0.2))
 
 
@@ -42,7 +42,7 @@ def test_the_grid_grows_outwards_until_the_best_rate_is_inside() -> None:
     tried = search(lambda trial: 0.9 - 0.1 * abs(trial.step - 2) - 0.01 * (trial.dropout > 0))
     assert sorted({trial.step for trial in tried}) == [-1, 0, 1, 2, 3]
     assert best_of(tried) == Trial(2)
-    assert Trial(2, other=True) in tried, "the alternative is tried with the better dropout"
+    assert Trial(2, other=1) in tried, "the alternative is tried with the better dropout"
     assert len(tried) == 7
 
 
@@ -53,6 +53,24 @@ def test_the_grid_grows_at_most_three_times_and_then_the_pick_is_at_an_edge() ->
     best = best_of(tried)
     assert best is not None
     assert is_at_edge(tried, best)
+
+
+def test_two_alternatives_are_tried_at_the_same_rate_and_dropout() -> None:
+    tried = search(lambda trial: 0.9 - 0.1 * abs(trial.step) + 0.01 * trial.other, alternatives=2)
+    assert list(tried)[-2:] == [Trial(0, other=1), Trial(0, other=2)]
+    assert best_of(tried) == Trial(0, other=2)
+    assert len(tried) == 6
+
+
+def test_the_pair_of_the_fourth_round_has_more_seeds_where_validation_rows_are_few() -> None:
+    for name, dataset in DATASETS.items():
+        table = FRONTIER.table(f"{name}-tuning")
+        found: dict[str, set[int]] = {}
+        for job in FRONTIER.jobs([table]):
+            found.setdefault(job.model.split(",")[0], set()).add(job.seed)
+        few = len(dataset.tuning_seeds) > 1
+        assert len(found["gate"]) == len(found["small"]) == (8 if few else 1)
+        assert len(found["rigl"]) == len(dataset.tuning_seeds)
 
 
 def test_a_tie_is_decided_by_the_loss() -> None:
@@ -124,7 +142,7 @@ def test_the_search_of_all_methods_and_the_choice_of_gates_follow_one_another(tm
     train = Trained(wrong)
     chosen = tune(train, tmp_path).chosen["mnist"]
     assert chosen["static"] is None
-    assert chosen["rigl"] == {"lr": 2 * DATASETS["mnist"].lr, "dropout": 0.0, "other": False}
+    assert chosen["rigl"] == {"lr": 2 * DATASETS["mnist"].lr, "dropout": 0.0, "other": 0}
     assert chosen["gates"]["ours"] == {"0.05": "no gates", "0.1": "two stages", "0.2": "no gates"}
     gates = [job for job in train.jobs if job.table.name == "mnist-gates"]
     assert len(gates) == 24

@@ -35,6 +35,7 @@ class Table:
     train: from a job and its data to its run, as `run_one` returns it. step: from a job and its data to a function that
         takes one training step of its model, to time it; None does without. Workers import both by name, so they are
         functions of a module, or partial applications of such.
+    own_seeds: of models that have others than `seeds`.
     changes: what is done to the data, in order. revision: a higher one makes all runs anew.
     quick: settings that a quick run replaces; quick_rows: training rows it uses.
     load: from a job and the data folder to its data, which have `sizes()`; None: `Splits` of the dataset `data`.
@@ -46,12 +47,21 @@ class Table:
     train: Callable[[Job, Any], dict[str, Any]]
     step: Callable[[Job, Splits], Step] | None = None
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    own_seeds: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     data_options: Mapping[str, Any] = field(default_factory=dict)
     changes: tuple[Change, ...] = ()
     quick: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 1})
     quick_rows: int = 2000
     revision: int = 1
     load: Callable[[Job, Path | None], Any] | None = None
+
+    def seeds_of(self, model: str) -> tuple[int, ...]:
+        """The seeds of a model."""
+        return self.own_seeds.get(model, self.seeds)
+
+    def all_seeds(self) -> list[int]:
+        """The seeds of all models, each once."""
+        return list(dict.fromkeys([*self.seeds, *(seed for model in self.models for seed in self.seeds_of(model))]))
 
 
 @dataclass(frozen=True)
@@ -142,8 +152,9 @@ class Experiment:
         return [
             Job(table, model, seed, self.quick, self.work, device)
             for table in (self.tables if tables is None else tables)
-            for seed in table.seeds[:count]
+            for seed in table.all_seeds()
             for model in table.models
+            if seed in table.seeds_of(model)[:count]
         ]
 
 

@@ -57,7 +57,7 @@ def prepare(tables: Iterable[Table], out: Path, data_dir: Path | None) -> list[P
     """Write the data of all seeds of these tables, where they are not there yet."""
     written = []
     for table in tables:
-        for seed in table.seeds:
+        for seed in table.all_seeds():
             path = out / file_name(table.data, table.data_options, seed)
             if not path.exists():
                 write(path, load_dataset(table.data, data_dir=data_dir, seed=seed, options=table.data_options).flat())
