@@ -86,14 +86,23 @@ void look_up_nearest(const dynamicgate::Layer& layer, const float* weights, cons
   }
 }
 
+// Whether all blocks open above the same logit: then the largest logits are the first to be above it.
+bool has_one_cut(const float* cut, int blocks) {
+  for (int b = 1; b < blocks; ++b)
+    if (cut[b] != cut[0]) return false;
+  return true;
+}
+
 void decide(const dynamicgate::Layer& layer, const float* weights, const float* logits, int64_t stride,
             const Openness& open, int rows) {
   const float* cut = weights + static_cast<int64_t>(layer.cut) * kPanel;
+  const int enough = layer.top_k && has_one_cut(cut, open.blocks) ? layer.top_k : open.blocks + 1;
   for (int row = 0; row < rows; ++row) {
     const float* z = logits + row * stride;
     uint8_t* is_open = open.is_open + row * open.blocks;
-    for (int b = 0; b < open.blocks; ++b) is_open[b] = z[b] > cut[b];
-    if (layer.top_k) open_top_k(z, open.blocks, layer.top_k, is_open);
+    int above = 0;
+    for (int b = 0; b < open.blocks; ++b) above += is_open[b] = z[b] > cut[b];
+    if (layer.top_k && above < enough) open_top_k(z, open.blocks, layer.top_k, is_open);
     if (open.factor) scale_blocks(layer, z, cut, is_open, open.factor + row * open.blocks);
   }
   list_rows(open, rows);

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dynamicgate.ops.gate_net import FEW, largest
+from dynamicgate.ops.gate_net import largest
 
 
 def by_sorting(z_BG: Tensor, k: int) -> Tensor:
@@ -22,5 +22,5 @@ def test_the_largest_are_the_first_of_a_stable_sort(dtype: torch.dtype) -> None:
         z = torch.randn(7, 5 + trial % 9).mul(2).round().to(dtype)
         for value in (float("nan"), float("inf"), -float("inf")):
             z[torch.rand(z.shape) < 0.2] = value
-        for k in range(min(FEW + 2, z.shape[1] + 1)):
+        for k in range(z.shape[1] + 1):
             assert torch.equal(largest(z, k), by_sorting(z, k)), (z, k)

@@ -75,6 +75,8 @@ def code_of(activation: str) -> int:
 def largest(z_BG: Tensor, k: int) -> Tensor:
     """Which are the k largest of each row, NaN counting as larger than all others; ties go to the lowest index."""
     if k > FEW:
+        if z_BG.device.type == "cpu" and not torch.compiler.is_compiling():
+            return _reaching_the_kth(z_BG, k)  # takes less than half as long as a sort
         first_k = z_BG.sort(dim=-1, descending=True, stable=True).indices[..., :k]
         return torch.zeros_like(z_BG, dtype=torch.bool).scatter(-1, first_k, True)
     found_BG = torch.zeros_like(z_BG, dtype=torch.bool)
@@ -83,6 +85,16 @@ def largest(z_BG: Tensor, k: int) -> Tensor:
         best_B1 = z_BG.masked_fill(found_BG, -torch.inf).argmax(dim=-1, keepdim=True)
         found_BG = found_BG.scatter(-1, best_B1, True)
     return found_BG
+
+
+def _reaching_the_kth(z_BG: Tensor, k: int) -> Tensor:
+    """Those above the k-th largest of each row, and as many of its equals as there is room for."""
+    k = min(k, z_BG.shape[-1])
+    kth_B1 = z_BG.kthvalue(z_BG.shape[-1] - k + 1, dim=-1, keepdim=True).values
+    nan_BG, nan_B1 = z_BG.isnan(), kth_B1.isnan()
+    above_BG = (z_BG > kth_B1) | (nan_BG & ~nan_B1)
+    equal_BG = (z_BG == kth_B1) | (nan_BG & nan_B1)
+    return above_BG | (equal_BG & (equal_BG.cumsum(-1) <= k - above_BG.sum(-1, keepdim=True)))
 
 
 def decide(z_BG: Tensor, gate: GateNet) -> Tensor:
