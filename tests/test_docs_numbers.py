@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,10 @@ def test_an_invented_number_is_not_found_and_a_stored_one_is() -> None:
     assert not numbers.is_found(numbers.Statement("x", "73.8 %"), "no file is named")
     assert not numbers.is_found(numbers.Statement("x", "73.71 %"), text)
     assert not numbers.is_found(numbers.Statement("x", "7 %"), text), "too short to be looked up"
+
+
+def test_a_number_of_another_page_backs_nothing() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    accuracy = numbers.Statement("x", next(iter(re.findall(r"\d\d\.\d\d ± \d\.\d\d", page))))
+    assert numbers.is_found(accuracy, page)
+    assert not numbers.is_found(accuracy, "a page without results")
