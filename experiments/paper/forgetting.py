@@ -23,14 +23,12 @@ from dynamicgate.lab.methods.hyperparameters import dense_macs, given
 from dynamicgate.lab.methods.models import MODELS
 from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Job, Table
-from dynamicgate.lab.runner.docs_pages import ABSENT
 from dynamicgate.lab.runner.training import settings_of
 from experiments.continual.matching import (
     called,
     compared,
     corrected,
     in_words,
-    open_overlap,
     overlap_and_forgetting,
     said,
 )
@@ -40,7 +38,7 @@ from experiments.paper.overall import SIGNIFICANT
 TASKS = 5
 ROWS = 10_000  # for training, of each task
 SECTION, GATE, CONTROLS = "forgetting", "gate", ("dense", "random", "small")
-SHOWN = (GATE, "gate in blocks", "top-k", "static-sparse", "rigl")
+SHOWN = (GATE, "gate in blocks")
 BUDGET = 0.3
 AT_EQUAL = "points forgotten more than by a dense network that has learned as much (docs/continual-results.md),"
 
@@ -132,28 +130,17 @@ def significant(p: float | None) -> bool:
 
 
 def equally_learned(streams: Mapping[str, Mapping[str, Sequence[Run]]]) -> tuple[bool, str]:
-    """Whether gates forget less than a dense network that has learned as much, in every stream, and what gates and
-    sparsifiers do; first in words, then in numbers."""
+    """Whether gates forget less than a dense network that has learned as much, in every stream; first in words, then in
+    numbers. The page on continual learning has all of them."""
     found = compared(streams)
     if not found:
         return not streams, ""
-    words = ", and ".join(text for method in SHOWN[:2] if (text := in_words(method, found)))
+    words = ", and ".join(text for method in SHOWN if (text := in_words(method, found)))
     numbers = []
     for name, rows in streams.items():
-        shown = [
-            f"{m} {said(one.matched.apart, one.p)}, overlap of active units {one.matched.overlap:.2f}"
-            + of_blocks(rows, m)
-            for m in SHOWN
-            if (one := found.get((name, m))) is not None
-        ]
+        shown = [f"{m} {said(one.matched.apart, one.p)}" for m in SHOWN if (one := found.get((name, m))) is not None]
         r = overlap_and_forgetting(rows)
-        overlap = "" if r is None else f"; overlap and forgetting r = {r:.2f}"
-        numbers.append(f"{called(name)}: {'; '.join(shown)}{overlap}")
+        overlap = "" if r is None else f", overlap and forgetting r = {r:.2f}"
+        numbers.append(f"{called(name)}: {', '.join(shown)}{overlap}")
     holds = all((name, GATE) in found and found[name, GATE].verdict == "less" for name in streams)
     return holds, f"; {words}; {AT_EQUAL} p corrected for {len(found)} comparisons: {'; '.join(numbers)}"
-
-
-def of_blocks(rows: Mapping[str, Sequence[Run]], method: str) -> str:
-    """The overlap of open blocks, where it was measured."""
-    found = open_overlap(rows, method)
-    return "" if found == ABSENT else f", of open blocks {found}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from dynamicgate.lab.report.number_format import signed_points
 from dynamicgate.lab.result_file import Run
+from dynamicgate.lab.statistics import holm
 from experiments.paper.evidence import Evidence, Verdict, verdict
 
 COMPARABLE = 0.005  # half a point of accuracy
@@ -55,16 +56,20 @@ def _at_a_fifth(e: Evidence, table: str, model: str) -> Sequence[Run]:
 
 
 def against(*controls: str) -> Decide:
-    """Input-dependent gates against controls of equal cost, on all datasets."""
+    """Input-dependent gates against controls of equal cost, on all datasets; p-values corrected by Holm over them."""
 
     def decide(e: Evidence) -> Verdict:
         texts, holds, where = [], True, frontier_or_ours(e, "gate", *controls)
         for control in controls:
             found = {name: where.paired(table, "ours", "gate", control) for table, name in DATA.items()}
-            shown = "; ".join(f"{name} {signed_points(x.difference)}{_p(x.p)}" for name, x in found.items())
+            p_values = dict(zip(found, holm([1.0 if x.p is None else x.p for x in found.values()]), strict=True))
+            shown = "; ".join(f"{name} {signed_points(x.difference)}{_p(p_values[name])}" for name, x in found.items())
             texts.append(f"gate − {control} in points: {shown}")
             holds &= all(x.difference > 0 for x in found.values())
-        return verdict(holds, f"{where.source}, {'. '.join(texts)}")
+        why = (
+            "; what of it is due to the input: docs/why-it-works.md" if where.source.startswith("the frontier") else ""
+        )
+        return verdict(holds, f"{where.source}, {'. '.join(texts)}{why}")
 
     return decide
 
