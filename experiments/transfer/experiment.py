@@ -25,7 +25,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "gate": {},
     OURS: {},
 }
-KEPT = ("model", "seed", "data", "quality", "macs", "params", "seconds", "steps", "valid", "choice", "settings")
+KEPT = (
+    "model", "seed", "data", "quality", "macs", "params", "seconds", "steps", "valid", "choice", "settings", "gates",
+    "collapses",
+)  # fmt: skip
 
 
 def train(job: Job, splits: Splits) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """`sparsify_`: gates and dynamic sparse training that meet a MAC budget together, with settings from the budget alone.
 
-The settings were tuned on validation rows of six datasets and are the same for all of them: docs/why-it-works.md.
+The settings are the same for all data; docs/why-it-works.md says where the recipe pays and where it does not.
 """
 
 from __future__ import annotations
