@@ -40,6 +40,9 @@ BENCHMARKS = {
     "cpu": _script("cpu"),  # sets the number of threads of its own processes
     "cpu_ops": _script("cpu_ops", "--out", "benchmarks/results/cpu_ops.json", one_thread=True),
     "latency": Benchmark(("-m", "experiments.latency"), "experiments/results/latency.json"),
+    "frontier_latency": Benchmark(  # of the models that were trained on this machine
+        ("-m", "experiments.frontier", "latency"), "experiments/results/frontier/latency.jsonl"
+    ),
     "cpu_language": _script("cpu_language"),  # sets the number of threads of its own processes
     "cpu_language_bfloat16": Benchmark(
         ("benchmarks/cpu_language.py", "--bfloat16"), "benchmarks/results/cpu_language_bfloat16.json"
@@ -89,18 +92,31 @@ def run_all(names: Sequence[str]) -> list[str]:
 
 
 def changed_since(result: Path, places: Sequence[str], root: Path = ROOT) -> list[str] | None:
-    """The files below `places` that changed after the commit of a result; None where that cannot be known: without a
+    """The files below `places` that changed after the commits of a result; None where that cannot be known: without a
     commit, or without a history that has it."""
-    meta = json.loads(result.read_text(encoding="utf-8")).get("meta", {})
-    commit = str(meta.get("commit") or "")
-    if not commit or not all(letter in "0123456789abcdef" for letter in commit):
-        return None
-    asked = ["git", "-C", str(root), "diff", "--name-only", f"{commit}...HEAD", "--", *places]
-    try:
-        found = subprocess.run(asked, capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return None if found.returncode else found.stdout.split()
+    changed: list[str] = []
+    for commit in commits_of(result):
+        if not commit or not all(letter in "0123456789abcdef" for letter in commit):
+            return None
+        asked = ["git", "-C", str(root), "diff", "--name-only", f"{commit}...HEAD", "--", *places]
+        try:
+            found = subprocess.run(asked, capture_output=True, text=True, timeout=20)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        if found.returncode:
+            return None
+        changed += found.stdout.split()
+    return sorted(set(changed))
+
+
+def commits_of(result: Path) -> list[str]:
+    """The commit of a result, or those of all rows of a file of rows; "" where one is not known."""
+    text = result.read_text(encoding="utf-8")
+    if result.suffix == ".jsonl":
+        metas = json.loads(text.splitlines()[0])["provenance"]
+    else:
+        metas = [json.loads(text).get("meta")]
+    return sorted({str((meta or {}).get("commit") or "") for meta in metas})
 
 
 def ages(root: Path = ROOT) -> dict[str, list[str] | None]:

@@ -51,6 +51,11 @@ def test_a_result_is_older_than_what_changed_after_its_commit(tmp_path: Path) ->
         (tmp_path / name).write_text("2\n")
         git(tmp_path, "commit", "-q", "-a", "-m", name)
         assert run_all.changed_since(result, ["measured.py"], tmp_path) == expected
+    rows = tmp_path / "rows.jsonl"
+    old, new = json.loads(result.read_text())["meta"], {"commit": git(tmp_path, "rev-parse", "--short=12", "HEAD")}
+    for metas, expected in (([new], []), ([old, new], ["measured.py"])):
+        rows.write_text(json.dumps({"provenance": metas}) + "\n")
+        assert run_all.changed_since(rows, ["measured.py"], tmp_path) == expected, "the oldest row counts"
 
 
 @pytest.mark.parametrize("commit", [None, "unknown", "0123456789ab", "a3cf709db989, changed"])
