@@ -61,6 +61,12 @@ def test_the_readme_is_short() -> None:
     assert len(README.read_text(encoding="utf-8").splitlines()) < 150
 
 
+def test_the_comparison_that_could_refute_us_is_on_the_first_screen() -> None:
+    lines = README.read_text(encoding="utf-8").splitlines()
+    at = next(i for i, line in enumerate(lines) if "ours against ours without gates" in line)
+    assert at < 40, "what gates add, and ours against the best control, come before everything else"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert broken_links(page) == []

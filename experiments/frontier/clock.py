@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import geometric_mean
 
 from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
 from experiments.frontier.latency import (
@@ -18,7 +19,7 @@ from experiments.frontier.latency import (
     rival_of,
     twins,
 )
-from experiments.frontier.methods import BUDGETS
+from experiments.frontier.methods import ANY_SPEED, BUDGETS, WITHOUT_GATES
 from experiments.stages.latency import BATCHES
 
 
@@ -43,7 +44,7 @@ def latency_summary(found: Mapping[str, Latencies]) -> str:
         f"{MOST_SLOWER - 1:.0%}: {len(slower)} of {len(rows)}" + (f" ({names})" if names else "") + ".\n\n"
         "Validation rows alone chose these gates. `dg.sparsify_`, and the model `sparsify` with `--clock`, also ask "
         "the clock, and drop gates that are slower at some batch size. So do the comparisons of this page: ours has "
-        f"no gates there. Kept: {kept(passed)}.\n"
+        f"no gates there. Kept: {kept(passed)}.\n\n" + gate_on_the_clock(found)
     )
 
 
@@ -62,17 +63,48 @@ def kept(rows: Sequence[Twins]) -> str:
     )
 
 
-def latency_section(latencies: Latencies) -> str:
-    """The latencies of a dataset relative to the dense rival; empty where nothing was timed."""
+def gate_on_the_clock(found: Mapping[str, Latencies]) -> str:
+    """The gate alone against the narrow network and against the dense rival."""
+    parts = []
+    for batch in BATCHES:
+        small, dense = list[float](), list[float]()
+        for latencies in found.values():
+            for budget in BUDGETS:
+                gate = microseconds(latencies, f"gate {budget:g}", batch)
+                narrow, rival = microseconds(latencies, f"small {budget:g}", batch), rival_of(latencies, batch)
+                if gate and narrow and rival:
+                    small.append(gate / narrow)
+                    dense.append(gate / rival[1])
+        if small:
+            parts.append(
+                f"{geometric_mean(small):.2f} times as long as `small` and {geometric_mean(dense):.2f} times as long "
+                f"as the dense rival at batch {batch} (over {len(small)})"
+            )
+    if not parts:
+        return ""
+    return f"Gates alone, one for each unit, take {' and '.join(parts)}: units that open one by one save little time.\n"
+
+
+def latency_section(latencies: Latencies, has_gates: Callable[[str, float], bool]) -> str:
+    """The latencies of a dataset relative to the dense rival; empty where nothing was timed. has_gates: whether ours
+    has gates at a budget; else it is its twin without them."""
     if not latencies:
         return ""
 
     def ratios(method: str, budget: float) -> str:
-        found = relative_times(latencies, f"{method} {budget:g}")
+        if method in WITHOUT_GATES and not has_gates(method, budget):
+            method = WITHOUT_GATES[method]
+        found = relative_times(latencies, f"{method.removesuffix(ANY_SPEED)} {budget:g}")
         return " / ".join(f"{ratio:.3f}" for ratio in found.values()) or ABSENT
 
     columns = [f"latency at batch {' / '.join(map(str, BATCHES))}", *(f"{budget:g}" for budget in BUDGETS)]
     rows = [[method, *(ratios(method, budget) for budget in BUDGETS)] for method in TIMED]
+    slow = refused(latencies)
+    rows += [
+        [method + ANY_SPEED, *(ratios(method + ANY_SPEED, b) if (method, b) in slow else ABSENT for b in BUDGETS)]
+        for method in WITHOUT_GATES
+        if any(method == one for one, _ in slow)
+    ]
     dense = []
     for batch in BATCHES:
         if rival := rival_of(latencies, batch):

@@ -139,11 +139,11 @@ def compare(name: str, budget: float, entries: Entries, ours: str, control: str)
     return Cell(name, budget, ours, control, test.difference, interval(apart).half, test.p, test.n, same)
 
 
-def best_control(entries: Entries, budget: float, controls: Sequence[str] = CONTROLS) -> str | None:
+def best_control(entries: Entries, budget: float) -> str | None:
     """The control with the highest mean accuracy on test rows that meets the budget."""
     means = {
         control: entries[control, budget].accuracy.mean
-        for control in controls
+        for control in CONTROLS
         if (control, budget) in entries and entries[control, budget].meets(budget)
     }
     return max(means, key=lambda control: means[control]) if means else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from dynamicgate.presets.sparsify import DISTRIBUTION, spending
-from experiments.frontier.datasets import PAIR, Dataset
+from experiments.frontier.datasets import TUNED_AGAIN, Dataset
 
 BUDGETS = (0.05, 0.1, 0.2)
 TUNED_AT = 0.1
@@ -38,6 +38,11 @@ NOISY = {"gate_fraction": 0.25, "policy": "gumbel"}
 QUICK = {**CALM, "anneal": 0.02}
 """Calm gates that close within a fiftieth of training, so that what stays open learns nearly from the start."""
 GATES_TRIED = (CALM, NOISY, QUICK)
+STATIC_TRIED: tuple[dict[str, Any], ...] = (
+    {},
+    {"policy": "gumbel"},
+    {"weight_decay": HEAVY_DECAY, "anneal": CALM["anneal"]},
+)
 DECAYS_TRIED = (None, HEAVY_DECAY, 0.0)  # weight decay of dense layers; None: the default
 
 
@@ -49,9 +54,16 @@ class Choice(NamedTuple):
     other: int
 
 
+def tuning_budgets(method: str) -> tuple[float, ...]:
+    """The budgets at which tuning tries a method."""
+    if method == DENSE:
+        return (1.0,)
+    return GATE_AT if method in TUNED_AGAIN else (TUNED_AT,)
+
+
 def alternatives(method: str) -> int:
     """How many alternatives to the usual setting tuning tries with a method."""
-    return 2 if method in PAIR else 1
+    return 2 if method in TUNED_AGAIN else 1
 
 
 def asked(method: str, budget: float, dataset: Dataset, choice: Choice) -> dict[str, Any]:
@@ -69,8 +81,10 @@ def asked(method: str, budget: float, dataset: Dataset, choice: Choice) -> dict[
             own["pattern"] = TILES
     elif method == "gate":
         own |= {"weight_decay": HEAVY_DECAY, **GATES_TRIED[choice.other]}
+    elif method == "static":
+        own |= STATIC_TRIED[choice.other]
     elif choice.other:
-        own |= {"policy": "gumbel"} if method == "static" else {"weight_decay": DECAYS_TRIED[choice.other]}
+        own |= {"weight_decay": DECAYS_TRIED[choice.other]}
     return {**dataset.shared, **own}
 
 

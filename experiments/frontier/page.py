@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import fmean
 
 from dynamicgate.lab.runner import Experiment
@@ -10,6 +10,7 @@ from dynamicgate.lab.runner.docs_pages import ABSENT, Pages, markdown
 from experiments.frontier.clock import latency_section, latency_summary
 from experiments.frontier.comparisons import Entries, ask_the_clock, read_entries, read_oracles
 from experiments.frontier.datasets import DATASETS
+from experiments.frontier.gate_alone import gate_against_small
 from experiments.frontier.latency import read_latencies, refused
 from experiments.frontier.methods import (
     ANY_SPEED,
@@ -24,7 +25,7 @@ from experiments.frontier.methods import (
 )
 from experiments.frontier.plot import by_cost
 from experiments.frontier.record import collapses, kinds, looks, search
-from experiments.frontier.summary import accuracy, areas, every_control, gate_against_small, overview, primary, tiles
+from experiments.frontier.summary import accuracy, areas, every_control, overview, primary, tiles
 from experiments.frontier.tables import kind_of, read_chosen
 
 PAGE = "docs/why-it-works.md"
@@ -34,9 +35,10 @@ INTRO = f"""\
 <!-- Made by `python -m experiments.frontier page` from experiments/results/frontier: do not edit. -->
 
 Every method is trained to the same fraction of the dense network's MACs (gate networks and output layer counted, hard
-gates, no skipping of zeros) with the same epochs and the same search for its settings. What is run, what tuning may see
-and how cells are tested was written down before the runs: `experiments/frontier/protocol.md`. ± is half of a 95 %
-interval over seeds.
+gates, no skipping of zeros) with the same epochs and the same rule for the search of its settings, in which `gate`,
+`small` and `static` have one setting and some seeds more than the others. What is run, what tuning may see and how
+cells are tested is in `experiments/frontier/protocol.md`, which also says what was added after which results. ± is half
+of a 95 % interval over seeds.
 
 ```bash
 python -m experiments.frontier tuning     # settings of all methods, by validation rows; stored runs are not repeated
@@ -58,8 +60,7 @@ python -m experiments.frontier page       # this page again, from the committed 
   Where a gate on units could read fewer than four inputs for what it may cost, that kind is no candidate. Gates that
   make the compiled model slower than none at equal MACs are refused by the clock.
 - **Gates save what they must save in the end.** The budget asks gates to save the fraction of the existing connections
-  that they will have to save of the final ones. If they had to meet the whole budget while most connections are still
-  to be pruned, they would close far more than they ever need to, and closed units are slow to come back.
+  that they will have to save of the final ones, so that they do not pay for connections that are still to be pruned.
 
 `{UNGATED}` is the same recipe without gates. The controls have the same densities, widths, number of mask updates and
 search, where these mean anything to them.
@@ -85,6 +86,13 @@ def pages(experiment: Experiment) -> Pages:
         runs = entries[method, budget].runs if (method, budget) in entries else []
         return asked if asked == NO_GATES or any(run["gates"] or run.get("stages") for run in runs) else NO_GATES
 
+    def has_gates(name: str) -> Callable[[str, float], bool]:
+        return lambda method, budget: (
+            not kind(name, method, budget).startswith(NO_GATES)
+            and (method + ANY_SPEED, budget) not in found.get(name, {})
+        )
+
+    oracles = read_oracles(experiment)
     made: dict[str, str | Mapping[str, str]] = {}
     parts = [
         INTRO,
@@ -92,17 +100,17 @@ def pages(experiment: Experiment) -> Pages:
         primary(found, kind),
         every_control(found),
         tiles(found),
-        gate_against_small(found, read_oracles(experiment)),
+        gate_against_small(found, oracles),
         latency_summary(latencies),
         areas(found),
         search(experiment),
         kinds(chosen),
-        looks(found),
+        looks(found, oracles),
         collapses(found) if found else "",
     ]
     for name, entries in found.items():
         parts += [dataset_section(name, entries, read[name][1]), gate_table(entries)]
-        parts.append(latency_section(latencies.get(name, {})))
+        parts.append(latency_section(latencies.get(name, {}), has_gates(name)))
         made[f"{where}docs/figures/frontier-{name}.svg"] = by_cost(name, entries)
     if not experiment.quick:
         made["README.md"] = {"frontier": overview(found)}

@@ -10,19 +10,21 @@ from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.docs_pages import ABSENT, markdown
 from experiments.frontier.comparisons import Entries
-from experiments.frontier.datasets import DATASETS, PAIR
+from experiments.frontier.datasets import DATASETS, TUNED_AGAIN
 from experiments.frontier.looks import read_looks
 from experiments.frontier.methods import (
     ANY_SPEED,
     AT_A_BUDGET,
     BUDGETS,
     DENSE,
+    GATE_AT,
     NO_GATES,
     OURS,
     OURS_IN_TILES,
     TUNED,
     TUNED_AT,
 )
+from experiments.frontier.oracle import ORACLE
 from experiments.frontier.search import FACTOR, Trial, Tried, best_of, is_at_edge
 from experiments.frontier.tables import GATES, OTHERS, Chosen
 from experiments.frontier.tuning import Tuning
@@ -39,7 +41,8 @@ def search(experiment: Experiment) -> str:
     if not names:
         return "## The search\n\nNo runs yet.\n"
     seeds = ", ".join(f"{name} {len(DATASETS[name].tuning_seeds)}" for name in names)
-    pair = ", ".join(f"{name} {len(DATASETS[name].tuning_seeds_of(PAIR[0]))}" for name in names)
+    pair = ", ".join(f"{name} {len(DATASETS[name].tuning_seeds_of(TUNED_AGAIN[0]))}" for name in names)
+    again = ", ".join(f"`{method}`" for method in TUNED_AGAIN)
     rows = [[method, *(_pick(tried[name, method]) for name in names)] for method in TUNED]
     edges = [
         f"{method} on {name}"
@@ -49,10 +52,11 @@ def search(experiment: Experiment) -> str:
     refused = [f"{method} on {name}" for name in names for method, c in tuning.chosen[name].items() if c is None]
     return (
         "## The search\n\n"
-        f"At a budget of {TUNED_AT:g}, by validation rows; protocol.md beside the code has the rule. In each cell: "
+        f"By validation rows at a budget of {TUNED_AT:g}, those of the fourth round ({again}) at "
+        f"{' and '.join(f'{b:g}' for b in GATE_AT)}; protocol.md beside the code has the rule. In each cell: "
         "settings tried, then the one picked: learning rate relative to that of the dataset, dropout, and `other` "
         f"where the alternative won, `other 2` where the second did. Tuning seeds for each setting: {seeds}; of "
-        f"{' and '.join(f'`{method}`' for method in PAIR)}: {pair}.\n\n"
+        f"the fourth round: {pair}.\n\n"
         f"{markdown(['method', *names], rows)}\n\n"
         f"Picked at the edge of the learning rates tried: {', '.join(edges) or 'none'}. Refused, because no setting "
         f"beats the most frequent class or meets the budget: {', '.join(refused) or 'none'}.\n"
@@ -83,12 +87,13 @@ def kinds(chosen: Chosen) -> str:
     )
 
 
-def looks(found: Mapping[str, Entries]) -> str:
+def looks(found: Mapping[str, Entries], oracles: Mapping[str, Entries]) -> str:
     """How often the test rows were looked at, the runs of this page included."""
     before = read_looks()
     rows = []
-    for method in (DENSE, *AT_A_BUDGET):
-        now = {name: any(key[0] == method for key in found.get(name, {})) for name in DATASETS}
+    for method in (DENSE, *AT_A_BUDGET, ORACLE):
+        known = oracles if method == ORACLE else found
+        now = {name: any(key[0] == method for key in known.get(name, {})) for name in DATASETS}
         rows.append([method, *(str(before[name].get(method, 0) + now[name]) for name in DATASETS)])
     return (
         "## How often test rows were looked at\n\nSets of results that were recorded on the test rows of a dataset, "

@@ -27,7 +27,6 @@ from experiments.frontier.methods import (
     BUDGETS,
     CONTROLS,
     DENSE,
-    GATE_AT,
     OURS,
     OURS_IN_TILES,
     PRUNED_IN_TILES,
@@ -35,14 +34,7 @@ from experiments.frontier.methods import (
     UNGATED,
     UNGATED_IN_TILES,
 )
-from experiments.frontier.oracle import ORACLE
 
-OF_ORACLE = (
-    "The oracle is the dense network, trained and used with the units of each layer that add most to the next one for "
-    "the input at hand, as many as `small` has. It computes all of them to know which, and that is not counted: a gate "
-    "has to guess them. Another rule might choose better units; where this one is not better than `small`, there is "
-    "little for a gate to find.\n\n"
-)
 Found = Mapping[str, Entries]
 Kind = Callable[[str, str, float], str]
 """From dataset, method and budget to the kind of gates that was chosen."""
@@ -89,7 +81,7 @@ def in_one_line(found: Found, cells: Sequence[Cell]) -> str:
 
 def overview(found: Found) -> str:
     """The table of the README: dense, the best control, ours without gates and ours, at one budget on all datasets."""
-    columns = [f"accuracy, % at {TUNED_AT:g}", "dense, at 1", "best control", "ours without gates", "ours"]
+    columns = [f"accuracy, % at {TUNED_AT:g}", "dense (tuned), at 1", "best control", "ours without gates", "ours"]
     rows = []
     for name in DATASETS:
         entries = found.get(name, {})
@@ -107,9 +99,15 @@ def headline(found: Found) -> str:
         return "The runs are still to be made."
     missing = CELLS - min(len(gates), len(best))
     partly = f" Of {CELLS} cells {missing} are still to be run." if missing else ""
+    budgets = " and ".join([", ".join(f"{b:g}" for b in BUDGETS[:-1]), f"{BUDGETS[-1]:g}"])
+    same = sum(cell.same for cell in gates)
+    apart = "" if same == len(gates) else f" {in_one_line(found, gates)}"
+    itself = f" in {same} of {len(gates)} cells the same model, because gates did not pay" if same else ""
+    every = with_refused_gates(found)
+    before = f" Before the clock refused any, gates gave {in_one_line(found, every)}." if every else ""
     return (
-        f"At 0.05, 0.1 and 0.2, paired over seeds, Holm-corrected: ours against ours without gates "
-        f"{in_one_line(found, gates)}. Ours against the best control of each cell {in_one_line(found, best)}.{partly}"
+        f"At {budgets}, paired over seeds, Holm-corrected: ours against ours without gates{apart}{itself}.{before} "
+        f"Ours against the best control of each cell {in_one_line(found, best)}.{partly}"
     )
 
 
@@ -143,15 +141,22 @@ def at_any_speed(found: Found) -> str:
     refused = against(found, OURS + ANY_SPEED, UNGATED)
     if not refused:
         return ""
-    every = corrected(
-        compare(name, budget, entries, OURS + ANY_SPEED if (OURS + ANY_SPEED, budget) in entries else OURS, UNGATED)
-        for name, entries in found.items()
-        for budget in BUDGETS
-    )
+    every = with_refused_gates(found)
     names = "; ".join(f"{c.name} at {c.budget:g} {with_half(c.difference, c.half, '+')}" for c in refused)
     return (
         "Gates that are slower than none at equal MACs, so that the clock refused them, in points of accuracy: "
         f"{names}. With them, as the protocol had it at first: {in_one_line(found, every)}."
+    )
+
+
+def with_refused_gates(found: Found) -> list[Cell]:
+    """Ours against ours without gates, with the gates that the clock refused; empty where it refused none."""
+    if not any(method == OURS + ANY_SPEED for entries in found.values() for method, _ in entries):
+        return []
+    return corrected(
+        compare(name, budget, entries, OURS + ANY_SPEED if (OURS + ANY_SPEED, budget) in entries else OURS, UNGATED)
+        for name, entries in found.items()
+        for budget in BUDGETS
     )
 
 
@@ -226,41 +231,6 @@ def tiles(found: Found) -> str:
                 lost(control, cells),
             ]
     return "\n\n".join(["## Masks of tiles of 16 outputs", *parts]) + "\n" if parts else ""
-
-
-def gate_against_small(found: Found, oracles: Found) -> str:
-    """The gate alone against a narrow dense network, and the oracle, whose choice is free, against it."""
-
-    def against_small(entries: Entries, name: str, budget: float, method: str) -> Cell | None:
-        return compare(name, budget, {**entries, **oracles.get(name, {})}, method, "small")
-
-    cells = [
-        cell
-        for name, entries in found.items()
-        for budget in GATE_AT
-        if (cell := against_small(entries, name, budget, "gate"))
-    ]
-    if not cells:
-        return ""
-    lower = [cell for cell in cells if cell.difference < 0.0]
-    worse = [cell for cell in lower if cell.half is not None and cell.difference < -cell.half]
-    names = ", ".join(f"{cell.name} at {cell.budget:g}" for cell in lower)
-    rows = []
-    for cell in cells:
-        bound = against_small(found[cell.name], cell.name, cell.budget, ORACLE)
-        shown = (cell, bound) if oracles else (cell,)
-        rows.append([
-            cell.name, f"{cell.budget:g}", *(with_half(c.difference, c.half, "+") if c else ABSENT for c in shown),
-        ])  # fmt: skip
-    columns = ["dataset", "budget", "gate − small, points", *(["oracle − small, points"] if oracles else [])]
-    return (
-        "## Gates alone against a narrow network\n\n"
-        f"The mean of `gate` is at least that of `small` in {len(cells) - len(lower)} of {len(cells)} cells at 0.1 and "
-        f"0.2. Lower: {names or 'none'}; beyond the 95 % interval: {len(worse)}.\n\n"
-        + (OF_ORACLE if oracles else "")
-        + markdown(columns, rows, numbers=True)
-        + "\n"
-    )
 
 
 def areas(found: Found) -> str:

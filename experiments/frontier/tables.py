@@ -22,12 +22,12 @@ from experiments.frontier.methods import (
     KINDS,
     NO_GATES,
     TUNED,
-    TUNED_AT,
     WITHOUT_GATES,
     Choice,
     alternatives,
     asked,
     asked_of_ours,
+    tuning_budgets,
 )
 from experiments.frontier.search import FACTOR, Trial, all_trials
 
@@ -52,7 +52,9 @@ def tables_of_dataset(name: str, chosen: Mapping[str, Any]) -> Iterator[Table]:
     """The four tables of a dataset."""
     dataset = DATASETS[name]
     yield table_of(name, dataset, final_models(dataset, chosen), blind=False)
-    seeds = {trial_name(method, trial): dataset.tuning_seeds_of(method) for method, trial in all_tuning()}
+    seeds = {
+        trial: dataset.tuning_seeds_of(method) for method, one in all_tuning() for trial in trial_names(method, one)
+    }
     yield table_of(f"{name}-tuning", dataset, tuning_models(dataset), blind=True, own_seeds=seeds)
     yield table_of(f"{name}-gates", dataset, gate_models(dataset, chosen), blind=True)
     yield table_of(f"{name}-{oracle.ORACLE}", dataset, oracle_models(dataset, chosen), blind=False, train=oracle.train)
@@ -93,9 +95,11 @@ def oracle_models(dataset: Dataset, chosen: Mapping[str, Any]) -> dict[str, Any]
     return {at_budget(oracle.ORACLE, budget): asked(DENSE, budget, dataset, found) for budget in GATE_AT if found}
 
 
-def trial_name(method: str, trial: Trial) -> str:
-    """The name of a setting in a tuning table."""
-    return f"{method}, rate {FACTOR**trial.step:g}, dropout {trial.dropout:g}{OTHERS[trial.other]}"
+def trial_names(method: str, trial: Trial) -> dict[str, float]:
+    """The names of a setting in a tuning table, one for each budget at which it is tried, and these budgets."""
+    name = f"{method}, rate {FACTOR**trial.step:g}, dropout {trial.dropout:g}{OTHERS[trial.other]}"
+    first, *more = tuning_budgets(method)
+    return {name: first, **{f"{name}, budget {budget:g}": budget for budget in more}}
 
 
 def choice_at(dataset: Dataset, trial: Trial) -> Choice:
@@ -106,10 +110,9 @@ def choice_at(dataset: Dataset, trial: Trial) -> Choice:
 def tuning_models(dataset: Dataset) -> dict[str, Any]:
     """Every setting that the search of a method can come to; few of them are run."""
     return {
-        trial_name(method, trial): asked(
-            method, 1.0 if method == DENSE else TUNED_AT, dataset, choice_at(dataset, trial)
-        )
+        name: asked(method, budget, dataset, choice_at(dataset, trial))
         for method, trial in all_tuning()
+        for name, budget in trial_names(method, trial).items()
     }
 
 

@@ -18,7 +18,7 @@ from dynamicgate.lab.runner.results import FINISHED, find_runs
 from experiments.frontier.datasets import DATASETS, method_of
 from experiments.frontier.methods import BUDGETS, KINDS, NO_GATES, TUNED, WITHOUT_GATES, alternatives
 from experiments.frontier.search import Score, Trial, Tried, all_trials, best_of, least_left, most_left, next_trials
-from experiments.frontier.tables import GATES, choice_at, kind_name, tables_of_dataset, trial_name
+from experiments.frontier.tables import GATES, choice_at, kind_name, tables_of_dataset, trial_names
 
 Jobs = dict[str, dict[str, Job]]
 """By model and hash: one job for each seed."""
@@ -78,7 +78,8 @@ class Tuning:
         for method in TUNED:
             if self.wanted(method, None):
                 for trial in next_trials(self.tried(name, method), alternatives(method)):
-                    found |= self.searched[name][trial_name(method, trial)]
+                    for one in trial_names(method, trial):
+                        found |= self.searched[name][one]
         gates = self.jobs_of(name, GATES)
         for method, without in WITHOUT_GATES.items():
             if self.chosen[name].get(without):
@@ -97,12 +98,12 @@ class Tuning:
         }
 
     def tried(self, name: str, method: str) -> Tried:
-        """The settings of a method that all seeds have run."""
+        """The settings of a method that all seeds have run, at all budgets at which it is tuned."""
         found: dict[Trial, Score | None] = {}
         for trial in all_trials(alternatives(method)):
-            runs = self.runs_of(self.searched[name], trial_name(method, trial))
-            if runs:
-                found[trial] = score_of(runs)
+            runs = [self.runs_of(self.searched[name], one) for one in trial_names(method, trial)]
+            if all(runs):
+                found[trial] = score_of([run for of_budget in runs for run in of_budget])
         return found
 
     def runs_of(self, jobs: Jobs, model: str) -> list[Run]:
@@ -123,7 +124,7 @@ class Tuning:
 
     def choice(self, name: str, method: str, tried: Tried) -> dict[str, Any] | None:
         """The best setting of a method that beats always answering the most frequent class; None without one."""
-        runs = self.runs_of(self.searched[name], trial_name(method, next(iter(tried))))
+        runs = self.runs_of(self.searched[name], next(iter(trial_names(method, next(iter(tried))))))
         least = fmean(run["meta"]["data"]["majority"] for run in runs)
         best = best_of({trial: score for trial, score in tried.items() if score and score.accuracy > least})
         return choice_at(DATASETS[name], best)._asdict() if best else None
@@ -145,7 +146,8 @@ class Tuning:
         least = most = len(kinds)
         for method in TUNED:
             if self.wanted(method, None):
-                tried, seeds = self.tried(name, method), len(self.searched[name][trial_name(method, Trial(0))])
+                tried = self.tried(name, method)
+                seeds = sum(len(self.searched[name][one]) for one in trial_names(method, Trial(0)))
                 least += seeds * least_left(tried, alternatives(method))
                 most += seeds * most_left(tried, alternatives(method))
         return least, most

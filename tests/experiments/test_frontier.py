@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from experiments.frontier import __main__ as command
-from experiments.frontier import clock, looks, record, summary
+from experiments.frontier import clock, gate_alone, looks, record, summary
 from experiments.frontier.comparisons import (
     Entries,
     Entry,
@@ -24,7 +24,7 @@ from experiments.frontier.comparisons import (
     mean_difference,
     read_entries,
 )
-from experiments.frontier.datasets import DATASETS, PAIR, method_of, table_of
+from experiments.frontier.datasets import DATASETS, TUNED_AGAIN, method_of, table_of
 from experiments.frontier.experiment import FRONTIER
 from experiments.frontier.latency import DENSE_EAGER, DENSE_PLAN, DENSE_TORCH, refused, rival_of, twins
 from experiments.frontier.methods import (
@@ -78,11 +78,11 @@ def test_tuning_cannot_see_the_test_rows() -> None:
             assert not set(table.all_seeds()) & set(FRONTIER.table(name).all_seeds())
 
 
-def test_every_method_has_the_same_search_and_is_run_at_every_budget() -> None:
+def test_every_method_has_its_search_and_is_run_at_every_budget() -> None:
     (table, tuning, _), *_ = (tables_of({})[i : i + 3] for i in range(0, 3 * len(DATASETS), 3))
     assert {f"{m} {b:g}" for m in AT_A_BUDGET for b in BUDGETS} | {"dense"} == set(table.models)
     trials = [model.split(",")[0] for model in tuning.models]
-    assert all(trials.count(method) == (54 if method in PAIR else 36) for method in TUNED)
+    assert all(trials.count(method) == (2 * 54 if method in TUNED_AGAIN else 36) for method in TUNED)
     assert set(trials) == set(TUNED)
 
 
@@ -249,9 +249,18 @@ def test_the_oracle_lets_the_units_go_on_that_add_most_to_the_next_layer() -> No
 
 def test_the_page_shows_the_oracle_beside_the_gate() -> None:
     found: dict[str, Entries] = {"digits": {("gate", 0.1): entry(0.8, 0.9), ("small", 0.1): entry(0.7, 0.9)}}
-    assert "oracle" not in summary.gate_against_small(found, {})
-    shown = summary.gate_against_small(found, {"digits": {("oracle", 0.1): entry(0.9, 0.9)}})
-    assert "| digits | 0.1 | +5.00 ± 63.53 | +10.00 ± 127.06 |" in shown
+    shown = gate_alone.gate_against_small(found, {"digits": {("oracle", 0.1): entry(0.9, 0.9)}})
+    assert "| digits | 0.1 | +5.00 ± 63.53 | 0 of 0 | +5.00 ± 63.53 | +10.00 ± 127.06 |" in shown
+    assert "| +5.00 ± 63.53 | – |" in gate_alone.gate_against_small(found, {}), "there is no oracle"
+
+
+def test_the_page_shows_what_is_left_of_the_gate_with_one_mask_for_all_inputs() -> None:
+    gates = [{"kind": "dynamic"}, {"kind": "static"}]
+    entries: Entries = {
+        ("gate", 0.1): entry(0.9, 0.9, gates=gates, accuracy_of_mean_mask=0.7), ("small", 0.1): entry(0.8, 0.8),
+    }  # fmt: skip
+    shown = gate_alone.gate_against_small({"digits": entries}, {})
+    assert "| digits | 0.1 | +10.00 ± 0.00 | 2 of 4 | -10.00 ± 0.00 | – |" in shown
 
 
 def test_the_readme_shows_dense_best_control_and_ours_with_and_without_gates() -> None:
@@ -270,7 +279,7 @@ def test_gates_alone_are_compared_with_a_narrow_network() -> None:
         ("gate", 0.1): entry(0.9, 0.9), ("small", 0.1): entry(0.8, 0.8), ("gate", 0.2): entry(0.7, 0.7),
         ("small", 0.2): entry(0.8, 0.8),
     }  # fmt: skip
-    text = summary.gate_against_small({"clouds": entries}, {})
+    text = gate_alone.gate_against_small({"clouds": entries}, {})
     assert "in 1 of 2 cells at 0.1 and 0.2. Lower: clouds at 0.2; beyond the 95 % interval: 1." in text
 
 
@@ -317,8 +326,12 @@ def test_gated_models_are_timed_against_their_twins_and_dense_in_its_faster_comp
     text = clock.latency_summary({"clouds": found, "rain": timed(ours=2.0, twin=2.0)})
     assert "take 1.05 times as long at batch 1 and 1.05 times as long at batch 256 as their twins" in text
     assert "Slower by more than 3%: 2 of 4 (clouds ours 0.1 at batch 1, 1.10; clouds ours 0.1 at batch 256" in text
-    assert "so the rival is dense, our plan" in clock.latency_section(found)
-    assert "| ours | – | 0.550 / 0.550 | – |" in clock.latency_section(found)
+    shown = clock.latency_section(found, lambda *_: True)
+    assert "so the rival is dense, our plan" in shown
+    assert "| ours | – | 0.550 / 0.550 | – |" in shown
+    shown = clock.latency_section(found, lambda *_: False)
+    assert "| ours | – | 0.500 / 0.500 | – |" in shown, "without gates it is its twin"
+    assert "| ours, any speed | – | 0.550 / 0.550 | – |" in shown
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> None:
