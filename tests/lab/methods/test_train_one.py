@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from dynamicgate.budget import Budget
 from dynamicgate.lab.datasets.loading import load_dataset
 from dynamicgate.lab.methods import MODELS, Settings, run_one
+from dynamicgate.lab.methods.train_one import missed_budget
 
 
 def test_distillation_trains_a_teacher_for_the_run(settings: Settings, tmp_path: Path) -> None:
@@ -44,3 +46,11 @@ def test_a_run_made_twice_is_the_same_run(settings: Settings, tmp_path: Path) ->
     assert runs[0] == runs[1]
     one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
     assert one == two
+
+
+@pytest.mark.parametrize(("executed", "notes"), [(0.205, 0), (0.258, 1), (0.15, 1)])
+def test_a_run_says_that_it_misses_its_budget(executed: float, notes: int) -> None:
+    found = missed_budget(Settings(budget=0.2), Budget(target=0.2), executed)
+    assert len(found) == notes
+    assert all(f"0.2 of the dense MACs was asked for, {executed:.3f} is executed" in text for text in found)
+    assert missed_budget(Settings(budget=0.2), None, executed) == [], "sparse layers have what they have"

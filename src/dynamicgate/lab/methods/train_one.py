@@ -34,6 +34,7 @@ from dynamicgate.training.folder_lock import only_process
 SAMPLES_FILE = "samples.json"
 LOCK = ".run.lock"
 BUDGET_UNIT = "executed MACs per sample, as a fraction of the dense network asked for"
+MISSED = 0.01  # of the dense MACs: what a note says
 
 
 def run_one(
@@ -142,6 +143,7 @@ def _run_one(
             *([choice_note(choice)] if choice else []),
             *_gate_notes(settings),
             *_folded(budget),
+            *missed_budget(settings, budget, found["macs"]["relative"]),
             *found["notes"],
         ],
         "valid": history.final,
@@ -169,6 +171,13 @@ def _schema(settings: Settings, splits: Splits, dense: float) -> Schema:
 def _folded(budget: GateBudget | None) -> list[str]:
     """The gates that became constant in training."""
     return [str(one) for one in budget.folded] if isinstance(budget, Budget) else []
+
+
+def missed_budget(settings: Settings, budget: GateBudget | None, executed: float) -> list[str]:
+    """What the gates execute where that is not what was asked for: logits that lie together open and close at once."""
+    if not isinstance(budget, Budget) or abs(executed - settings.budget) <= MISSED:
+        return []
+    return [f"the budget is missed: {settings.budget:g} of the dense MACs was asked for, {executed:.3f} is executed"]
 
 
 def _gate_notes(settings: Settings) -> list[str]:
