@@ -15,7 +15,7 @@ OF_ORACLE = (
 )
 OF_THE_INPUT = (
     "The mean mask keeps the units that are open most often, for every input alike: what it has over `small` is not "
-    "due to choosing by the input but to training wide, to weight decay and to the widths that the budget finds.\n\n"
+    "due to choosing by the input.\n\n"
 )
 MEAN_MASK = "mean mask"
 

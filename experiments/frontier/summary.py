@@ -101,12 +101,17 @@ def headline(found: Found) -> str:
     partly = f" Of {CELLS} cells {missing} are still to be run." if missing else ""
     budgets = " and ".join([", ".join(f"{b:g}" for b in BUDGETS[:-1]), f"{BUDGETS[-1]:g}"])
     same = sum(cell.same for cell in gates)
-    apart = "" if same == len(gates) else f" {in_one_line(found, gates)}"
-    itself = f" in {same} of {len(gates)} cells the same model, because gates did not pay" if same else ""
+    added = [] if same == len(gates) else [in_one_line(found, gates)]
+    if same:
+        added.append(
+            f"in {same} of {len(gates)} cells the same model, because validation rows chose no gates or the clock "
+            "refused them"
+        )
     every = with_refused_gates(found)
     before = f" Before the clock refused any, gates gave {in_one_line(found, every)}." if every else ""
     return (
-        f"At {budgets}, paired over seeds, Holm-corrected: ours against ours without gates{apart}{itself}.{before} "
+        f"At {budgets}, paired over seeds, Holm-corrected: ours against ours without gates: "
+        f"{'; '.join(added)}.{before} "
         f"Ours against the best control of each cell {in_one_line(found, best)}.{partly}"
     )
 
