@@ -93,16 +93,22 @@ bool has_one_cut(const float* cut, int blocks) {
   return true;
 }
 
+int count_open(const uint8_t* is_open, int blocks) {
+  int count = 0;
+  for (int b = 0; b < blocks; ++b) count += is_open[b];
+  return count;
+}
+
 void decide(const dynamicgate::Layer& layer, const float* weights, const float* logits, int64_t stride,
             const Openness& open, int rows) {
   const float* cut = weights + static_cast<int64_t>(layer.cut) * kPanel;
-  const int enough = layer.top_k && has_one_cut(cut, open.blocks) ? layer.top_k : open.blocks + 1;
+  const bool one_cut = layer.top_k && has_one_cut(cut, open.blocks);
   for (int row = 0; row < rows; ++row) {
     const float* z = logits + row * stride;
     uint8_t* is_open = open.is_open + row * open.blocks;
-    int above = 0;
-    for (int b = 0; b < open.blocks; ++b) above += is_open[b] = z[b] > cut[b];
-    if (layer.top_k && above < enough) open_top_k(z, open.blocks, layer.top_k, is_open);
+    for (int b = 0; b < open.blocks; ++b) is_open[b] = z[b] > cut[b];
+    const bool has_them = one_cut && count_open(is_open, open.blocks) >= layer.top_k;
+    if (layer.top_k && !has_them) open_top_k(z, open.blocks, layer.top_k, is_open);
     if (open.factor) scale_blocks(layer, z, cut, is_open, open.factor + row * open.blocks);
   }
   list_rows(open, rows);

@@ -70,19 +70,18 @@ def gate_on_the_clock(found: Mapping[str, Latencies]) -> str:
         small, dense = list[float](), list[float]()
         for latencies in found.values():
             for budget in BUDGETS:
-                gate = microseconds(latencies, f"gate {budget:g}", batch)
-                narrow, rival = microseconds(latencies, f"small {budget:g}", batch), rival_of(latencies, batch)
-                if gate and narrow and rival:
-                    small.append(gate / narrow)
-                    dense.append(gate / rival[1])
+                gate, narrow = (relative_times(latencies, f"{method} {budget:g}") for method in ("gate", "small"))
+                if batch in gate and batch in narrow:
+                    small.append(gate[batch] / narrow[batch])
+                    dense.append(gate[batch])
         if small:
             parts.append(
                 f"{geometric_mean(small):.2f} times as long as `small` and {geometric_mean(dense):.2f} times as long "
-                f"as the dense rival at batch {batch} (over {len(small)})"
+                f"as the dense rival at batch {batch} ({len(small)} models)"
             )
     if not parts:
         return ""
-    return f"Gates alone, one for each unit, take {' and '.join(parts)}: units that open one by one save little time.\n"
+    return f"Gates alone, one for each unit, take {' and '.join(parts)}; geometric means.\n"
 
 
 def latency_section(latencies: Latencies, has_gates: Callable[[str, float], bool]) -> str:

@@ -26,7 +26,6 @@ ANY_SPEED = ", any speed"  # ours with gates that are slower than none, which th
 KINDS = (NO_GATES, "units", "two stages", "three stages")
 PLANS = {"two stages": "two", "three stages": "three"}
 SPARSE = ("pruned", "set", "rigl", UNGATED, UNGATED_IN_TILES, PRUNED_IN_TILES)
-HEAVY_DECAY = 0.5
 CALM = {
     "gate_fraction": 0.05, "always_open": 0.75, "start_static": True, "gate_lr_scale": 1e-3, "fold": True,
     "anneal": 0.25,
@@ -37,13 +36,14 @@ NOISY = {"gate_fraction": 0.25, "policy": "gumbel"}
 """Gates with more inputs of their own, and with noise, so that closed ones are tried again."""
 QUICK = {**CALM, "anneal": 0.02}
 """Calm gates that close within a fiftieth of training, so that what stays open learns nearly from the start."""
-GATES_TRIED = (CALM, NOISY, QUICK)
-STATIC_TRIED: tuple[dict[str, Any], ...] = (
-    {},
-    {"policy": "gumbel"},
-    {"weight_decay": HEAVY_DECAY, "anneal": CALM["anneal"]},
-)
-DECAYS_TRIED = (None, HEAVY_DECAY, 0.0)  # weight decay of dense layers; None: the default
+HEAVY: dict[str, Any] = {"weight_decay": 0.5}
+TRIED: dict[str, tuple[dict[str, Any], ...]] = {
+    "gate": tuple({**HEAVY, **gates} for gates in (CALM, NOISY, QUICK)),
+    "static": ({}, {"policy": "gumbel"}, {**HEAVY, "anneal": CALM["anneal"]}),
+}
+"""By method the usual setting, and the alternatives."""
+DECAYS_TRIED: tuple[dict[str, Any], ...] = ({}, HEAVY, {"weight_decay": 0.0})
+"""The same for methods that have only dense layers."""
 
 
 class Choice(NamedTuple):
@@ -79,12 +79,8 @@ def asked(method: str, budget: float, dataset: Dataset, choice: Choice) -> dict[
             own["initial_density"] = 1.0
         if method.endswith(TILES):
             own["pattern"] = TILES
-    elif method == "gate":
-        own |= {"weight_decay": HEAVY_DECAY, **GATES_TRIED[choice.other]}
-    elif method == "static":
-        own |= STATIC_TRIED[choice.other]
-    elif choice.other:
-        own |= {"weight_decay": DECAYS_TRIED[choice.other]}
+    else:
+        own |= TRIED.get(method, DECAYS_TRIED)[choice.other]
     return {**dataset.shared, **own}
 
 

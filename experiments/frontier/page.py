@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from statistics import fmean
 
 from dynamicgate.lab.runner import Experiment
@@ -17,6 +18,7 @@ from experiments.frontier.methods import (
     AT_A_BUDGET,
     BUDGETS,
     DENSE,
+    KINDS,
     NO_GATES,
     OURS,
     OURS_IN_TILES,
@@ -62,8 +64,8 @@ python -m experiments.frontier page       # this page again, from the committed 
 - **Gates save what they must save in the end.** The budget asks gates to save the fraction of the existing connections
   that they will have to save of the final ones, so that they do not pay for connections that are still to be pruned.
 
-`{UNGATED}` is the same recipe without gates. The controls have the same densities, widths, number of mask updates and
-search, where these mean anything to them.
+`{UNGATED}` is the same recipe without gates. The controls have the same densities, widths and number of mask
+updates, where these mean anything to them.
 """
 
 
@@ -86,11 +88,8 @@ def pages(experiment: Experiment) -> Pages:
         runs = entries[method, budget].runs if (method, budget) in entries else []
         return asked if asked == NO_GATES or any(run["gates"] or run.get("stages") for run in runs) else NO_GATES
 
-    def has_gates(name: str) -> Callable[[str, float], bool]:
-        return lambda method, budget: (
-            not kind(name, method, budget).startswith(NO_GATES)
-            and (method + ANY_SPEED, budget) not in found.get(name, {})
-        )
+    def has_gates(name: str, method: str, budget: float) -> bool:
+        return kind(name, method, budget) in KINDS and kind(name, method, budget) != NO_GATES
 
     oracles = read_oracles(experiment)
     made: dict[str, str | Mapping[str, str]] = {}
@@ -110,7 +109,7 @@ def pages(experiment: Experiment) -> Pages:
     ]
     for name, entries in found.items():
         parts += [dataset_section(name, entries, read[name][1]), gate_table(entries)]
-        parts.append(latency_section(latencies.get(name, {}), has_gates(name)))
+        parts.append(latency_section(latencies.get(name, {}), partial(has_gates, name)))
         made[f"{where}docs/figures/frontier-{name}.svg"] = by_cost(name, entries)
     if not experiment.quick:
         made["README.md"] = {"frontier": overview(found)}

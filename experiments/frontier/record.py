@@ -41,7 +41,7 @@ def search(experiment: Experiment) -> str:
     if not names:
         return "## The search\n\nNo runs yet.\n"
     seeds = ", ".join(f"{name} {len(DATASETS[name].tuning_seeds)}" for name in names)
-    pair = ", ".join(f"{name} {len(DATASETS[name].tuning_seeds_of(TUNED_AGAIN[0]))}" for name in names)
+    more_seeds = ", ".join(f"{name} {len(DATASETS[name].tuning_seeds_of(TUNED_AGAIN[0]))}" for name in names)
     again = ", ".join(f"`{method}`" for method in TUNED_AGAIN)
     rows = [[method, *(_pick(tried[name, method]) for name in names)] for method in TUNED]
     edges = [
@@ -56,7 +56,7 @@ def search(experiment: Experiment) -> str:
         f"{' and '.join(f'{b:g}' for b in GATE_AT)}; protocol.md beside the code has the rule. In each cell: "
         "settings tried, then the one picked: learning rate relative to that of the dataset, dropout, and `other` "
         f"where the alternative won, `other 2` where the second did. Tuning seeds for each setting: {seeds}; of "
-        f"the fourth round: {pair}.\n\n"
+        f"the fourth round: {more_seeds}.\n\n"
         f"{markdown(['method', *names], rows)}\n\n"
         f"Picked at the edge of the learning rates tried: {', '.join(edges) or 'none'}. Refused, because no setting "
         f"beats the most frequent class or meets the budget: {', '.join(refused) or 'none'}.\n"
@@ -92,8 +92,9 @@ def looks(found: Mapping[str, Entries], oracles: Mapping[str, Entries]) -> str:
     before = read_looks()
     rows = []
     for method in (DENSE, *AT_A_BUDGET, ORACLE):
-        known = oracles if method == ORACLE else found
-        now = {name: any(key[0] == method for key in known.get(name, {})) for name in DATASETS}
+        now = {
+            name: any(key[0] == method for key in (*found.get(name, ()), *oracles.get(name, ()))) for name in DATASETS
+        }
         rows.append([method, *(str(before[name].get(method, 0) + now[name]) for name in DATASETS)])
     return (
         "## How often test rows were looked at\n\nSets of results that were recorded on the test rows of a dataset, "

@@ -214,9 +214,9 @@ def spread(runs: Sequence[Run] | None, budget: float) -> str:
     if not runs:
         return ABSENT
     values, cost = accuracies(runs), fmean(run["macs"]["relative"] for run in runs)
-    half = interval(values).half
-    shown = "" if half is None else f" ± {half:.2f}"
-    return f"{fmean(values):.2f}{shown}" + (f" at {cost:.3f}" if abs(cost - budget) > TOLERANCE else "")
+    one = interval(values)
+    half = "" if one.half is None else f" ± {one.half:.2f}"
+    return f"{one.mean:.2f}{half}" + (f" at {cost:.3f}" if abs(cost - budget) > TOLERANCE else "")
 
 
 def choices(runs: Sequence[Run] | None) -> str:

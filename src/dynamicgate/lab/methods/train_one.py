@@ -29,12 +29,12 @@ from dynamicgate.lab.methods.pilots import choice_note, choose_settings
 from dynamicgate.lab.methods.regression import answer_in_units_, scaled, task_of
 from dynamicgate.lab.methods.samples import RegressionStats, SampleStats
 from dynamicgate.training import Callback, fit
+from dynamicgate.training.ending import MISSED
 from dynamicgate.training.folder_lock import only_process
 
 SAMPLES_FILE = "samples.json"
 LOCK = ".run.lock"
 BUDGET_UNIT = "executed MACs per sample, as a fraction of the dense network asked for"
-MISSED = 0.01  # of the dense MACs: what a note says
 
 
 def run_one(
