@@ -63,7 +63,7 @@ def models() -> dict[str, dict[str, Any]]:
 TABLES = tuple(
     Table(
         name=name, data=f"{FOLDER}/{dataset.file}", data_options=dataset.options, models=models(), train=train,
-        seeds=dataset.seeds,
+        seeds=dataset.seeds, revision=2,
     )
     for name, dataset in DATASETS.items()
 )  # fmt: skip
