@@ -23,6 +23,7 @@ from dynamicgate.lab.runner.results import (
     StaleRunsWarning,
     collect,
     read_results,
+    say_stale,
     table_path,
     write_for_report,
 )
@@ -144,6 +145,13 @@ def test_a_run_with_other_settings_is_reported_as_stale_run_again_and_replaced(
     assert run(experiment) == 1
     assert "clouds/small rigl seed 0; they are run again and replaced" in capsys.readouterr().err
     assert content(experiment) == content(finished)
+
+
+def test_of_many_stale_runs_the_first_few_are_named(finished: Experiment) -> None:
+    said = say_stale(finished.jobs())
+    assert said.startswith("6 stored runs are stale, made with other settings")
+    assert said.endswith(" and 1 more")
+    assert said.count(" seed ") == 5
 
 
 def test_collect_adds_to_what_a_table_holds(finished: Experiment, tmp_path: Path) -> None:

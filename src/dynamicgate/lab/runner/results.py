@@ -13,6 +13,7 @@ from dynamicgate.lab.result_file import Run, read_runs, write_runs
 from dynamicgate.lab.runner.jobs import Job
 
 FINISHED = "result.json"
+NAMED = 5
 SIZES = ("name", "train", "valid", "test", "features", "classes")
 Runs = dict[tuple[str, str], list[Run]]
 """By table and model, in the order of the seeds."""
@@ -76,9 +77,10 @@ def find_runs(results: Path, jobs: Iterable[Job]) -> tuple[list[tuple[Job, Run]]
 
 
 def say_stale(stale: Iterable[Job]) -> str:
-    """Which runs are stale."""
+    """How many runs are stale, and the first few of them."""
     names = [f"{job.table.name} {job.model} seed {job.seed}" for job in stale]
-    return f"{len(names)} stored runs are stale, made with other settings than the code asks for: {', '.join(names)}"
+    named = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    return f"{len(names)} stored runs are stale, made with other settings than the code asks for: {named}"
 
 
 def read_results(results: Path, jobs: Iterable[Job]) -> tuple[Runs, dict[str, Run]]:
