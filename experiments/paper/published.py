@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, count
 from typing import Any
 
@@ -34,6 +34,7 @@ from dynamicgate.lab.methods.train_one import SAMPLES_FILE
 from dynamicgate.lab.runner import Change, Job, Step
 from dynamicgate.masks import connections, put_mask_
 from dynamicgate.nn import GatedMLP, Normalize
+from experiments.paper.collapses import GateReadings
 
 
 def nothing(*_: object) -> None:
@@ -64,15 +65,17 @@ class Notebook:
     then: Callable[[], Notebook] | None = None
     after: Callable[[], dict[str, Any]] | None = None
     each_epoch: bool = False
+    readings: GateReadings = field(default_factory=GateReadings)
 
-    def step(self, x: Tensor, y: Tensor) -> None:
-        """One step of the optimizer."""
+    def step(self, x: Tensor, y: Tensor, progress: float = 0.0) -> None:
+        """One step of the optimizer; progress: of all steps."""
         if self.penalty is None:
             loss = F.cross_entropy(self.model(x), y, self.class_weights)
         else:
             with usage(self.model) as used:
                 loss = F.cross_entropy(self.model(x), y, self.class_weights)
             loss = loss + self.penalty(used)
+            self.readings.add(self.model, used, progress)
         loss.backward()
         self.after_backward()
         self.optimizer.step()
@@ -122,7 +125,7 @@ def measure_notebook(
         "sparsity": None,
         "valid": evaluate(model, splits.valid, MacCounter.for_mlp(model)) if len(splits.valid) else None,
         "steps": steps,
-        "collapses": [],
+        "collapses": [str(found) for found in notebook.readings.collapses],
         "settings": job.settings,
         "claimed": notebook.claimed(found) if notebook.claimed else found["macs"]["relative"],
         **(notebook.after() if notebook.after else {}),
@@ -146,11 +149,12 @@ def step_published(job: Job, splits: Splits, make: Make) -> Step:
 
 def _epochs(notebook: Notebook, job: Job, splits: Splits, accuracies: list[float]) -> int:
     steps, kept, counter = 0, None, MacCounter.for_mlp(notebook.model)
+    of_epoch = math.ceil(len(splits.train) / job.settings["batch"])
     for epoch in range(notebook.epochs):
         notebook.before_epoch(epoch)
         notebook.model.train()
-        for x, y in _rows(job, splits.train, epoch):
-            notebook.step(x, y)
+        for at, (x, y) in enumerate(_rows(job, splits.train, epoch)):
+            notebook.step(x, y, (epoch + at / of_epoch) / notebook.epochs)
             steps += 1
         if notebook.each_epoch:
             accuracies.append(evaluate(notebook.model, splits.test, counter)["accuracy"])

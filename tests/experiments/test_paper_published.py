@@ -64,6 +64,21 @@ def test_the_mnist_gates_get_no_gradient_from_the_task_and_closed_units_save_not
     assert dg.measure(made.model, data.test).macs["relative"] == 1.0
 
 
+def test_gates_of_the_speech_notebook_that_shut_in_training_are_diagnosed() -> None:
+    data = rows(20, 3, count=64)
+    asked = {**asked_for("speech", "gate"), "hidden": [8, 8], "batch": 8}
+    made = speech.notebook(asked, data, CPU)
+    for epoch in range(made.epochs):
+        made.before_epoch(epoch)
+        for at in range(8):
+            made.step(data.train.values[:8], data.train.y[:8], (epoch + at / 8) / made.epochs)
+    assert {(found.name, found.site) for found in made.readings.collapses} == {
+        ("threshold-too-high", "layers.1"),
+        ("threshold-too-high", "layers.2"),
+    }
+    assert all(float(gate.theta) == pytest.approx(0.74) for gate in dg.named_gates(made.model).values())
+
+
 def test_the_own_counts_are_the_published_formulas() -> None:
     pruned = mnist.notebook(asked_for("mnist", "pruned"), rows(784, 10), CPU)
     assert int(pruned.claimed({}) * 406_528) == 286_105
