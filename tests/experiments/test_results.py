@@ -24,6 +24,7 @@ TABLES = sorted(RESULTS.rglob("*.jsonl"))
 OTHERS = sorted(RESULTS.rglob("*.json"))
 LATENCIES = latency.latency_path(FRONTIER)
 KEYS = {LATENCIES: latency.KEY, stages_latency.latency_path(STAGES): stages_latency.KEY}  # of files with latencies
+SHUT = 0.02  # of the blocks open, on test rows
 RUNS = {
     "paper": (PAPER, 660),
     "frontier": (FRONTIER, 0),  # to be run anew: experiments/frontier/protocol.md
@@ -73,6 +74,16 @@ def test_a_results_table_is_complete_and_traceable(path: Path, history: set[str]
         assert path in KEYS or run["meta"]["data"]["train"] > 0
     write_runs(tmp_path / path.name, runs, key)
     assert (tmp_path / path.name).read_bytes() == path.read_bytes(), "written by `write_runs`, not by hand"
+
+
+@pytest.mark.parametrize("path", TABLES, ids=lambda path: path.relative_to(RESULTS).with_suffix("").as_posix())
+def test_no_gate_is_shut_in_a_run_that_names_no_collapse(path: Path) -> None:
+    shut = [
+        f"{run['model']} seed {run['seed']}"
+        for run in read_runs(path)
+        if any(gate["open"] < SHUT for gate in run.get("gates") or ()) and not run["collapses"]
+    ]
+    assert shut == []
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
