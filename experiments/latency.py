@@ -120,7 +120,10 @@ def time_model(
     }
     found: dict[str, Any] = {}
     for at, batch in enumerate(batches):
-        times = time_calls(candidates, batches_of(stream, batch), seconds)
+        rows = batches_of(stream, batch)
+        with torch.inference_mode():
+            candidates["torch.compile"](rows[0])  # compiles for this size now, so that the clock does not see it
+        times = time_calls(candidates, rows, seconds)
         rival = min(RIVALS, key=times.__getitem__)
         layers = [layer for chain in compiled.plan.chains for layer in chain[at].layers]
         found[str(batch)] = {
