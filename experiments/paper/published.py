@@ -67,15 +67,15 @@ class Notebook:
     each_epoch: bool = False
     readings: GateReadings = field(default_factory=GateReadings)
 
-    def step(self, x: Tensor, y: Tensor, progress: float = 0.0) -> None:
-        """One step of the optimizer; progress: of all steps."""
+    def step(self, x: Tensor, y: Tensor) -> Usage | None:
+        """One step of the optimizer; what the gates did, where there is a penalty on it."""
+        used = None
         if self.penalty is None:
             loss = F.cross_entropy(self.model(x), y, self.class_weights)
         else:
             with usage(self.model) as used:
                 loss = F.cross_entropy(self.model(x), y, self.class_weights)
             loss = loss + self.penalty(used)
-            self.readings.add(self.model, used, progress)
         loss.backward()
         self.after_backward()
         self.optimizer.step()
@@ -85,6 +85,7 @@ class Notebook:
             mask = connections(layer)
             if mask is not None:
                 layer.weight.data.mul_(mask)
+        return used
 
 
 Make = Callable[[dict[str, Any], Splits, torch.device], Notebook]
@@ -144,7 +145,11 @@ def step_published(job: Job, splits: Splits, make: Make) -> Step:
     rows = chain.from_iterable(_rows(job, train, epoch) for epoch in count())
     notebook.before_epoch(0)
     notebook.model.train()
-    return lambda: notebook.step(*next(rows))
+
+    def step() -> None:
+        notebook.step(*next(rows))
+
+    return step
 
 
 def _epochs(notebook: Notebook, job: Job, splits: Splits, accuracies: list[float]) -> int:
@@ -154,7 +159,9 @@ def _epochs(notebook: Notebook, job: Job, splits: Splits, accuracies: list[float
         notebook.before_epoch(epoch)
         notebook.model.train()
         for at, (x, y) in enumerate(_rows(job, splits.train, epoch)):
-            notebook.step(x, y, (epoch + at / of_epoch) / notebook.epochs)
+            used = notebook.step(x, y)
+            if used is not None:
+                notebook.readings.add(notebook.model, used, (epoch + at / of_epoch) / notebook.epochs)
             steps += 1
         if notebook.each_epoch:
             accuracies.append(evaluate(notebook.model, splits.test, counter)["accuracy"])

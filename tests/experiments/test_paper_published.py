@@ -71,7 +71,8 @@ def test_gates_of_the_speech_notebook_that_shut_in_training_are_diagnosed() -> N
     for epoch in range(made.epochs):
         made.before_epoch(epoch)
         for at in range(8):
-            made.step(data.train.values[:8], data.train.y[:8], (epoch + at / 8) / made.epochs)
+            used = made.step(data.train.values[:8], data.train.y[:8])
+            made.readings.add(made.model, used, (epoch + at / 8) / made.epochs)
     assert {(found.name, found.site) for found in made.readings.collapses} == {
         ("threshold-too-high", "layers.1"),
         ("threshold-too-high", "layers.2"),

@@ -15,6 +15,7 @@ from dynamicgate.data.contract import Inputs, call, check_inputs, count_samples,
 from dynamicgate.data.many_inputs import Samples
 from dynamicgate.data.schema import schema_of
 from dynamicgate.data.tasks import IGNORED, Task
+from dynamicgate.display import first_few
 from dynamicgate.modules import evaluating
 from dynamicgate.training.loader_stream import LoaderStream
 
@@ -136,7 +137,7 @@ def _say_empty_classes(y: Tensor, classes: int) -> None:
     counted = y[y != IGNORED] if y.ndim > 1 else y
     empty = (torch.bincount(counted.flatten(), minlength=classes) == 0).nonzero().flatten().tolist()
     if empty and y.ndim == 1:
-        shown = ", ".join(map(str, empty[:SHOWN])) + (f" and {len(empty) - SHOWN} more" if len(empty) > SHOWN else "")
+        shown = first_few(empty, SHOWN)
         warnings.warn(
             f"the model has {classes} outputs, and no training row has class {shown}: classes are numbered from 0; "
             "renumber labels that leave some out with `numpy.unique(y, return_inverse=True)[1]`",

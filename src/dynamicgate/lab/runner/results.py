@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dynamicgate.display import first_few
 from dynamicgate.files import read_json, write_results, write_text
 from dynamicgate.lab.result_file import Run, read_runs, write_runs
 from dynamicgate.lab.runner.jobs import Job
@@ -79,8 +80,10 @@ def find_runs(results: Path, jobs: Iterable[Job]) -> tuple[list[tuple[Job, Run]]
 def say_stale(stale: Iterable[Job]) -> str:
     """How many runs are stale, and the first few of them."""
     names = [f"{job.table.name} {job.model} seed {job.seed}" for job in stale]
-    named = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
-    return f"{len(names)} stored runs are stale, made with other settings than the code asks for: {named}"
+    return (
+        f"{len(names)} stored runs are stale, made with other settings than the code asks for: "
+        f"{first_few(names, NAMED)}"
+    )
 
 
 def read_results(results: Path, jobs: Iterable[Job]) -> tuple[Runs, dict[str, Run]]:
