@@ -183,14 +183,14 @@ void run_some_rows(const Call& call, int64_t first, int rows, const Pool* pool) 
   return call.program->stages ? run_stages_of_rows(call, first, rows, pool) : run_rows_of_batch(call, first, rows, pool);
 }
 
-// The weights of a chain, in units of 16 floats, as if none were stored in halves: how a row is summed may not depend on it.
+// The weights of a chain, in units of 16 floats, as if all were stored as floats: how a row is summed may not depend on it.
 int64_t lines_of_floats(const Program& program) {
   int64_t lines = program.weights;
   for (int l = 0; !program.stages && l < program.layers; ++l) {
     const Layer& layer = program.layer()[l];
-    if (layer.main.layout != dynamicgate::kHalfPanels) continue;  // the value has the same layout
-    const int64_t maps = layer.value.units ? 2 : 1;
-    lines += maps * layer.main.inputs * layer.main.width / (2 * kPanel);
+    const int64_t panels = layer.main.width / kPanel * (layer.value.units ? 2 : 1);  // the value has the same layout
+    if (layer.main.layout == dynamicgate::kHalfPanels) lines += panels * layer.main.inputs / 2;
+    if (layer.main.layout == dynamicgate::kBytePanels) lines += panels * layer.main.inputs * 3 / 4 - panels;
   }
   return lines;
 }

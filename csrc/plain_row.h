@@ -92,21 +92,30 @@ void plain_linear(const Call& call, const Linear& linear, const float* in, const
     const int within = position % from.block_width, unit = position / from.block_width * from.block + within;
     return within < from.block && unit < from.units ? unit : -1;
   };
+  const float* scale = nullptr;  // of byte panels
+  const auto add_panels = [&](const auto* values) {
+    int64_t at = 0;
+    for (int begin = 0; begin < from.units; begin += from.block) {
+      const int units = least(from.block, from.units - begin);
+      for (int p = 0; p < panels; ++p)
+        for (int k = 0; k < units; ++k)
+          for (int lane = 0; lane < kPanel; ++lane, ++at) {
+            const int position = p * kPanel + lane;
+            add(position, begin + k, widened(values[at]) * (scale ? scale[position] : 1.0f));
+          }
+    }
+  };
   switch (linear.layout) {
     case dynamicgate::kPanels:
-    case dynamicgate::kHalfPanels: {
-      const bool halves = linear.layout == dynamicgate::kHalfPanels;
-      const Half* half = reinterpret_cast<const Half*>(weight);
-      int64_t at = 0;
-      for (int begin = 0; begin < from.units; begin += from.block) {
-        const int units = least(from.block, from.units - begin);
-        for (int p = 0; p < panels; ++p)
-          for (int k = 0; k < units; ++k)
-            for (int lane = 0; lane < kPanel; ++lane, ++at)
-              add(p * kPanel + lane, begin + k, halves ? widened(half[at]) : weight[at]);
-      }
+      add_panels(weight);
       break;
-    }
+    case dynamicgate::kHalfPanels:
+      add_panels(reinterpret_cast<const Half*>(weight));
+      break;
+    case dynamicgate::kBytePanels:
+      scale = bias + linear.width;
+      add_panels(reinterpret_cast<const Byte*>(weight));
+      break;
     case dynamicgate::kRows:
       for (int n = 0; n < linear.width; ++n)
         for (int k = 0; k < from.units; ++k) add(n, k, weight[static_cast<int64_t>(n) * linear.inputs + from.of(k)]);

@@ -61,7 +61,8 @@ struct Step {
 };
 
 bool in_panels(const Linear& linear) {
-  return linear.layout == dynamicgate::kPanels || linear.layout == dynamicgate::kHalfPanels;
+  return linear.layout == dynamicgate::kPanels || linear.layout == dynamicgate::kHalfPanels ||
+         linear.layout == dynamicgate::kBytePanels;
 }
 
 struct Panels {
@@ -123,7 +124,8 @@ void skip_vectors(const float* a, const float* w, const uint16_t* index, int cou
 }
 
 // Weights as floats, for tiles of many rows: each row of a panel would be widened once for every tile.
-DG_INLINE const float* widen(const Half* from, int64_t rows, float* to) {
+template <class Weight>
+DG_INLINE const float* widen(const Weight* from, int64_t rows, float* to) {
   for (int64_t row = 0; row < rows; ++row) {
     Vec weight[kVectors16];
     load_row(from + row * kPanel, weight);
@@ -135,7 +137,7 @@ DG_INLINE const float* widen(const Half* from, int64_t rows, float* to) {
 // One block of inputs times the panels of one block of outputs.
 template <class Weight>
 void accumulate_panels(const Step& s, int in_block, const Panels& group, int rows, const float** a, float** c) {
-  constexpr bool kHalf = sizeof(Weight) == sizeof(Half);
+  constexpr bool kNarrow = sizeof(Weight) < sizeof(float);
   const int units = s.units(in_block);
   const Weight* weight = reinterpret_cast<const Weight*>(s.weight) +
                          static_cast<int64_t>(in_block) * s.in_open.block * s.linear->width;
@@ -156,14 +158,14 @@ void accumulate_panels(const Step& s, int in_block, const Panels& group, int row
   }
   const int parts = rows <= kTileRows ? 1 : (units + kDepth - 1) / kDepth;  // one tile reads the panel once anyway
   const int depth = ((units + parts - 1) / parts + 3) / 4 * 4;               // parts of nearly equal length
-  alignas(64) float wide[kHalf ? kDepth * kPanel : 1];
+  alignas(64) float wide[kNarrow ? kDepth * kPanel : 1];
   for (int k = 0; k < units; k += depth) {
     const int now = least(depth, units - k);
     for (int p = 0; p < group.count; ++p) {
       const Weight* panel = weight + group.panel[p] * panel_weights + static_cast<int64_t>(k) * kPanel;
       const Weight* next = panel + (p + 1 < group.count ? panel_weights : depth * kPanel - (group.count - 1) * panel_weights);
       const int64_t column = group.panel[p] * kPanel, row_bytes = kPanel * sizeof(Weight);
-      if constexpr (kHalf) {
+      if constexpr (kNarrow) {
         if (rows > kTileRows) {
           tiles<kStraight>(rows, a, widen(panel, now, wide), nullptr, now, c, column, next, row_bytes);
           continue;
@@ -198,6 +200,7 @@ void accumulate(const Step& s, int in_block, const Panels& group) {
     return;
   }
   if (s.linear->layout == dynamicgate::kHalfPanels) return accumulate_panels<Half>(s, in_block, group, rows, a, c);
+  if (s.linear->layout == dynamicgate::kBytePanels) return accumulate_panels<Byte>(s, in_block, group, rows, a, c);
   accumulate_panels<float>(s, in_block, group, rows, a, c);
 }
 
@@ -212,18 +215,18 @@ void accumulate_whole(const Step& s, const Panels& group) {
   const Weight* weight = reinterpret_cast<const Weight*>(s.weight);
   const int64_t panel_weights = static_cast<int64_t>(block) * kPanel, apart = static_cast<int64_t>(block) * s.linear->width;
   const int full = s.linear->inputs / block, at_once = most(1, kDepth / block);
-  constexpr bool kHalf = sizeof(Weight) == sizeof(Half);
-  alignas(64) float wide[kHalf ? kDepth * kPanel : 1];
+  constexpr bool kNarrow = sizeof(Weight) < sizeof(float);
+  alignas(64) float wide[kNarrow ? kDepth * kPanel : 1];
   for (int first = 0; first < full; first += at_once) {
     const int64_t ahead = apart * static_cast<int64_t>(sizeof(Weight));
-    const Pieces pieces = {least(at_once, full - first), s.in_open.block_width, kHalf ? panel_weights : apart, ahead};
+    const Pieces pieces = {least(at_once, full - first), s.in_open.block_width, kNarrow ? panel_weights : apart, ahead};
     for (int p = 0; p < group.count; ++p) {
       const Weight* panel = weight + first * apart + group.panel[p] * panel_weights;
       const int64_t column = group.panel[p] * kPanel;
-      if constexpr (kHalf) {
+      if constexpr (kNarrow) {
         for (int piece = 0; piece < pieces.count; ++piece) widen(panel + piece * apart, block, wide + piece * panel_weights);
         tiles<kStraight>(rows, a, static_cast<const float*>(wide), nullptr, block, c, column, panel + panel_weights,
-                         kPanel * sizeof(Half), pieces);
+                         kPanel * sizeof(Weight), pieces);
       } else {
         tiles<kStraight>(rows, a, panel, nullptr, block, c, column, panel + panel_weights, kPanel * sizeof(Weight), pieces);
       }
@@ -268,8 +271,18 @@ void start(const Step& s, const Panels& group) {
   for (int i = 0, n = s.out_open.rows_in(group.block, s.rows); i < n; ++i) {
     float* c = s.out + s.out_open.row(group.block, i) * s.out_stride;
     for (int p = 0; p < group.count; ++p)
-      memcpy(c + group.panel[p] * kPanel, s.bias + group.panel[p] * kPanel, kPanel * sizeof(float));
+      if (s.linear->layout == dynamicgate::kBytePanels)
+        memset(c + group.panel[p] * kPanel, 0, kPanel * sizeof(float));
+      else
+        memcpy(c + group.panel[p] * kPanel, s.bias + group.panel[p] * kPanel, kPanel * sizeof(float));
   }
+}
+
+// Byte panels: sums of whole numbers times inputs become outputs.
+DG_INLINE void scale_sums(const Step& s, float* c, int first, int last) {
+  const float* scale = s.bias + s.linear->width;
+  for (int n = first * kPanel; n < (last + 1) * kPanel; n += kLanes)
+    store(c + n, load(c + n) * load(scale + n) + load(s.bias + n));
 }
 
 void finish(const Step& s, const Panels& group) {
@@ -277,6 +290,7 @@ void finish(const Step& s, const Panels& group) {
     const int row = s.out_open.row(group.block, i);
     const float factor = s.out_open.factor ? s.out_open.factor[row * s.out_open.blocks + group.block] : 1.0f;
     const int first = group.panel[0], last = group.panel[group.count - 1];  // the panels of a block are adjacent
+    if (s.linear->layout == dynamicgate::kBytePanels) scale_sums(s, s.out + row * s.out_stride, first, last);
     activate(s.linear->activation, s.out + row * s.out_stride + first * kPanel, (last + 1 - first) * kPanel, factor);
   }
 }
@@ -301,9 +315,10 @@ void run_panels(const Step& s, int begin, int end) {
     each_group([&](const Panels& g) { accumulate_units(s, g); });
   else if (s.in_open.whole && s.linear->layout == dynamicgate::kPanels && !s.skip && s.rows > kTileRows)
     each_group([&](const Panels& g) { accumulate_whole<float>(s, g); });
-  else if (s.in_open.whole && s.linear->layout == dynamicgate::kHalfPanels && !s.skip && s.rows > kTileRows &&
-           s.in_open.block <= kDepth)
-    each_group([&](const Panels& g) { accumulate_whole<Half>(s, g); });
+  else if (s.in_open.whole && in_panels(*s.linear) && !s.skip && s.rows > kTileRows && s.in_open.block <= kDepth)
+    each_group([&](const Panels& g) {
+      s.linear->layout == dynamicgate::kHalfPanels ? accumulate_whole<Half>(s, g) : accumulate_whole<Byte>(s, g);
+    });
   else
     for (int i = 0; i < s.in_open.blocks; ++i)
       if (s.in_open.count[i]) each_group([&](const Panels& g) { accumulate(s, i, g); });

@@ -69,7 +69,7 @@ struct Checker {
   }
 
   const char* linear(const Linear& map, const Span& before, const Span& after, int32_t last_activation = kRelu2) const {
-    if (map.layout < kPanels || map.layout > kHalfPanels) return "a layout is unknown";
+    if (map.layout < kPanels || map.layout > kBytePanels) return "a layout is unknown";
     if (map.activation < kIdentity || map.activation > last_activation) return "an activation is unknown";
     const bool dense = map.layout == kRows || map.layout == kCsr || map.layout == kColumns;
     if (map.inputs != (dense ? before.width() : before.units)) return "it does not read what the layer before gives";
@@ -77,10 +77,12 @@ struct Checker {
     if (map.skip_zeros != 0 &&
         (map.skip_zeros != 1 || before.gated || map.inputs > kIndexLimit || (map.layout != kPanels && map.layout != kVectors)))
       return "it cannot skip zeros";
-    if (!has_floats(map.bias, map.width)) return "its bias is not within the weights";
+    if (!has_floats(map.bias, map.width * (map.layout == kBytePanels ? int64_t{2} : 1)))
+      return "its bias is not within the weights";
     const int64_t panels = map.width / kPanel;
     int64_t held = int64_t{map.width} * map.inputs;
     if (map.layout == kHalfPanels) held /= 2;
+    if (map.layout == kBytePanels) held = (held + 3) / 4;
     if (map.layout == kCsr || map.layout == kColumns)
       if (map.inputs > kIndexLimit) return "it has more inputs than indices reach";
     if (map.layout == kCsr) {

@@ -1,5 +1,9 @@
-// Vectors as wide as the target's registers, by the vector extensions of gcc and clang: no intrinsics.
+// Vectors as wide as the target's registers, by the vector extensions of gcc and clang; intrinsics only where those are
+// slow.
 #pragma once
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 #include <stdint.h>
 #include <string.h>
 
@@ -41,18 +45,22 @@ constexpr int kLaneRows = 0;                               // a broadcast from m
 #if defined(__clang__)
 #define DG_SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #define DG_SHUFFLE_EIGHT(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#define DG_SHUFFLE_SIXTEEN(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 typedef int FourIndices __attribute__((vector_size(16)));
 typedef uint16_t EightIndices __attribute__((vector_size(16)));
+typedef int8_t SixteenIndices __attribute__((vector_size(16)));
 #define DG_SHUFFLE(a, b, i, j, k, l) __builtin_shuffle(a, b, FourIndices{i, j, k, l})
 #define DG_SHUFFLE_EIGHT(a, b, ...) __builtin_shuffle(a, b, EightIndices{__VA_ARGS__})
+#define DG_SHUFFLE_SIXTEEN(a, b, ...) __builtin_shuffle(a, b, SixteenIndices{__VA_ARGS__})
 #endif
 typedef float Vec __attribute__((vector_size(DG_VECTOR_BYTES)));
 typedef float VecInMemory __attribute__((vector_size(DG_VECTOR_BYTES), aligned(4), may_alias));
 
 typedef uint16_t Half;  // the upper half of a float
+typedef int8_t Byte;    // a whole number, to be multiplied by the scale of its output
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
-#error "half panels are read as on little-endian machines"
+#error "half and byte panels are read as on little-endian machines"
 #endif
 #if defined(__AVX2__)
 typedef Half HalvesInMemory __attribute__((vector_size(DG_VECTOR_BYTES / 2), aligned(2), may_alias));
@@ -60,7 +68,10 @@ typedef uint32_t Bits __attribute__((vector_size(DG_VECTOR_BYTES)));
 #else
 typedef Half Halves __attribute__((vector_size(DG_VECTOR_BYTES)));
 typedef Half HalvesInMemory __attribute__((vector_size(DG_VECTOR_BYTES), aligned(2), may_alias));
+typedef Byte Bytes __attribute__((vector_size(DG_VECTOR_BYTES)));
+typedef Byte BytesInMemory __attribute__((vector_size(DG_VECTOR_BYTES), aligned(1), may_alias));
 #endif
+typedef int32_t Ints __attribute__((vector_size(DG_VECTOR_BYTES)));
 
 DG_INLINE Vec load(const float* p) { return *reinterpret_cast<const VecInMemory*>(p); }
 // The weights of one row of a panel.
@@ -80,6 +91,30 @@ DG_INLINE void load_row(const Half* p, Vec (&row)[kVectors16]) {
   }
 #endif
 }
+DG_INLINE void load_row(const Byte* p, Vec (&row)[kVectors16]) {
+#if defined(__AVX512F__)  // by the vector extensions, gcc would widen number by number
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  row[0] = __builtin_convertvector((Ints)_mm512_maskz_cvtepi8_epi32(0xffff, bytes), Vec);  // without a mask, gcc warns
+#elif defined(__AVX2__)
+  DG_UNROLL for (int v = 0; v < kVectors16; ++v) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p + v * kLanes));
+    row[v] = __builtin_convertvector((Ints)_mm256_cvtepi8_epi32(bytes), Vec);
+  }
+#else  // as above: each byte becomes the upper one of two, those the upper half of four, and a shift brings them down
+  const Bytes zero = {}, bytes = *reinterpret_cast<const BytesInMemory*>(p);
+  const Halves none = {};
+  const Halves pairs[2] = {
+      (Halves)DG_SHUFFLE_SIXTEEN(zero, bytes, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
+      (Halves)DG_SHUFFLE_SIXTEEN(zero, bytes, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31)};
+  DG_UNROLL for (int v = 0; v < kVectors16; v += 2) {
+    const Ints low = (Ints)DG_SHUFFLE_EIGHT(none, pairs[v / 2], 0, 8, 1, 9, 2, 10, 3, 11);
+    const Ints high = (Ints)DG_SHUFFLE_EIGHT(none, pairs[v / 2], 4, 12, 5, 13, 6, 14, 7, 15);
+    row[v] = __builtin_convertvector(low >> 24, Vec), row[v + 1] = __builtin_convertvector(high >> 24, Vec);
+  }
+#endif
+}
+DG_INLINE float widened(float value) { return value; }
+DG_INLINE float widened(Byte byte) { return byte; }
 DG_INLINE float widened(Half half) {
   const uint32_t bits = static_cast<uint32_t>(half) << 16;
   float value;

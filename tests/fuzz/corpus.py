@@ -57,6 +57,7 @@ def plan_layers(layout: str) -> list[ops.chain.Layer]:
     )
     weight = torch.randn(64, INPUTS) * mask
     weight = weight.bfloat16().float() if layout == "half panels" else weight
+    weight = ops.chain.rounded_to_bytes(weight) if layout == "byte panels" else weight
     first = ops.chain.Layer(
         weight, torch.randn(64), "relu", 16 if gate else 0, gate,
         "panels" if gate or layout == "nearest" else layout.removesuffix(" skip"), layout.endswith("skip"),
@@ -74,6 +75,7 @@ def write_plans(folder: Path) -> list[Path]:
         for layout in (
             "panels",
             "half panels",
+            "byte panels",
             "panels skip",
             "vectors",
             "vectors skip",

@@ -42,6 +42,8 @@ def sparse_for(layout: str, weight: Tensor, density: float, generator: torch.Gen
     outputs, inputs = weight.shape
     if layout == "half panels":
         return weight.to(torch.bfloat16).to(weight.dtype)
+    if layout == "byte panels":
+        return chain.rounded_to_bytes(weight)
     if layout == "csr":
         return weight * (torch.rand(outputs, inputs, generator=generator) < density)
     if layout in ("vectors", "columns"):

@@ -77,6 +77,21 @@ def test_half_panels_give_the_bits_of_panels(name: str, closed: float, rows: int
         assert same(*found)
 
 
+@pytest.mark.parametrize("closed", [0.0, 0.05, 0.6])
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("name", SHAPES)
+def test_byte_panels_give_what_panels_give(name: str, closed: float, rows: int) -> None:
+    def rounded(layer: Layer, layout: str) -> Layer:
+        value = None if layer.value_weight is None else chain.rounded_to_bytes(layer.value_weight)
+        return replace(layer, weight=chain.rounded_to_bytes(layer.weight), value_weight=value, layout=layout)
+
+    x = torch.randn(rows, SHAPES[name][0], generator=torch.Generator().manual_seed(rows))
+    for value in (False, True):
+        layers = [rounded(layer, "byte panels") for layer in layers_of(*SHAPES[name], closed=closed, value=value)]
+        want = chain.reference_chain(x.double(), [replace(layer, layout="panels") for layer in layers])
+        torch.testing.assert_close(chain.run(x, chain.pack(layers)).double(), want, atol=2e-5, rtol=2e-5)
+
+
 def test_weights_that_need_more_bits_cannot_be_half_panels() -> None:
     with pytest.raises(ValueError, match="bfloat16 holds exactly: use panels, or round them"):
         chain.pack([Layer(torch.full((3, 4), 1.0 + 2.0**-12), layout="half panels")])

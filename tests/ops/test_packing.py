@@ -36,10 +36,12 @@ def test_unpacking_gives_back_the_layers(layout: str, block: int, skip: bool, hi
 
 def test_sparse_layouts_store_only_what_is_not_zero() -> None:
     weight = torch.zeros(64, 100)
-    weight[:16, 3] = 1.0
+    weight[:16, 3] = 127.0  # every layout holds it
     sizes = {layout: chain.pack([chain.Layer(weight, layout=layout)]).weights.numel() for layout in LAYOUTS}
     assert sizes["vectors"] == sizes["csr"] == 16 + 64  # one vector and the bias
     assert sizes["panels"] == sizes["rows"] == 6400 + 64
+    assert sizes["half panels"] == 6400 // 2 + 64
+    assert sizes["byte panels"] == 6400 // 4 + 64 + 64, "each output has a scale"
 
 
 GATE = GateNet((torch.zeros(2, 8),), (None,))

@@ -20,6 +20,7 @@ from dynamicgate.inference.gpu.pipeline import compile_on_gpu
 from dynamicgate.inference.language.calls import Inputs, inputs_of_call
 from dynamicgate.inference.language.layer_by_layer import runs_by_layer
 from dynamicgate.inference.language.pipeline import Compiled, compile_language
+from dynamicgate.inference.language.rounding import INT8
 from dynamicgate.inference.profiling import MAX_ROWS
 from dynamicgate.modules import unwrap
 
@@ -39,6 +40,7 @@ def compile(
     threads: int | None = None,
     same_bits: bool = False,
     seconds: float = 8.0,
+    weights: str | None = None,
 ) -> CompiledModel:
     """Turn a trained model into one that gives the same outputs faster: on the CPU in float32 or, if `example` is on a
     CUDA GPU, there in its own precision.
@@ -68,9 +70,14 @@ def compile(
     same_bits: run chains in our own kernels only, which give the same bits on any number of threads. The dense
         candidates leave matrix products to torch, which does not promise that.
     seconds: about how long all timing may take.
+    weights: "int8" lets a language model that runs natively as a whole round its weights, each output with a scale,
+        where that is faster; one token then reads a quarter of the bytes. Outputs change, and the plan says by how much
+        on the example. By default nothing is rounded.
 
     drop_never_open, memory, threads and same_bits are for the CPU only.
     """
+    if weights not in (None, INT8):
+        raise ValueError(f"weights must be None or {INT8!r}, received {weights!r:.40}")
     model = unwrap(model)
     call = inputs_of_call(example)
     if call is not None and call.tensors and not any(tensor.is_cuda for tensor in call.tensors):
@@ -78,7 +85,12 @@ def compile(
         if cache_kind(model) is not None and tuple(batches) != BATCHES:
             given["batches"] = batches
         refuse_options(given, "an example of tokens", "leave them out")
-        return _compiled(model, compile_language(model, call, batches=batches, threads=threads, seconds=seconds))
+        int8 = weights is not None
+        return _compiled(
+            model, compile_language(model, call, batches=batches, threads=threads, seconds=seconds, int8=int8)
+        )
+    if weights is not None:
+        raise ValueError("weights='int8' is for language models on the CPU: give an example of tokens, or leave it out")
     schema = schema_of(model)
     x = inputs_by_name(example, schema, rows=MAX_ROWS).detach()
     _check_arguments(x, batches, seconds, memory)

@@ -13,7 +13,7 @@ import dynamicgate as dg
 from dynamicgate.inference import CompiledModel
 from dynamicgate.inference.decoder_parts import parts_of
 from dynamicgate.inference.language.calls import Inputs, inputs_of_call
-from dynamicgate.inference.language.packed import decoder_of, in_halves
+from dynamicgate.inference.language.packed import decoder_of, stored_in
 from dynamicgate.inference.language.pipeline import native_body
 from dynamicgate.inference.language.plan import BY_LAYER, HALVES, TORCH, WHOLE, LanguagePlan
 from dynamicgate.inference.language.verify import LanguageReference
@@ -127,7 +127,7 @@ def test_weights_that_bfloat16_holds_are_stored_in_half_of_the_bytes_and_give_th
 ) -> None:
     model = rounded(gpt(**sizes))
     parts, ids = parts_of(model), torch.randint(33, (2, 19))
-    halves = in_halves(decoder_of(parts))
+    halves = stored_in(decoder_of(parts), "half panels")
     assert halves is not None
     whole, half = native_body(parts), native_body(parts, halves)
     assert half.decoder.weights.numel() < 0.6 * whole.decoder.weights.numel()  # type: ignore[union-attr, operator]
@@ -143,7 +143,7 @@ def test_half_weights_give_the_same_bits_where_many_rows_run_in_parts() -> None:
     )  # a map of 512 x 512: 1 MB in floats, half in halves
     parts, ids = parts_of(model), torch.randint(33, (1, 257))
     with torch.no_grad():
-        halves = native_body(parts, in_halves(decoder_of(parts)))
+        halves = native_body(parts, stored_in(decoder_of(parts), "half panels"))
         assert torch.equal(halves(ids), native_body(parts)(ids))
 
 
@@ -173,12 +173,12 @@ def test_a_plan_with_half_weights_is_timed_described_and_saved(tmp_path: Path, m
 
 def test_a_layer_whose_weights_need_more_bits_keeps_them() -> None:
     model = gpt()
-    assert in_halves(decoder_of(parts_of(model))) is None
+    assert stored_in(decoder_of(parts_of(model)), "half panels") is None
     assert HALVES not in quickly(model, torch.randint(50, (1, 12))).plan.regimes[0].times
     some = rounded(gpt())
     with torch.no_grad():
         some.blocks[0].ffn.up.weight[3, 4] = 1.0 + 2.0**-12  # type: ignore[union-attr, index]
-    halves = in_halves(decoder_of(parts_of(some)))
+    halves = stored_in(decoder_of(parts_of(some)), "half panels")
     assert halves is not None
     assert [layer.layout for layer in halves.blocks[0].ffn] == ["panels", "half panels"]
     ids = torch.randint(50, (2, 12))

@@ -198,4 +198,4 @@ def test_a_head_in_panels_can_be_read_row_by_row() -> None:
     packed = decoder.pack_decoder(dataclasses.replace(model))
     ids = torch.tensor([0, 15, 16, 36])
     assert packed.head_in_panels
-    assert torch.equal(packed.head_panels[ids // 16, :, ids % 16], model.head.weight[ids])
+    assert torch.equal(packed.head_rows(ids), model.head.weight[ids])

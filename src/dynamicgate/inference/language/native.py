@@ -75,7 +75,7 @@ class NativeDecoder(nn.Module):
             return F.embedding(ids_BT, self.embedding)
         if ids_BT.numel() and not 0 <= int(ids_BT.min()) <= int(ids_BT.max()) < self.tokens:
             raise IndexError(f"tokens are 0 to {self.tokens - 1}, received {int(ids_BT.min())} to {int(ids_BT.max())}")
-        return self.packed.head_panels[ids_BT // PANEL, :, ids_BT % PANEL].float()
+        return self.packed.head_rows(ids_BT)
 
     def forward(
         self,

@@ -29,26 +29,27 @@ def decoder_of(parts: DecoderParts) -> ops.decoder.Decoder:
     )  # fmt: skip
 
 
-def in_halves(decoder: ops.decoder.Decoder) -> ops.decoder.Decoder | None:
-    """The same decoder with the weights that bfloat16 holds exactly in half of the bytes; None if they are less than
-    half of all."""
+def stored_in(decoder: ops.decoder.Decoder, layout: str) -> ops.decoder.Decoder | None:
+    """The same decoder with the weights that this layout of fewer bytes holds exactly stored in it; None if they are
+    less than half of all."""
+    fits_layout, _ = ops.chain.FITS[layout]
     counts = {True: 0, False: 0}
 
-    def halved(*layers: ops.chain.Layer) -> tuple[ops.chain.Layer, ...]:
+    def stored(*layers: ops.chain.Layer) -> tuple[ops.chain.Layer, ...]:
         made = []
         for before, layer in zip((None, *layers), layers, strict=False):
             held = [weight for weight in (layer.weight, layer.value_weight) if weight is not None]
             alone = before is not None and before.block == 1  # units that open one by one have a faster way
-            fits = layer.layout == "panels" and not alone and all(map(ops.chain.fits_half, held))
+            fits = layer.layout == "panels" and not alone and all(map(fits_layout, held))
             counts[fits] += sum(weight.numel() for weight in held)
-            made.append(replace(layer, layout="half panels") if fits else layer)
+            made.append(replace(layer, layout=layout) if fits else layer)
         return tuple(made)
 
     blocks = tuple(
-        replace(block, qkv=halved(block.qkv)[0], mix=halved(block.mix)[0], ffn=halved(*block.ffn))
+        replace(block, qkv=stored(block.qkv)[0], mix=stored(block.mix)[0], ffn=stored(*block.ffn))
         for block in decoder.blocks
     )
-    made = replace(decoder, blocks=blocks, head=halved(decoder.head)[0])
+    made = replace(decoder, blocks=blocks, head=stored(decoder.head)[0])
     return made if counts[True] >= counts[False] else None
 
 

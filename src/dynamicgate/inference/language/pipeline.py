@@ -4,7 +4,7 @@ make the candidates, verify them, time them on the whole model, and keep the fas
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,10 +17,12 @@ from dynamicgate.inference.decoder_parts import DecoderParts, cache_kind, parts_
 from dynamicgate.inference.language.calls import Inputs
 from dynamicgate.inference.language.layer_by_layer import replace_layers
 from dynamicgate.inference.language.native import NativeDecoder, NativeLanguageModel
-from dynamicgate.inference.language.packed import decoder_of, in_halves
-from dynamicgate.inference.language.plan import BY_LAYER, HALVES, NATIVE, TORCH, WHOLE, LanguagePlan
+from dynamicgate.inference.language.packed import decoder_of, stored_in
+from dynamicgate.inference.language.plan import BY_LAYER, BYTES, HALVES, NATIVE, TORCH, WHOLE, LanguagePlan, Rounding
+from dynamicgate.inference.language.rounding import rounded_copy, rounding_of
 from dynamicgate.inference.language.timing import choose, time_models
 from dynamicgate.inference.language.verify import LanguageReference
+from dynamicgate.inference.plan import Verification
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, held_bytes, stop_sharing_
 from dynamicgate.inference.timing import threads_of_torch
 from dynamicgate.ops import native
@@ -35,36 +37,79 @@ class Compiled:
     described: dict[str, Any]
 
 
+@dataclass
+class _Ways:
+    """By name, the ways to run a model that are left, what describes each in a file, and what comparing it found."""
+
+    bodies: dict[str, nn.Module]
+    described: dict[str, dict[str, Any]]
+    notes: list[str]
+    verified: dict[str, Verification] = field(default_factory=dict)
+
+    def add_native(self, name: str, body: nn.Module) -> None:
+        self.bodies[name] = body.eval()
+        self.described[name] = {"own": isinstance(body, NativeLanguageModel)}
+
+    def verify(self, reference: LanguageReference, names: Sequence[str]) -> None:
+        """Compare these; those that cannot be compared are left out."""
+        for name in names:
+            found = reference.verify(self.bodies[name])
+            if found is None:
+                self.notes.append(
+                    f"{name!r} is not used: most positions of the example have a logit near its threshold"
+                )
+                del self.bodies[name]
+            else:
+                self.verified[name] = found
+
+
 @torch.no_grad()
 def compile_language(
-    model: nn.Module, inputs: Inputs, *, batches: Sequence[int], threads: int | None, seconds: float
+    model: nn.Module, inputs: Inputs, *, batches: Sequence[int], threads: int | None, seconds: float, int8: bool = False
 ) -> Compiled:
-    """The fastest verified way to run `model` as `inputs` call it. batches: rows of a call, where there is no cache."""
+    """The fastest verified way to run `model` as `inputs` call it. batches: rows of a call, where there is no cache.
+    int8: a way with rounded weights may be chosen too."""
     inputs = inputs.mapped(lambda tensor: tensor.detach())
     kind = cache_kind(model)
     with threads_of_torch(threads):
-        bodies, described, notes = _candidates(model)
-        open_rates = _open_rates(bodies[TORCH], inputs)
-        reference = LanguageReference(model, inputs, kind) if len(bodies) > 1 else None
-        verified = {}
-        for name in [name for name in bodies if name != TORCH]:
-            assert reference is not None
-            verified[name] = reference.verify(bodies[name])
-            if verified[name] is None:
-                notes.append(f"{name!r} is not used: most positions of the example have a logit near its threshold")
-                del bodies[name]
-        del reference
-        timed = time_models(bodies, inputs, kind, batches, seconds, open_rates)
+        ways = _candidates(model)
+        if int8 and WHOLE not in ways.bodies:
+            raise ValueError(f"weights='int8' is for models that run natively as a whole: {ways.notes[0]}")
+        open_rates = _open_rates(ways.bodies[TORCH], inputs)
+        rounding = None
+        if len(ways.bodies) > 1:
+            reference = LanguageReference(model, inputs, kind)
+            ways.verify(reference, [name for name in ways.bodies if name != TORCH])
+            if int8:
+                rounding = _add_int8(ways, model, reference)
+            del reference
+        timed = time_models(ways.bodies, inputs, kind, batches, seconds, open_rates)
         chosen = choose(timed)
         regimes = [one.regime(chosen) for one in timed]
-        body = bodies[chosen]
+        body = ways.bodies[chosen]
         if chosen not in NATIVE:
             stop_sharing_(body, model)
         plan = LanguagePlan(
-            chosen, regimes, open_rates, notes, verified.get(chosen), ops.backend() if chosen != TORCH else "torch",
-            torch.get_num_threads(), held_bytes(body) / max(1, held_bytes(model)),
+            chosen, regimes, open_rates, ways.notes, ways.verified.get(chosen),
+            ops.backend() if chosen != TORCH else "torch", torch.get_num_threads(),
+            held_bytes(body) / max(1, held_bytes(model)), rounding if chosen == BYTES else None,
         )  # fmt: skip
-    return Compiled(body, plan, {"way": chosen, **described.get(chosen, {})})
+    return Compiled(body, plan, {"way": chosen, **ways.described.get(chosen, {})})
+
+
+def _add_int8(ways: _Ways, model: nn.Module, reference: LanguageReference) -> Rounding | None:
+    """Add the model with rounded weights, compared with the rounded model in float64, and return what rounding
+    changes."""
+    rounded = rounded_copy(model)
+    parts = parts_of(rounded)
+    decoder = stored_in(decoder_of(parts), "byte panels")
+    if decoder is None:
+        ways.notes.append("int8 weights are not used: most weights are read unit by unit, which bytes cannot")
+        return None
+    ways.add_native(BYTES, native_body(parts, decoder))
+    of_rounded = LanguageReference(rounded, reference.inputs, reference.kind)
+    ways.verify(of_rounded, [BYTES])
+    return rounding_of(reference.inputs, reference.expected.scores, of_rounded.expected.scores)
 
 
 def native_body(parts: DecoderParts, decoder: ops.decoder.Decoder | None = None) -> nn.Module:
@@ -75,27 +120,25 @@ def native_body(parts: DecoderParts, decoder: ops.decoder.Decoder | None = None)
     return NativeLanguageModel(native_decoder) if parts.into is None else parts.into(native_decoder)
 
 
-def _candidates(model: nn.Module) -> tuple[dict[str, nn.Module], dict[str, dict[str, Any]], list[str]]:
-    """By name, the ways to run the model, what describes them, and sentences about what cannot be native."""
-    bodies: dict[str, nn.Module] = {TORCH: copy_sharing_memory(model)}
-    described: dict[str, dict[str, Any]] = {}
-    notes: list[str] = []
+def _candidates(model: nn.Module) -> _Ways:
+    """The ways to run the model as it is, and sentences about what cannot be native."""
+    ways = _Ways({TORCH: copy_sharing_memory(model)}, {}, [])
     if native.missing():
-        return bodies, described, [f"the model runs in torch as it is: {native.missing()}"]
+        ways.notes.append(f"the model runs in torch as it is: {native.missing()}")
+        return ways
     try:
-        parts = parts_of(bodies[TORCH])
+        parts = parts_of(ways.bodies[TORCH])
         decoder = decoder_of(parts)
-        for name, held in ((WHOLE, decoder), (HALVES, in_halves(decoder))):
+        for name, held in ((WHOLE, decoder), (HALVES, stored_in(decoder, "half panels"))):
             if held is not None:
-                bodies[name] = native_body(parts, held).eval()
-                described[name] = {"own": isinstance(bodies[name], NativeLanguageModel)}
+                ways.add_native(name, native_body(parts, held))
     except ValueError as error:
-        notes.append(f"not native as a whole: {error}")
+        ways.notes.append(f"not native as a whole: {error}")
         by_layer, layers, reasons = replace_layers(model)
-        notes += [f"the gate of {site!r} stays in torch: {reason}" for site, reason in reasons.items()]
+        ways.notes += [f"the gate of {site!r} stays in torch: {reason}" for site, reason in reasons.items()]
         if layers:
-            bodies[BY_LAYER], described[BY_LAYER] = by_layer, {"layers": layers}
-    return bodies, described, notes
+            ways.bodies[BY_LAYER], ways.described[BY_LAYER] = by_layer, {"layers": layers}
+    return ways
 
 
 def _open_rates(reference: nn.Module, inputs: Inputs) -> dict[str, float]:

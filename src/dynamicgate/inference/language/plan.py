@@ -8,13 +8,15 @@ from typing import Any
 
 from dynamicgate.inference.plan import Regime, Verification
 
-TORCH, BY_LAYER, WHOLE, HALVES = "torch", "layer by layer", "whole model", "whole model, half weights"
-NATIVE = (WHOLE, HALVES)  # no layer in torch
+TORCH, BY_LAYER, WHOLE = "torch", "layer by layer", "whole model"
+HALVES, BYTES = "whole model, half weights", "whole model, int8 weights"
+NATIVE = (WHOLE, HALVES, BYTES)  # no layer in torch
 WORDS = {
     TORCH: "the model as it is, in torch",
     BY_LAYER: "gated feed-forward layers native, the rest in torch",
     WHOLE: "the whole decoder in one native call",
     HALVES: "the whole decoder in one native call, weights that bfloat16 holds exactly in half of the bytes",
+    BYTES: "the whole decoder in one native call, weights rounded to int8 with a scale for each output",
 }
 
 
@@ -35,6 +37,23 @@ class ModelRegime:
 
 
 @dataclass(frozen=True)
+class Rounding:
+    """What rounding the weights changes on the example, both sides in float64."""
+
+    loss: float
+    """Nats for each next token of the example, by the model as it is."""
+    rounded_loss: float
+    same_token: float
+    """The fraction of positions at which the most likely next token is the same."""
+
+    def __str__(self) -> str:
+        return (
+            f"rounded to int8: the example costs {self.rounded_loss:.4f} nats a token instead of {self.loss:.4f}, "
+            f"and the most likely token is the same at {self.same_token:.1%} of its positions"
+        )
+
+
+@dataclass(frozen=True)
 class LanguagePlan:
     """How a compiled model runs as a whole. `print` it."""
 
@@ -49,6 +68,8 @@ class LanguagePlan:
     threads: int = 1
     memory: float = 0.0
     """Bytes held, relative to the model."""
+    rounding: Rounding | None = None
+    """None where no weight is rounded."""
 
     @property
     def chains(self) -> list[list[Regime]]:
@@ -65,7 +86,8 @@ class LanguagePlan:
         verified = found["verification"]
         regimes = [ModelRegime(**regime) for regime in found["regimes"]]
         verification = Verification(**verified) if verified else None
-        return LanguagePlan(**{**found, "regimes": regimes, "verification": verification})
+        rounding = Rounding(**found["rounding"]) if found.get("rounding") else None
+        return LanguagePlan(**{**found, "regimes": regimes, "verification": verification, "rounding": rounding})
 
     def __str__(self) -> str:
         lines = [
@@ -92,6 +114,9 @@ class LanguagePlan:
                       f"{min(rates):.1%} to {max(rates):.1%}"]  # fmt: skip
         if self.verification:
             found = self.verification
-            lines += ["", f"verified: {found.rows} positions agree with float64 within {found.error:.1e}, "
+            of = "the rounded model" if self.rounding else "the model"
+            lines += ["", f"verified: {found.rows} positions agree with {of} in float64 within {found.error:.1e}, "
                       f"{found.near_threshold} near a threshold left out (rounding may change them)"]  # fmt: skip
+        if self.rounding:
+            lines.append(str(self.rounding))
         return "\n".join([*lines, *self.notes])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import Positional, arg
 
@@ -61,6 +61,8 @@ class Bench:
     """For a language model: tokens of the prompt, by default 256."""
     new_tokens: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """For a language model: tokens to generate after it, one by one, by default 64."""
+    weights: Annotated[Literal["int8"] | None, arg(help_behavior_hint="")] = None
+    """For a language model: `int8` lets the compiled model round its weights, and the plan says what that changes."""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Where to write the times, as JSON; by default timing.json beside the model."""
 
@@ -68,6 +70,8 @@ class Bench:
         """Compile, time, print."""
         if self.prompt_tokens is not None or self.new_tokens is not None or self.model.is_dir():
             return self._language()
+        if self.weights is not None:
+            raise ValueError("--weights is for language models: give --prompt-tokens and --new-tokens too")
         from dynamicgate.io.model_file import load as load_model
         from dynamicgate.lab.cli.bench_rows import bench_rows
 
@@ -94,6 +98,7 @@ class Bench:
             prompt_tokens=256 if self.prompt_tokens is None else self.prompt_tokens,
             new_tokens=64 if self.new_tokens is None else self.new_tokens,
             seconds=self.seconds,
+            weights=self.weights,
             out=self.out,
             command=this_command(),
         )

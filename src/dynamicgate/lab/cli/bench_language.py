@@ -24,13 +24,13 @@ ROUNDS = 3
 
 
 def bench_language(
-    path: Path, *, prompt_tokens: int, new_tokens: int, seconds: float = 8.0, out: Path | None = None,
-    command: str = "dynamicgate bench",
+    path: Path, *, prompt_tokens: int, new_tokens: int, seconds: float = 8.0, weights: str | None = None,
+    out: Path | None = None, command: str = "dynamicgate bench",
 ) -> int:  # fmt: skip
     """Compile, time against the dense model and the gated one in torch, print, and write the times as JSON.
 
     path: a file of `save_gpt`, or a folder of a Hugging Face model. The prompt is random tokens: give a model that was
-    trained on text its own text to see what that opens.
+    trained on text its own text to see what that opens. weights: as in `dynamicgate.compile`.
     """
     if prompt_tokens < 1 or new_tokens < 1:
         raise ValueError(f"expected at least one token of each, received {prompt_tokens} and {new_tokens}")
@@ -39,7 +39,7 @@ def bench_language(
     if kind is None:
         raise ValueError(f"{path} holds a {type(model).__name__}, which has no cache: expected a decoder")
     ids = torch.randint(vocabulary, (1, prompt_tokens), generator=torch.Generator().manual_seed(0))
-    fast = compile(model, ids, seconds=seconds)
+    fast = compile(model, ids, seconds=seconds, weights=weights)
     print(fast.plan, end="\n\n")
     candidates: dict[str, nn.Module] = {"dense": ungate_(load_language_model(path)[0])}
     if named_gates(model):

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from dynamicgate.activations import ACTIVATIONS
+from dynamicgate.ops.chain.rounding import fits_bytes, fits_half
 from dynamicgate.ops.gate_net import GateNet, check_gate_net
 
 # in the order of enum Layout in csrc/program.h
-LAYOUTS = ("panels", "rows", "vectors", "csr", "columns", "half panels")
+LAYOUTS = ("panels", "rows", "vectors", "csr", "columns", "half panels", "byte panels")
+FITS = {  # by layout, whether it holds a weight, and what that is in words
+    "half panels": (fits_half, "bfloat16 holds"),
+    "byte panels": (fits_bytes, "int8 and a scale for each output hold"),
+}
 
 
 @dataclass(frozen=True)
@@ -21,10 +25,11 @@ class Layer:
 
     block: outputs that open and close together; the last block may be shorter. 0 means not gated.
     gate: decides from the input of this layer. Without one, `block` > 0 means that the caller passes `factor_BG`.
-    layout: "panels" for dense weights, "half panels" for dense ones that bfloat16 holds exactly, "rows" for unit
-        gates, "vectors" for weights in which 16 adjacent outputs share their inputs, "columns" for the same behind a
-        gate that is mostly open (closed inputs are read as zeros), "csr" for weights that are zero anywhere. All
-        layouts give the same result for the same weights.
+    layout: "panels" for dense weights, "half panels" for dense ones that bfloat16 holds exactly, "byte panels" for
+        dense ones that int8 and a scale for each output hold exactly, "rows" for unit gates, "vectors" for weights in
+        which 16 adjacent outputs share their inputs, "columns" for the same behind a gate that is mostly open (closed
+        inputs are read as zeros), "csr" for weights that are zero anywhere. All layouts give the same result for the
+        same weights.
     value_weight, value_bias: a second projection of the same input, in the same layout, as in SwiGLU. It needs an input
         that is not gated.
     skip_zeros: skip inputs that are exactly zero. It needs "panels" or "vectors" and an input that is not gated.
@@ -68,8 +73,7 @@ def check_layers(layers: list[Layer]) -> None:
         _one_of(f"{where}: layout", layer.layout, LAYOUTS)
         if layer.block < 0 or (layer.gate is not None and not layer.block):
             raise ValueError(f"{where}: a gate needs block >= 1, received {layer.block}")
-        if layer.layout == "half panels":
-            _check_halves(where, layer)
+        _check_narrow(where, layer)
         if layer.skip_zeros and (layer.layout not in ("panels", "vectors") or (i and layers[i - 1].block)):
             raise ValueError(
                 f"{where}: skip_zeros needs panels or vectors and an input that is not gated, received {layer.layout}"
@@ -82,15 +86,13 @@ def check_layers(layers: list[Layer]) -> None:
         raise ValueError(f"at most one layer may have a block without a gate, received {given}: give the others a gate")
 
 
-def fits_half(weight: Tensor) -> bool:
-    """Whether bfloat16 holds every number of it exactly, as it does where a model was stored in bfloat16."""
-    return torch.equal(weight.to(torch.bfloat16).to(weight.dtype), weight)
-
-
-def _check_halves(where: str, layer: Layer) -> None:
+def _check_narrow(where: str, layer: Layer) -> None:
+    if layer.layout not in FITS:
+        return
+    fits, holder = FITS[layer.layout]
     held = [weight for weight in (layer.weight, layer.value_weight) if weight is not None]
-    if not all(map(fits_half, held)):
-        raise ValueError(f"{where}: half panels need weights that bfloat16 holds exactly: use panels, or round them")
+    if not all(map(fits, held)):
+        raise ValueError(f"{where}: {layer.layout} need weights that {holder} exactly: use panels, or round them")
 
 
 def _check_value(where: str, layer: Layer, *, gated: bool) -> None:

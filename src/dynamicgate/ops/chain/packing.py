@@ -15,9 +15,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dynamicgate.ops.chain.layers import LAYOUTS, Layer, check_layers
+from dynamicgate.ops.chain.rounding import bytes_of
 from dynamicgate.ops.gate_net import code_of
 
 PANEL = 16  # outputs side by side
+KINDS = {"panels": torch.float32, "half panels": torch.bfloat16, "byte panels": torch.int8}  # of a weight in panels
 MAGIC = 0x44470003
 HEADER_WORDS, LINEAR_WORDS, LAYER_WORDS = 8, 9, 44
 INDEX_LIMIT = 1 << 16  # indices take two bytes
@@ -184,6 +186,7 @@ def write_linear(
     width = padded(after.width)
     weight_ND = weight_ND.detach()
     index = 0
+    scale_N: Tensor | None = None
     inputs = weight_ND.shape[1]
     through = layout in ("csr", "columns")  # these read closed blocks as well
     indexed = before.block if layout == "vectors" else before.width if through else inputs if skip_zeros else 0
@@ -199,6 +202,14 @@ def write_linear(
             panels(_spread(weight_ND.to(torch.bfloat16), 0, after, width), before, out.view(torch.bfloat16))
 
         at = writer.add(width * inputs // 2, halves)
+    elif layout == "byte panels":
+        scale_N = bytes_of(weight_ND)[1]
+
+        def whole_numbers(out: Tensor) -> None:
+            spread_WD = _spread(bytes_of(weight_ND)[0], 0, after, width)
+            panels(spread_WD, before, out.view(torch.int8)[: width * inputs])
+
+        at = writer.add(-(-width * inputs // 4), whole_numbers)
     elif layout == "vectors":
         spread_WD = _spread(weight_ND, 0, after, width)
         values, starts, columns = vectors_by_input(spread_WD) if skip_zeros else vectors(spread_WD, before.block)
@@ -217,8 +228,11 @@ def write_linear(
     bias_W = torch.zeros(width, dtype=torch.float32)
     if bias_N is not None:
         bias_W[after.positions] = bias_N.detach().to(torch.float32)
+    if scale_N is not None:
+        bias_W = torch.cat((bias_W, _spread(scale_N, 0, after, width)))
     kind, phi = LAYOUTS.index(layout), code_of(activation)
-    return [kind, inputs, after.units, width, at, writer.add(width, _copy_of(bias_W)), index, phi, int(skip_zeros)]
+    bias = writer.add(len(bias_W), _copy_of(bias_W))
+    return [kind, inputs, after.units, width, at, bias, index, phi, int(skip_zeros)]
 
 
 def columns_of_16(weight_ND: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from dynamicgate.activations import BY_CODE
 from dynamicgate.ops.chain.layers import LAYOUTS, Layer
 from dynamicgate.ops.chain.packing import (
     HEADER_WORDS,
+    KINDS,
     LAYER_WORDS,
     LINEAR_WORDS,
     MAGIC,
@@ -106,14 +107,19 @@ def read_linear(
     floats = weights[linear.weight * PANEL :]
     bias = weights[linear.bias * PANEL :][: linear.width][after.positions]
     layout = LAYOUTS[linear.layout]
-    if layout == "half panels":
-        floats, layout = floats.view(torch.bfloat16), "panels"
+    scale: Tensor | float = 1.0
+    if layout == "byte panels":
+        if linear.bias * PANEL + 2 * linear.width > len(weights):
+            raise ValueError("a layer lies outside of the weights")
+        scale = weights[linear.bias * PANEL + linear.width :][: linear.width][after.positions, None]
+    if layout in KINDS:
+        floats, layout = floats.view(KINDS[layout]), "panels"
     if layout in ("panels", "rows") and linear.width * linear.inputs > len(floats):
         raise ValueError("the weights of a layer lie outside of the weights")
     if layout == "panels":
         pieces = floats[: linear.width * before.units].split(linear.width * before.block)
         rows = [p.reshape(linear.width // PANEL, -1, PANEL).transpose(1, 2).flatten(0, 1) for p in pieces]
-        return torch.cat(rows, dim=1)[after.positions].float(), bias
+        return torch.cat(rows, dim=1)[after.positions].float() * scale, bias
     if layout == "rows":
         return floats[: linear.width * linear.inputs].view(linear.width, -1)[after.positions][:, before.positions], bias
     if layout == "columns":  # vectors over the whole input, padding included

@@ -12,7 +12,7 @@ from torch import Tensor
 from dynamicgate.ops import native
 from dynamicgate.ops.chain.layers import LAYOUTS, Layer
 from dynamicgate.ops.chain.packing import HEADER_WORDS as HEADER_OF_CHAIN
-from dynamicgate.ops.chain.packing import PANEL, Writer, lay_out, padded
+from dynamicgate.ops.chain.packing import KINDS, PANEL, Writer, lay_out, padded
 from dynamicgate.ops.decoder.layers import Decoder, Norm
 
 MAGIC = 0x44474C01
@@ -38,18 +38,18 @@ class PackedDecoder(NamedTuple):
 
     @property
     def head_in_panels(self) -> bool:
-        """Whether `head_panels` can be read."""
-        return LAYOUTS[int(self.program[int(self.program[13]) + HEADER_OF_CHAIN])] in ("panels", "half panels")
+        """Whether `head_rows` can be read."""
+        return LAYOUTS[int(self.program[int(self.program[13]) + HEADER_OF_CHAIN])] in KINDS
 
-    @property
-    def head_panels(self) -> Tensor:
-        """The weights of the head as panels, [panels, features, 16 tokens]: they can also be read token by token, as an
-        embedding that is tied to the head."""
+    def head_rows(self, ids: Tensor) -> Tensor:
+        """The weights of the head for some tokens, as floats: the embedding that is tied to the head."""
         words, lines = self.program[13:15].tolist()
-        layout, inputs, _, width, weight = self.program[words + HEADER_OF_CHAIN :][:5].tolist()
-        floats = self.weights[(lines + weight) * PANEL :]
-        values = floats.view(torch.bfloat16) if LAYOUTS[layout] == "half panels" else floats
-        return values[: width * inputs].view(-1, inputs, PANEL)
+        layout, inputs, _, width, weight, bias = self.program[words + HEADER_OF_CHAIN :][:6].tolist()
+        held = self.weights[(lines + weight) * PANEL :].view(KINDS[LAYOUTS[layout]])
+        rows = held[: width * inputs].view(-1, inputs, PANEL)[ids // PANEL, :, ids % PANEL].float()
+        if LAYOUTS[layout] == "byte panels":
+            rows *= self.weights[(lines + bias) * PANEL + width + ids][..., None]
+        return rows
 
 
 class _Parts:

@@ -1,0 +1,48 @@
+"""Weights rounded to int8: the copy of a model that has them, and what that changes.
+
+Shapes in names: B sequences, T positions, V tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dynamicgate import ops
+from dynamicgate.inference.decoder_parts import parts_of
+from dynamicgate.inference.language.calls import Inputs
+from dynamicgate.inference.language.plan import Rounding
+from dynamicgate.inference.shadow_copy import copy_sharing_memory
+
+INT8 = "int8"
+
+
+@torch.no_grad()
+def rounded_copy(model: nn.Module) -> nn.Module:
+    """A copy whose projections, feed-forward layers and head have weights that int8 holds; an embedding that is tied to
+    the head has them too. Everything else shares its memory with `model`."""
+    made = copy_sharing_memory(model)
+    parts = parts_of(made)
+    linears = [parts.head]
+    for block in parts.blocks:
+        linears += [*block.qkv, block.mix, block.up, block.down]
+        linears += [] if block.value is None else [block.value]
+    for linear in linears:
+        linear.weight.data = ops.chain.rounded_to_bytes(linear.weight)
+    return made
+
+
+def rounding_of(inputs: Inputs, scores_BTV: Tensor, rounded_BTV: Tensor) -> Rounding | None:
+    """What rounding changes on the example; None where it has no next tokens."""
+    ids_BT = inputs.ids
+    if ids_BT is None or scores_BTV.shape[:2] != ids_BT.shape or ids_BT.shape[1] < 2:
+        return None
+    mask = inputs.kwargs.get("attention_mask")
+    real_BT = mask != 0 if isinstance(mask, Tensor) and mask.shape == ids_BT.shape else torch.ones_like(ids_BT).bool()
+    known_BT = real_BT[:, :-1] & real_BT[:, 1:]
+    next_tokens = ids_BT[:, 1:][known_BT]
+    before, after = (scores[:, :-1][known_BT] for scores in (scores_BTV, rounded_BTV))
+    same = (before.argmax(-1) == after.argmax(-1)).double().mean()
+    losses = [float(F.cross_entropy(scores, next_tokens)) for scores in (before, after)]
+    return Rounding(losses[0], losses[1], float(same))

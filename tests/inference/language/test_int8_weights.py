@@ -1,0 +1,93 @@
+"""`compile(weights="int8")`: exact for the rounded model, and honest about what rounding changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import dynamicgate as dg
+from dynamicgate.inference import CompiledModel
+from dynamicgate.inference.decoder_parts import parts_of
+from dynamicgate.inference.language.packed import decoder_of, stored_in
+from dynamicgate.inference.language.pipeline import native_body
+from dynamicgate.inference.language.plan import BYTES, TORCH, WHOLE
+from dynamicgate.inference.language.rounding import rounded_copy
+from dynamicgate.inference.shadow_copy import copy_in_float64
+from dynamicgate.ops import native
+from tests.inference.language.models import gpt
+
+pytestmark = pytest.mark.skipif(bool(native.missing()), reason="no compiled kernels")
+
+
+def quickly(model: nn.Module, example: Any, **options: Any) -> CompiledModel:
+    return dg.compile(model, example, seconds=0.01, **options)
+
+
+def close(got: Tensor, want: Tensor) -> bool:
+    return float((got.double() - want.double()).abs().max()) <= 2e-5 * float(want.abs().max())
+
+
+@pytest.mark.parametrize("sizes", [{}, {"width": 77}, {"features": 24, "heads": 2, "vocabulary": 33}], ids=str)
+def test_int8_weights_are_those_of_the_rounded_model(sizes: dict[str, int]) -> None:
+    model = gpt(**sizes)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    rounded = rounded_copy(model)
+    parts, ids = parts_of(rounded), torch.randint(33, (2, 19))
+    body = native_body(parts, stored_in(decoder_of(parts), "byte panels"))
+    assert body.decoder.weights.numel() < 0.45 * native_body(parts).decoder.weights.numel()  # type: ignore[union-attr, operator]
+    with torch.no_grad():
+        assert close(body(ids), copy_in_float64(rounded)(ids))
+        assert close(body(ids[:1, :1]), copy_in_float64(rounded)(ids[:1, :1]))
+        assert not close(body(ids), copy_in_float64(model)(ids))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_a_plan_with_int8_weights_says_what_rounding_changes_and_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: BYTES)
+    model, ids = gpt(), torch.randint(50, (2, 12))
+    fast = quickly(model, ids, weights="int8")
+    assert [*fast.plan.regimes[1].times] == [TORCH, WHOLE, BYTES]
+    assert fast.plan.memory < 0.5
+    with torch.no_grad():
+        scores = model(ids)[:, :-1].flatten(0, 1)
+        rounded = fast(ids)[:, :-1].flatten(0, 1)
+    found, next_tokens = fast.plan.rounding, ids[:, 1:].flatten()
+    assert found is not None
+    assert found.loss == pytest.approx(float(F.cross_entropy(scores, next_tokens)), rel=1e-4)
+    assert found.rounded_loss == pytest.approx(float(F.cross_entropy(rounded, next_tokens)), rel=1e-4)
+    assert found.same_token == pytest.approx(float((scores.argmax(-1) == rounded.argmax(-1)).double().mean()))
+    assert "rounded to int8" in str(fast.plan)
+    assert "the rounded model in float64" in str(fast.plan)
+    fast.save(tmp_path / "plan.safetensors")
+    again = CompiledModel.load(tmp_path / "plan.safetensors")
+    assert torch.equal(again(ids), fast(ids))
+    assert again.plan == fast.plan
+
+
+def test_nothing_is_rounded_unless_asked_for_or_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = gpt(), torch.randint(50, (1, 12))
+    assert BYTES not in quickly(model, ids).plan.regimes[0].times
+    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: WHOLE)
+    exact = quickly(model, ids, weights="int8")
+    assert exact.plan.rounding is None
+    with torch.no_grad():
+        assert close(exact(ids), copy_in_float64(model)(ids))
+
+
+def test_int8_is_refused_where_nothing_is_native_as_a_whole() -> None:
+    x = torch.randn(4, 8)
+    with pytest.raises(ValueError, match="give an example of tokens"):
+        dg.compile(nn.Linear(8, 4), x, weights="int8")
+    with pytest.raises(ValueError, match="weights must be None or 'int8'"):
+        dg.compile(gpt(), torch.randint(50, (1, 12)), weights="int4")
+    model = gpt()
+    model.norm = nn.LayerNorm(model.norm.weight.numel())  # type: ignore[union-attr, operator]
+    with pytest.raises(ValueError, match="models that run natively as a whole: not native as a whole"):
+        dg.compile(model, torch.randint(50, (1, 12)), weights="int8", seconds=0.0)
