@@ -14,7 +14,7 @@ import dynamicgate as dg
 from dynamicgate.accounting.rates import open_rate_at
 from dynamicgate.lab.language.ffn_methods import FFNSettings
 from dynamicgate.lab.language.gpt import GPT, GPTConfig
-from dynamicgate.presets.feed_forward import BALANCE, RAMP, WARMUP, is_transformer, start_of
+from dynamicgate.presets.feed_forward import BALANCE, BLOCK, RAMP, WARMUP, always_open, is_transformer, start_of
 
 SIZES = GPTConfig(vocabulary=48, features=32, layers=2, heads=2, context=16, width=512)
 
@@ -39,14 +39,22 @@ def test_a_gpt_gets_the_recipe_of_the_experiments() -> None:
     assert list(gates) == ["blocks.0.ffn.down", "blocks.1.ffn.down"]
     for gate in gates.values():
         config = gate.config
-        assert (config.net, config.scale, config.always_open) == (asked.net, asked.scale, asked.always_open)
-        assert config.block == 512 // 16, "blocks of 64 would leave too few to choose from"
+        assert (config.net, config.scale) == (asked.net, asked.scale)
+        assert config.block == 512 // 16, "blocks of 128 would leave too few to choose from"
     assert (asked.warmup, asked.ramp, asked.gate_balance) == (WARMUP, RAMP, BALANCE)
     assert start_of(0.05) == asked.open
+    pays_for = 3.75 / 64  # blocks of 128 in a layer of 16 d, at the cost of one of 1 d and less the gate
+    assert always_open(pays_for, 64) == asked.always_open * 64
+    assert asked.block == BLOCK
     assert (plan.budget.target, plan.budget.balance) == (0.4, BALANCE)
     assert plan.sparsifier is None
     assert plan.notes == ["gates on blocks of feed-forward units: this is a Transformer"]
     assert "gates held to 0.4 of the dense MACs" in str(plan)
+
+
+@pytest.mark.parametrize(("pays_for", "floor"), [(0.4, 1), (1.0, 1), (1.9, 1), (2.0, 2), (3.0, 2), (8.0, 6)])
+def test_the_budget_pays_for_what_is_always_open(pays_for: float, floor: int) -> None:
+    assert always_open(pays_for / 16, 16) == floor
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.2, 0.5])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ def train(job: Job, text: Text) -> dict[str, Any]:
     asked = job.settings
     sizes = GPTConfig(vocabulary=text.vocabulary, width=0, **{name: asked[name] for name in SIZES})
     training = Training(seed=job.seed, **{name: asked[name] for name in TRAINING if name in asked})
-    ffn = FFNSettings(**{**asked["ffn"], **(QUICK if job.quick else {})})
+    ffn = FFNSettings(**{**asked["ffn"], **(quick_layers(asked["ffn"]) if job.quick else {})})
     run = LanguageRun(ffn, sizes, training, text, device=choose_device(job.device), folder=job.folder)
     run.train()
     save_gpt(run.model, text.make_tokenizer(), job.folder / MODEL, notes={"text": text.name, "seed": job.seed})
@@ -39,6 +39,11 @@ def train(job: Job, text: Text) -> dict[str, Any]:
     found = measure(run, text, parts, asked.get("windows", WINDOWS))
     costs = token_costs(run.model, text, parts[-1], run.device)
     return {"model": job.model, "seed": job.seed, "settings": asked, **found, "token_costs": costs}
+
+
+def quick_layers(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What changes where layers are narrow: few blocks, of which one is enough to be open always."""
+    return {**QUICK, **({"always_open": 1} if asked.get("always_open") else {})}
 
 
 def measure(run: LanguageRun, text: Text, names: Sequence[str], windows: int) -> dict[str, Any]:

@@ -52,7 +52,7 @@ class FFNSettings:
     net: Literal["linear", "low-rank"] = "linear"
     rank: int | None = None
     scale: bool | Literal["softmax"] = True
-    always_open: int = 0
+    always_open: int | float = 0
     floor: float = 0.02
     on_collapse: Literal["act", "report", "ignore"] = "act"
     warmup: float = 0.01
