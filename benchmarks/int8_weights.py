@@ -138,7 +138,7 @@ def main() -> None:
     rows += measure(smollm, windows=windows, **options)  # type: ignore[arg-type]
     out = args.out or (None if args.quick else OUT)
     if out is not None:
-        shown = [word for word in sys.argv[1:] if not word.startswith("/")]  # without folders of this machine
+        shown = [Path(word).name for word in sys.argv[1:]]  # without folders of this machine
         meta = environment(" ".join(["python benchmarks/int8_weights.py", *shown])) | {"backend": ops.backend()}
         write_text(out, json.dumps({"meta": meta, "rows": rows}, indent=1))
         print(f"wrote {out}")

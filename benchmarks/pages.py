@@ -214,6 +214,22 @@ def language(results: dict[str, Any]) -> str:
     return markdown(["model", "open", "asked", "ours, ms", *head], lines, numbers=True)
 
 
+def int8_weights(results: dict[str, Any]) -> str:
+    """How many times faster plans with rounded weights are, and what rounding costs in perplexity."""
+    lines = []
+    for row in results["rows"]:
+        for what, asked in (("decode", f"one token after {row['past']}"), ("prompt", f"a prompt of {row['prompt']}")):
+            us, found = row["us"][what], row.get("loss") if what == "decode" else None
+            loss = f"{found['perplexity']:.2f}, {found['perplexity, int8']:.2f}" if found else "-"
+            over = ("int8 over exact", "int8 over exact dense", "int8 over dense in int8")
+            lines.append([
+                f"{row['case']}, {row['model']}", asked, f"{us['exact'] / 1e3:.1f}", f"{us['int8'] / 1e3:.1f}",
+                *(f"{row[name][what]:.2f}" for name in over), loss,
+            ])  # fmt: skip
+    head = ["exact, ms", "int8, ms", "over exact", "over exact dense", "over int8 dense", "perplexity, exact and int8"]
+    return markdown(["model", "asked", *head], lines, numbers=True)
+
+
 def language_exact(results: dict[str, Any]) -> str:
     """Greedy tokens and scores against float64."""
     lines = [
@@ -242,6 +258,7 @@ def language_grid(results: dict[str, Any]) -> str:
 TABLES = {
     "language": Table(COMPILE, "benchmarks/results/cpu_language.json", language),
     "language-bfloat16": Table(COMPILE, "benchmarks/results/cpu_language_bfloat16.json", language),
+    "int8": Table(COMPILE, "benchmarks/results/int8_weights.json", int8_weights),
     "language-exact": Table(COMPILE, "benchmarks/results/cpu_language.json", language_exact),
     "language-grid": Table(COMPILE, "benchmarks/results/cpu_language_grid.json", language_grid),
     "gated": Table(COMPILE, "benchmarks/results/cpu.json", gated),
