@@ -96,7 +96,8 @@ def test_where_no_gate_fits_layers_are_sparse_without() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.LayerNorm(32), nn.ReLU(), nn.Linear(32, 3))
     x, y = torch.randn(60, 8), torch.arange(60) % 3
-    plan = dg.sparsify_(model, macs=0.6, data=(x, y), example=x, show=False)
+    rows = (x, y)
+    plan = dg.sparsify_(model, macs=0.6, data=rows, valid=rows, example=x, show=False, clock=False)
     assert plan.budget is None
     assert "gates do not fit this model" in plan.notes[0]
     assert "LayerNorm '1'" in plan.notes[0]

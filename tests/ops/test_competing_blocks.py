@@ -60,7 +60,8 @@ def test_a_row_with_odd_numbers_is_that_of_torch(odd: float) -> None:
     x[3, 8] = odd
     got, want = chain.run(x, chain.pack(layers)), chain.run(x, chain.pack(layers), backend="torch")
     others = torch.arange(12) != 3
-    assert torch.equal(got[others], clean[others])
+    # its last bit may depend on how many rows open a block with it: that decides how sums are split
+    torch.testing.assert_close(got[others], clean[others], rtol=1e-6, atol=1e-6)
     assert torch.equal(got[3].isnan(), want[3].isnan())
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from tests.ops.case_file import write_cases
 from tests.places import ROOT
@@ -30,16 +32,28 @@ def build_driver(
     also: tuple[str, ...] = (),
 ) -> Path:
     """`also`: sources of csrc that this driver needs besides those of the kernels."""
-    objects = []
-    for level, extra in levels.items():
-        objects.append(folder / f"{level}.o")
-        command = [compiler, *FLAGS, *flags, *extra, f"-DDG_LEVEL={level}", "-c", str(ROOT / "csrc/chain.cpp")]
-        _call([*command, "-o", str(objects[-1])])
+    objects = [kernels_of(compiler, level, (*flags, *extra)) for level, extra in levels.items()]
     sources = [str(ROOT / "csrc" / name) for name in ("cpu_level.cpp", "pool.cpp", *also)]
     sources.append(str(source))
     driver = folder / "driver"
     _call([compiler, *FLAGS, *flags, *sources, *map(str, objects), "-o", str(driver)])
     return driver
+
+
+def kernels_of(compiler: str, level: str, flags: tuple[str, ...]) -> Path:
+    """The kernels for one level, compiled once for all drivers: under sanitizers that takes a minute."""
+    command = [compiler, *FLAGS, *flags, f"-DDG_LEVEL={level}", "-c", str(ROOT / "csrc/chain.cpp")]
+    known = hashlib.sha256(" ".join([*command, _call([compiler, "--version"])]).encode())
+    for path in sorted((ROOT / "csrc").iterdir()):
+        known.update(path.read_bytes())
+    folder = ROOT / "build" / "test-kernels"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / f"{known.hexdigest()}.o"
+    with FileLock(made.with_suffix(".lock")):  # two workers may want the same one
+        if not made.exists():
+            _call([*command, "-o", str(made.with_suffix(".new"))])
+            made.with_suffix(".new").rename(made)
+    return made
 
 
 def _call(command: list[str]) -> str:
