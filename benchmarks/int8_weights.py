@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,12 @@ def text_windows(folder: str, text: Path, count: int) -> Tensor:
     return ids[: WINDOW * count].view(count, WINDOW)
 
 
+def _below(variable: str, name: str) -> Path | None:
+    """What lies in the folder that an environment variable names, if it is there."""
+    path = Path(os.environ.get(variable, "")) / name
+    return path if variable in os.environ and path.exists() else None
+
+
 def show(row: dict[str, Any]) -> None:
     """Print what was found."""
     for what in ROUNDS:
@@ -123,22 +130,27 @@ def main() -> None:
     """Measure on one thread."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="tiny models; nothing is written unless --out is given")
-    parser.add_argument("--smollm", help="a folder with the weights of SmolLM2-135M; random ones by default")
-    parser.add_argument("--text", type=Path, help="a text for the loss, with --smollm")
+    parser.add_argument("--smollm", help="folder of SmolLM2-135M; smollm2 in that of DYNAMICGATE_MODELS by default")
+    parser.add_argument("--text", type=Path, help="for the loss; wikitext-2/test.txt in DYNAMICGATE_DATA by default")
     parser.add_argument("--windows", type=int, default=48, help=f"of {WINDOW} tokens of the text")
     parser.add_argument("--out", type=Path, help="benchmarks/results/int8_weights.json by default")
     args = parser.parse_args()
+    if not args.quick:
+        args.smollm = args.smollm or _below("DYNAMICGATE_MODELS", "smollm2")
+        args.text = args.text or _below("DYNAMICGATE_DATA", "wikitext-2/test.txt")
+        if args.out is None and (args.smollm is None or args.text is None):
+            parser.error("the stored result has a loss: give --smollm and --text, or --out for another file")
     if args.text is not None and args.smollm is None:
         parser.error("--text is for a model that was trained on text: give --smollm too")
     torch.set_num_threads(1)
     options = {"seconds": 1.0 if args.quick else 4.0, "steps": 20 if args.quick else 300}
     rows = measure(gpt_case([0.25, 0.125], 1, quick=args.quick), windows=None, **options)  # type: ignore[arg-type]
-    windows = None if args.text is None else text_windows(args.smollm, args.text, args.windows)
-    smollm = smollm_case([0.5], 1, quick=args.quick, weights=args.smollm)
+    windows = None if args.text is None else text_windows(str(args.smollm), args.text, args.windows)
+    smollm = smollm_case([0.5], 1, quick=args.quick, weights=None if args.smollm is None else str(args.smollm))
     rows += measure(smollm, windows=windows, **options)  # type: ignore[arg-type]
     out = args.out or (None if args.quick else OUT)
     if out is not None:
-        shown = [Path(word).name for word in sys.argv[1:]]  # without folders of this machine
+        shown = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]  # without folders
         meta = environment(" ".join(["python benchmarks/int8_weights.py", *shown])) | {"backend": ops.backend()}
         write_text(out, json.dumps({"meta": meta, "rows": rows}, indent=1))
         print(f"wrote {out}")

@@ -48,7 +48,7 @@ BENCHMARKS = {
         ("benchmarks/cpu_language.py", "--bfloat16"), "benchmarks/results/cpu_language_bfloat16.json"
     ),
     "cpu_language_grid": _script("cpu_language_grid", one_thread=True),
-    "int8_weights": _script("int8_weights", one_thread=True),
+    "int8_weights": _script("int8_weights", one_thread=True),  # of SmolLM2, whose folder it says how to name
     "training_step": _script("training_step"),
     "sparsifier_step": _script("sparsifier_step"),
     "compile_cost": _script("compile_cost", one_thread=True),

@@ -17,7 +17,9 @@ from dynamicgate.inference.language.packed import decoder_of, stored_in
 from dynamicgate.inference.language.pipeline import native_body
 from dynamicgate.inference.language.plan import BYTES, TORCH, WHOLE
 from dynamicgate.inference.language.rounding import rounded_copy
+from dynamicgate.inference.language.timing import Timed, choose
 from dynamicgate.inference.shadow_copy import copy_in_float64
+from dynamicgate.lab.language.gpt import ffn_sites
 from dynamicgate.ops import native
 from tests.inference.language.models import gpt
 
@@ -69,6 +71,45 @@ def test_a_plan_with_int8_weights_says_what_rounding_changes_and_is_saved(
     again = CompiledModel.load(tmp_path / "plan.safetensors")
     assert torch.equal(again(ids), fast(ids))
     assert again.plan == fast.plan
+
+
+@pytest.mark.parametrize(
+    "example",
+    [torch.randint(50, (2, 1)), {"ids_BT": torch.randint(50, (1, 1))}],
+    ids=["tokens", "by name"],
+)
+def test_an_example_without_a_next_token_says_that_nothing_is_known(
+    example: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: BYTES)
+    plan = quickly(gpt(), example, weights="int8").plan
+    assert plan.rounding is None
+    assert "what that changes is not known" in str(plan)
+    assert "the rounded model in float64" in str(plan)
+
+
+def test_only_what_is_read_as_bytes_is_rounded() -> None:
+    for options in ({"block": 1}, {"gates": False, "static": True}):
+        model = gpt(**{name: value for name, value in options.items() if name != "static"})
+        if "static" in options:
+            dg.gate_(model, dg.GateConfig(kind="static", block=16), where=ffn_sites(model))
+        rounded = rounded_copy(model)
+        decoder = stored_in(decoder_of(parts_of(rounded)), "byte panels")
+        assert decoder is not None
+        for block, before, after in zip(decoder.blocks, parts_of(model).blocks, parts_of(rounded).blocks, strict=True):
+            assert [layer.layout for layer in (block.qkv, block.mix, *block.ffn)] == ["byte panels"] * 3 + ["panels"]
+            assert torch.equal(before.down.weight, after.down.weight)
+            assert not torch.equal(before.up.weight, after.up.weight)
+
+
+def test_rounded_weights_have_to_be_clearly_faster_than_exact_ones() -> None:
+    def chosen(**us: float) -> str:
+        names = {"torch": TORCH, "whole": WHOLE, "int8": BYTES}
+        return choose([Timed("a token", 1, {names[name]: time for name, time in us.items()})])
+
+    assert chosen(torch=100.0, whole=50.0, int8=49.9) == WHOLE
+    assert chosen(torch=100.0, whole=50.0, int8=40.0) == BYTES
+    assert chosen(torch=100.0, whole=200.0, int8=99.0) == TORCH
 
 
 def test_nothing_is_rounded_unless_asked_for_or_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:

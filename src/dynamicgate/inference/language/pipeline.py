@@ -104,7 +104,7 @@ def _add_int8(ways: _Ways, model: nn.Module, reference: LanguageReference) -> Ro
     parts = parts_of(rounded)
     decoder = stored_in(decoder_of(parts), "byte panels")
     if decoder is None:
-        ways.notes.append("int8 weights are not used: most weights are read unit by unit, which bytes cannot")
+        ways.notes.append("int8 weights are not used: most weights of this model cannot be read as bytes")
         return None
     ways.add_native(BYTES, native_body(parts, decoder))
     of_rounded = LanguageReference(rounded, reference.inputs, reference.kind)

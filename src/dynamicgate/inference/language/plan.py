@@ -44,12 +44,12 @@ class Rounding:
     """Nats for each next token of the example, by the model as it is."""
     rounded_loss: float
     same_token: float
-    """The fraction of positions at which the most likely next token is the same."""
+    """The fraction of positions, those that have a next token, at which the most likely one is the same."""
 
     def __str__(self) -> str:
         return (
             f"rounded to int8: the example costs {self.rounded_loss:.4f} nats a token instead of {self.loss:.4f}, "
-            f"and the most likely token is the same at {self.same_token:.1%} of its positions"
+            f"and the most likely token is the same at {self.same_token:.1%} of them"
         )
 
 
@@ -69,7 +69,7 @@ class LanguagePlan:
     memory: float = 0.0
     """Bytes held, relative to the model."""
     rounding: Rounding | None = None
-    """None where no weight is rounded."""
+    """None where no weight is rounded, or where the example has no next token to say what that changes."""
 
     @property
     def chains(self) -> list[list[Regime]]:
@@ -114,9 +114,10 @@ class LanguagePlan:
                       f"{min(rates):.1%} to {max(rates):.1%}"]  # fmt: skip
         if self.verification:
             found = self.verification
-            of = "the rounded model" if self.rounding else "the model"
+            of = "the rounded model" if self.chosen == BYTES else "the model"
             lines += ["", f"verified: {found.rows} positions agree with {of} in float64 within {found.error:.1e}, "
                       f"{found.near_threshold} near a threshold left out (rounding may change them)"]  # fmt: skip
-        if self.rounding:
-            lines.append(str(self.rounding))
+        if self.chosen == BYTES:
+            unknown = "rounded to int8: the example has no next token, so what that changes is not known"
+            lines.append(str(self.rounding or unknown))
         return "\n".join([*lines, *self.notes])

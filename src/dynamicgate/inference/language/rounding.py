@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from dynamicgate import ops
 from dynamicgate.inference.decoder_parts import parts_of
+from dynamicgate.inference.gates import factor_for_all
 from dynamicgate.inference.language.calls import Inputs
 from dynamicgate.inference.language.plan import Rounding
 from dynamicgate.inference.shadow_copy import copy_sharing_memory
@@ -21,13 +22,17 @@ INT8 = "int8"
 @torch.no_grad()
 def rounded_copy(model: nn.Module) -> nn.Module:
     """A copy whose projections, feed-forward layers and head have weights that int8 holds; an embedding that is tied to
-    the head has them too. Everything else shares its memory with `model`."""
+    the head has them too. Everything else shares its memory with `model`: also what the kernels would not read as
+    bytes, the maps behind units that open one by one and behind gates that are the same for every input."""
     made = copy_sharing_memory(model)
     parts = parts_of(made)
     linears = [parts.head]
     for block in parts.blocks:
-        linears += [*block.qkv, block.mix, block.up, block.down]
+        linears += [*block.qkv, block.mix, block.up]
         linears += [] if block.value is None else [block.value]
+        gate = getattr(block.down, "gate", None)
+        if gate is None or (gate.block > 1 and factor_for_all(gate) is None):
+            linears.append(block.down)
     for linear in linears:
         linear.weight.data = ops.chain.rounded_to_bytes(linear.weight)
     return made
@@ -41,6 +46,8 @@ def rounding_of(inputs: Inputs, scores_BTV: Tensor, rounded_BTV: Tensor) -> Roun
     mask = inputs.kwargs.get("attention_mask")
     real_BT = mask != 0 if isinstance(mask, Tensor) and mask.shape == ids_BT.shape else torch.ones_like(ids_BT).bool()
     known_BT = real_BT[:, :-1] & real_BT[:, 1:]
+    if not bool(known_BT.any()):
+        return None
     next_tokens = ids_BT[:, 1:][known_BT]
     before, after = (scores[:, :-1][known_BT] for scores in (scores_BTV, rounded_BTV))
     same = (before.argmax(-1) == after.argmax(-1)).double().mean()

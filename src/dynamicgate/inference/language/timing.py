@@ -15,7 +15,7 @@ from dynamicgate import ops
 from dynamicgate.inference.decoder_parts import CacheKind
 from dynamicgate.inference.language.calls import Generation, Inputs
 from dynamicgate.inference.language.native import NativeDecoder
-from dynamicgate.inference.language.plan import TORCH, ModelRegime
+from dynamicgate.inference.language.plan import BYTES, TORCH, ModelRegime
 from dynamicgate.inference.timing import RoundRobin
 
 MARGIN = 0.97  # a margin of less than 3 % over torch is noise
@@ -66,13 +66,17 @@ def time_models(
 
 
 def choose(regimes: Sequence[Timed]) -> str:
-    """The candidate that is fastest over all regimes, torch unless another is clearly faster."""
+    """The candidate that is fastest over all regimes: torch unless another is clearly faster, and rounded weights,
+    which change the outputs, only if they are clearly faster than all others."""
 
     def cost(name: str) -> float:
         return sum(log(regime.times[name]) for regime in regimes)
 
-    best = min(regimes[0].times, key=cost)
-    return TORCH if cost(best) > cost(TORCH) + len(regimes) * log(MARGIN) else best
+    clearly = len(regimes) * log(MARGIN)
+    names = regimes[0].times
+    best = min((name for name in names if name != BYTES), key=cost)
+    best = TORCH if cost(best) > cost(TORCH) + clearly else best
+    return BYTES if BYTES in names and cost(BYTES) < cost(best) + clearly else best
 
 
 def _time_rows(bodies: Mapping[str, nn.Module], inputs: Inputs, batches: Sequence[int], seconds: float) -> list[Timed]:

@@ -62,7 +62,8 @@ class Bench:
     new_tokens: Annotated[int | None, arg(metavar="N", help_behavior_hint="")] = None
     """For a language model: tokens to generate after it, one by one, by default 64."""
     weights: Annotated[Literal["int8"] | None, arg(help_behavior_hint="")] = None
-    """For a language model: `int8` lets the compiled model round its weights, and the plan says what that changes."""
+    """For a language model: `int8` lets the compiled model round its weights; the plan says what that changes on random
+    tokens."""
     out: Annotated[Path | None, arg(metavar="FILE", help_behavior_hint="")] = None
     """Where to write the times, as JSON; by default timing.json beside the model."""
 

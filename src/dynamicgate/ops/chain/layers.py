@@ -14,7 +14,7 @@ from dynamicgate.ops.gate_net import GateNet, check_gate_net
 LAYOUTS = ("panels", "rows", "vectors", "csr", "columns", "half panels", "byte panels")
 FITS = {  # by layout, whether it holds a weight, and what that is in words
     "half panels": (fits_half, "bfloat16 holds"),
-    "byte panels": (fits_bytes, "int8 and a scale for each output hold"),
+    "byte panels": (fits_bytes, "int8 and a scale for each output (the largest weight over 127) hold"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Weights in fewer bytes than floats: which layouts hold a weight exactly, and the nearest weight that bytes hold.
+"""Weights in fewer bytes than floats: which layouts hold a weight exactly, and rounding to what bytes hold.
 
 Bytes are whole numbers from -127 to 127, and each output has a scale. A scale has 16 bits or fewer, so that every
 product of the two is a float without rounding: what bytes hold they hold exactly.
@@ -20,12 +20,13 @@ def fits_half(weight: Tensor) -> bool:
 
 
 def fits_bytes(weight_ND: Tensor) -> bool:
-    """Whether bytes hold every number of it exactly, as they do after `rounded_to_bytes`."""
+    """Whether bytes hold every number of it exactly with the scales of `bytes_of`, as they do after
+    `rounded_to_bytes`. Other scales are not looked for."""
     return bool(weight_ND.isfinite().all()) and torch.equal(rounded_to_bytes(weight_ND), weight_ND)
 
 
 def rounded_to_bytes(weight_ND: Tensor) -> Tensor:
-    """The nearest weight that bytes hold."""
+    """The weight rounded to whole numbers of times its scale; the largest number of every row becomes 127 of them."""
     bytes_ND, scale_N = bytes_of(weight_ND)
     return bytes_ND * scale_N[:, None]
 
