@@ -206,25 +206,31 @@ def language(results: dict[str, Any]) -> str:
     for row in rows:
         for what in ("decode", "prompt"):
             ratios = row["ratios"][what]
-            asked = f"one token after {row['past']}" if what == "decode" else f"a prompt of {row['prompt']}"
             cells = [f"{ratios[key]:.2f}" if key in ratios else "-" for key in (*names.values(), *reversed(narrower))]
             opened = sum(row["rates"]) / len(row["rates"])
-            lines.append([row["case"], f"{opened:.3f}", asked, f"{row['us'][what]['ours'] / 1e3:.1f}", *cells])
+            lines.append(
+                [row["case"], f"{opened:.3f}", _asked(row, what), f"{row['us'][what]['ours'] / 1e3:.1f}", *cells]
+            )
     head = [*names, *(f"dense, {name.rpartition(', ')[2]}" for name in reversed(narrower))]
     return markdown(["model", "open", "asked", "ours, ms", *head], lines, numbers=True)
+
+
+def _asked(row: dict[str, Any], what: str) -> str:
+    return f"one token after {row['past']}" if what == "decode" else f"a prompt of {row['prompt']}"
 
 
 def int8_weights(results: dict[str, Any]) -> str:
     """How many times faster plans with rounded weights are, and what rounding costs in perplexity."""
     lines = []
     for row in results["rows"]:
-        for what, asked in (("decode", f"one token after {row['past']}"), ("prompt", f"a prompt of {row['prompt']}")):
+        for what in ("decode", "prompt"):
             us, found = row["us"][what], row.get("loss") if what == "decode" else None
             loss = f"{found['perplexity']:.2f}, {found['perplexity, int8']:.2f}" if found else "-"
             over = ("int8 over exact", "int8 over exact dense", "int8 over dense in int8")
             lines.append([
-                f"{row['case']}, {row['model']}", asked, f"{us['exact'] / 1e3:.1f}", f"{us['int8'] / 1e3:.1f}",
-                *(f"{row[name][what]:.2f}" for name in over), loss,
+                f"{row['case']}, {row['model']}", _asked(row, what),
+                *(f"{us[name] / 1e3:.1f}" for name in ("exact", "int8")), *(f"{row[name][what]:.2f}" for name in over),
+                loss,
             ])  # fmt: skip
     head = ["exact, ms", "int8, ms", "over exact", "over exact dense", "over int8 dense", "perplexity, exact and int8"]
     return markdown(["model", "asked", *head], lines, numbers=True)

@@ -7,14 +7,14 @@ import torch
 
 from dynamicgate.ops import chain
 from dynamicgate.ops.chain.layers import Layer
-from dynamicgate.ops.chain.rounding import bytes_of, fits_bytes, rounded_to_bytes
+from dynamicgate.ops.chain.rounding import bytes_of, fits_bytes, rounded_to_bytes, scales_of
 
 
 @pytest.mark.parametrize("size", [1e-38, 1e-20, 1e-3, 1.0, 3e4, 1e30])
 def test_rounding_is_to_the_nearest_and_changes_nothing_the_second_time(size: float) -> None:
     weight = size * torch.randn(37, 113, generator=torch.Generator().manual_seed(0))
     rounded = rounded_to_bytes(weight)
-    scale = bytes_of(weight)[1][:, None]
+    scale = scales_of(weight)[:, None]
     assert bool(((rounded - weight).abs() <= 0.5001 * scale).all())
     assert torch.equal(rounded_to_bytes(rounded), rounded)
     assert fits_bytes(rounded)
@@ -24,7 +24,9 @@ def test_rounding_is_to_the_nearest_and_changes_nothing_the_second_time(size: fl
 
 
 def test_what_bytes_hold_is_a_product_without_rounding() -> None:
-    whole, scale = bytes_of(torch.randn(16, 64) / 7)
+    weight = torch.randn(16, 64) / 7
+    scale = scales_of(weight)
+    whole = bytes_of(weight, scale)
     assert torch.equal((whole * scale[:, None]).double(), whole.double() * scale.double()[:, None])
     assert int(whole.abs().max()) == 127
 

@@ -1,13 +1,14 @@
-"""Small language models for the tests."""
+"""Small language models for the tests, compiled and compared."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import dynamicgate as dg
+from dynamicgate.inference import CompiledModel
 from dynamicgate.lab.language.gpt import GPT, GPTConfig, ffn_sites
 
 
@@ -28,3 +29,13 @@ def gpt(
                 if bias is not None and name.endswith("bias"):
                     nn.init.constant_(parameter, bias)
     return model
+
+
+def quickly(model: nn.Module, example: Any, **options: Any) -> CompiledModel:
+    """Compiled with next to no timing."""
+    return dg.compile(model, example, seconds=0.01, **options)
+
+
+def close(got: Tensor, want: Tensor) -> bool:
+    """Whether both agree but for the rounding of float32."""
+    return float((got.double() - want.double()).abs().max()) <= 2e-5 * float(want.abs().max())

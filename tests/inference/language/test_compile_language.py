@@ -20,17 +20,9 @@ from dynamicgate.inference.language.verify import LanguageReference
 from dynamicgate.inference.shadow_copy import copy_in_float64
 from dynamicgate.lab.language.gpt import ffn_sites
 from dynamicgate.ops import native
-from tests.inference.language.models import gpt
+from tests.inference.language.models import close, gpt, quickly
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason="no compiled kernels")
-
-
-def quickly(model: nn.Module, example: Any, **options: Any) -> CompiledModel:
-    return dg.compile(model, example, seconds=0.01, **options)
-
-
-def close(got: Tensor, want: Tensor) -> bool:
-    return float((got.double() - want.double()).abs().max()) <= 2e-5 * float(want.abs().max())
 
 
 @pytest.mark.parametrize("bias", [0.0, 50.0, -50.0], ids=["half open", "all open", "all closed"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 import dynamicgate as dg
@@ -21,17 +21,9 @@ from dynamicgate.inference.language.timing import Timed, choose
 from dynamicgate.inference.shadow_copy import copy_in_float64
 from dynamicgate.lab.language.gpt import ffn_sites
 from dynamicgate.ops import native
-from tests.inference.language.models import gpt
+from tests.inference.language.models import close, gpt, quickly
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason="no compiled kernels")
-
-
-def quickly(model: nn.Module, example: Any, **options: Any) -> CompiledModel:
-    return dg.compile(model, example, seconds=0.01, **options)
-
-
-def close(got: Tensor, want: Tensor) -> bool:
-    return float((got.double() - want.double()).abs().max()) <= 2e-5 * float(want.abs().max())
 
 
 @pytest.mark.parametrize("sizes", [{}, {"width": 77}, {"features": 24, "heads": 2, "vocabulary": 33}], ids=str)

@@ -49,7 +49,7 @@ class Rounding:
     def __str__(self) -> str:
         return (
             f"rounded to int8: the example costs {self.rounded_loss:.4f} nats a token instead of {self.loss:.4f}, "
-            f"and the most likely token is the same at {self.same_token:.1%} of them"
+            f"and the most likely token is the same at {self.same_token:.1%} of its positions"
         )
 
 

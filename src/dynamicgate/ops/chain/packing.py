@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dynamicgate.ops.chain.layers import LAYOUTS, Layer, check_layers
-from dynamicgate.ops.chain.rounding import bytes_of
+from dynamicgate.ops.chain.rounding import bytes_of, scales_of
 from dynamicgate.ops.gate_net import code_of
 
 PANEL = 16  # outputs side by side
@@ -203,10 +203,10 @@ def write_linear(
 
         at = writer.add(width * inputs // 2, halves)
     elif layout == "byte panels":
-        scale_N = bytes_of(weight_ND)[1]
+        scale_N = scale = scales_of(weight_ND)
 
         def whole_numbers(out: Tensor) -> None:
-            spread_WD = _spread(bytes_of(weight_ND)[0], 0, after, width)
+            spread_WD = _spread(bytes_of(weight_ND, scale), 0, after, width)
             panels(spread_WD, before, out.view(torch.int8)[: width * inputs])
 
         at = writer.add(-(-width * inputs // 4), whole_numbers)

@@ -20,23 +20,27 @@ def fits_half(weight: Tensor) -> bool:
 
 
 def fits_bytes(weight_ND: Tensor) -> bool:
-    """Whether bytes hold every number of it exactly with the scales of `bytes_of`, as they do after
+    """Whether bytes hold every number of it exactly with the scales of `scales_of`, as they do after
     `rounded_to_bytes`. Other scales are not looked for."""
     return bool(weight_ND.isfinite().all()) and torch.equal(rounded_to_bytes(weight_ND), weight_ND)
 
 
 def rounded_to_bytes(weight_ND: Tensor) -> Tensor:
-    """The weight rounded to whole numbers of times its scale; the largest number of every row becomes 127 of them."""
-    bytes_ND, scale_N = bytes_of(weight_ND)
-    return bytes_ND * scale_N[:, None]
+    """Each weight as the nearest whole number times the scale of its output. The largest of an output becomes 127."""
+    scale_N = scales_of(weight_ND)
+    return bytes_of(weight_ND, scale_N) * scale_N[:, None]
 
 
-def bytes_of(weight_ND: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers (int8) and the scale of each output (float32); ValueError if a weight is not finite."""
+def scales_of(weight_ND: Tensor) -> Tensor:
+    """The scale of each output (float32); ValueError if a weight is not finite."""
     largest_N = weight_ND.detach().float().abs().amax(dim=1)
     if not bool(largest_N.isfinite().all()):
         raise ValueError("weights that are infinite or not a number cannot be rounded to int8")
     mantissa_N, exponent_N = torch.frexp(largest_N / LARGEST)
     steps = 2.0**SCALE_BITS
-    scale_N = torch.ldexp((mantissa_N * steps).ceil() / steps, exponent_N).clamp(min=LEAST_SCALE)
-    return (weight_ND.detach() / scale_N[:, None]).round().to(torch.int8), scale_N
+    return torch.ldexp((mantissa_N * steps).ceil() / steps, exponent_N).clamp(min=LEAST_SCALE)
+
+
+def bytes_of(weight_ND: Tensor, scale_N: Tensor) -> Tensor:
+    """The whole numbers (int8) that these scales are multiplied by."""
+    return (weight_ND.detach() / scale_N[:, None]).round().to(torch.int8)

@@ -107,7 +107,7 @@ def read_linear(
     floats = weights[linear.weight * PANEL :]
     bias = weights[linear.bias * PANEL :][: linear.width][after.positions]
     layout = LAYOUTS[linear.layout]
-    scale: Tensor | float = 1.0
+    scale: Tensor | None = None
     if layout == "byte panels":
         if linear.bias * PANEL + 2 * linear.width > len(weights):
             raise ValueError("a layer lies outside of the weights")
@@ -119,7 +119,8 @@ def read_linear(
     if layout == "panels":
         pieces = floats[: linear.width * before.units].split(linear.width * before.block)
         rows = [p.reshape(linear.width // PANEL, -1, PANEL).transpose(1, 2).flatten(0, 1) for p in pieces]
-        return torch.cat(rows, dim=1)[after.positions].float() * scale, bias
+        weight = torch.cat(rows, dim=1)[after.positions].float()
+        return weight if scale is None else weight * scale, bias
     if layout == "rows":
         return floats[: linear.width * linear.inputs].view(linear.width, -1)[after.positions][:, before.positions], bias
     if layout == "columns":  # vectors over the whole input, padding included
