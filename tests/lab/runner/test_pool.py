@@ -11,24 +11,26 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
 from dynamicgate.lab.result_file import write_runs
-from dynamicgate.lab.runner import Experiment, Job, run_parallel
+from dynamicgate.lab.runner import Experiment, Job, run_jobs, run_parallel
 from dynamicgate.lab.runner.pool import Outcome, ProcessPool, Progress, describe, format_duration
 from dynamicgate.lab.runner.results import (
     StaleRunsWarning,
     collect,
+    find_runs,
     read_results,
     say_stale,
     table_path,
     write_for_report,
 )
 from tests import forked
-from tests.lab.runner.clouds import COMMAND, content, new_experiment, run, stored
+from tests.lab.runner.clouds import COMMAND, InThisProcess, content, new_experiment, run, stored
 from tests.places import ROOT
 
 TABLE = "clouds/small"
@@ -196,6 +198,20 @@ def test_after_a_kill_only_the_rest_is_run(finished: Experiment, tmp_path: Path)
     for one in (*whole.values(), *found.values()):
         del one["hash"], one["settings"]["data"]  # the path of the data
     assert found == whole
+
+
+def test_after_a_kill_the_runs_that_follow_finished_ones_are_still_asked_for(tmp_path: Path) -> None:
+    jobs = new_experiment(tmp_path, seeds=2).jobs(device="cpu")[:4]
+    results, after = tmp_path / "results", {a.folder: [b] for a, b in pairwise(jobs)}
+
+    def more(job: Job) -> list[Job]:
+        return after.get(job.folder, [])
+
+    run_jobs([jobs[0], jobs[2]], results, engine=InThisProcess())
+    shutil.rmtree(results)  # the call that asks for one after the other was killed before it wrote the tables
+    ran = run_jobs(jobs[:1], results, engine=InThisProcess(), more=more)
+    assert ran == 2
+    assert len(find_runs(results, jobs)[0]) == 4
 
 
 def test_quick_runs_are_kept_apart_and_say_so(experiment: Experiment, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ from dynamicgate.files import environment
 from dynamicgate.lab.datasets.splits import Splits
 from dynamicgate.lab.runner.jobs import Job
 from dynamicgate.lab.runner.prepared import load_splits
-from dynamicgate.lab.runner.results import collect, find_runs, say_stale, write_finished
+from dynamicgate.lab.runner.results import FINISHED, collect, find_runs, say_stale, write_finished
 from dynamicgate.lab.runner.scheduling import Engine, R, T, as_they_finish
 from dynamicgate.lab.runner.step_time import relative_seconds
 
@@ -139,7 +139,7 @@ def run_jobs(
     """Run the jobs whose runs are missing from the tables in `results`, and collect them there; returns how many ran.
 
     engine: what runs them; None is a pool of `processes` on this machine.
-    more: asked after each finished job for further ones, whose runs must be missing.
+    more: asked after each finished job for further ones, whose runs must be missing from the tables.
 
     A finished run is found in its table, or in its own folder where the call that made it was interrupted; an
     unfinished one continues from its checkpoint. A stale one is run again and replaced.
@@ -147,6 +147,7 @@ def run_jobs(
     if engine is not None and processes is not None:
         raise ValueError(f"an engine knows how many jobs it runs at once: leave out processes={processes}")
     chosen = engine or ProcessPool(processes)
+    jobs = with_what_follows(jobs, more)
     collect(results, jobs)
     found, stale = find_runs(results, jobs)
     done = {job.folder for job, _ in found}
@@ -159,8 +160,9 @@ def run_jobs(
     asked = list(jobs)
 
     def ask_for_more(job: Job) -> Sequence[Job]:
-        further = more(job) if more else ()
-        asked.extend(further)
+        following = with_what_follows(more(job) if more else (), more)
+        asked.extend(following)
+        further = [one for one in following if not (one.folder / FINISHED).exists()]
         progress.add(further)
         return further
 
@@ -171,6 +173,15 @@ def run_jobs(
     finally:
         collect(results, asked)
     return progress.total
+
+
+def with_what_follows(jobs: Sequence[Job], more: Callable[[Job], Sequence[Job]] | None) -> list[Job]:
+    """These jobs and the further ones that those ask for which an interrupted call has finished in their folders."""
+    found = list(jobs)
+    for job in found:  # grows meanwhile
+        if more and (job.folder / FINISHED).exists():
+            found.extend(more(job))
+    return found
 
 
 @dataclass(frozen=True)
