@@ -55,6 +55,10 @@ void scale_blocks(const dynamicgate::Layer& layer, const float* z, const float* 
     for (int b = 0; b < layer.blocks; ++b) factor[b] = sigmoid(z[b] * layer.inverse_tau);
     return;
   }
+  if (layer.inverse_soft_width < 0.0f) {
+    for (int b = 0; b < layer.blocks; ++b) factor[b] = (z[b] - cut[b]) * -layer.inverse_soft_width;
+    return;
+  }
   for (int b = 0; b < layer.blocks; ++b) {
     const float height = (z[b] - cut[b]) * layer.inverse_soft_width;
     factor[b] = height < 1.0f ? height : 1.0f;

@@ -170,9 +170,10 @@ void plain_factors(const Layer& layer, const float* cut, const float* z, float* 
     const bool is_open = z[b] > cut[b] || larger < layer.top_k;
     factor[b] = 1.0f;
     if (layer.inverse_tau > 0.0f) factor[b] = sigmoid(z[b] * layer.inverse_tau);
-    if (layer.inverse_soft_width > 0.0f) {
-      const float height = (z[b] - cut[b]) * layer.inverse_soft_width;
-      factor[b] = height > 1.0f ? 1.0f : height < 0.0f ? 0.0f : height;
+    if (layer.inverse_soft_width != 0.0f) {
+      const float height = (z[b] - cut[b]) * fabsf(layer.inverse_soft_width);
+      const bool is_full = layer.inverse_soft_width > 0.0f && height > 1.0f;
+      factor[b] = is_full ? 1.0f : height < 0.0f ? 0.0f : height;
     }
     if (layer.inverse_tau < 0.0f)  // which ones are open, for the softmax
       factor[b] = is_open || z[b] != z[b];

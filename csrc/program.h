@@ -40,7 +40,7 @@ struct Layer {
   int32_t top_k;        // this many of the largest logits open their block whatever the cut is
   // What open units are multiplied by; at most one of the two is not 0, and if both are 0 it is 1.
   float inverse_tau;         // sigmoid(logit * inverse_tau); below 0: softmax(logit * -inverse_tau) over the open blocks
-  float inverse_soft_width;  // min(1, (logit - cut) * inverse_soft_width)
+  float inverse_soft_width;  // min(1, (logit - cut) * inverse_soft_width); below 0: the same with its size and without the 1
 };
 
 // How a row is scored after a stage; the next stage opens above the cut. The order of DECIDE in ops/chain/stages.py.

@@ -115,8 +115,8 @@ struct Checker {
     if (source.units != layer.blocks) return "its gate does not give one logit for each block";
     if (!has_floats(layer.cut, layer.blocks)) return "its thresholds are not within the weights";
     if (layer.top_k < 0 || layer.top_k > layer.blocks) return "it opens more blocks than there are";
-    const bool scales = layer.inverse_tau == layer.inverse_tau && layer.inverse_soft_width >= 0.0f;  // false for NaN
-    if (!scales || (layer.inverse_tau != 0.0f && layer.inverse_soft_width > 0.0f)) return "its gate cannot scale like that";
+    const bool scales = layer.inverse_tau == layer.inverse_tau && layer.inverse_soft_width == layer.inverse_soft_width;  // NaN
+    if (!scales || (layer.inverse_tau != 0.0f && layer.inverse_soft_width != 0.0f)) return "its gate cannot scale like that";
     return nullptr;
   }
 

@@ -44,6 +44,7 @@ GATES: dict[str, dict[str, Any]] = {
     "evaluated softly": {"block": 8, "evaluate": "soft"},
     "static": {"block": 8, "kind": "static"},
     "softmax over open blocks": {"block": 8, "scale": "softmax"},
+    "above the threshold": {"block": 8, "scale": "relu", "tau": 0.7, "theta": 0.4},
     "router": {"block": 8, "kind": "router", "top_k": 2},
 }
 

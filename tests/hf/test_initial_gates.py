@@ -142,7 +142,7 @@ def test_what_cannot_be_fitted_is_refused_with_a_sentence() -> None:
     x, _ = regimes(64, seed=6)
     with pytest.raises(ValueError, match="no gates"):
         init_gates_(trained_network(), x, open_rate=0.5, show=False)
-    with pytest.raises(ValueError, match="weights its blocks by a softmax"):
+    with pytest.raises(ValueError, match="weights its open blocks"):
         init_gates_(dg.gate_(trained_network(), dg.GateConfig(kind="router", block=8)), x, open_rate=0.5, show=False)
     with pytest.raises(ValueError, match="0 < open_rate <= 1"):
         init_gates_(gated(), x, open_rate=1.5, show=False)

@@ -18,6 +18,7 @@ RULES: dict[str, dict[str, Any]] = {
     "always open": {"always_open": 2, "theta": 0.8},
     "router": {"kind": "router", "top_k": 3},
     "softmax": {"scale": "softmax", "tau": 0.7},
+    "relu": {"scale": "relu", "tau": 0.7},
 }
 
 

@@ -30,6 +30,7 @@ GATES = {
     "bernoulli": dg.GateConfig(block=32, train="bernoulli", open=0.6),
     "gumbel": dg.GateConfig(block=32, train="gumbel", open=0.6),
     "ragged": dg.GateConfig(block=40, open=0.6),
+    "relu": dg.GateConfig(block=32, scale="relu", open=0.6),
     "router": dg.GateConfig(kind="router", block=32, top_k=2),
     "full experts": dg.GateConfig(kind="router", block=32, top_k=2, capacity=0.6),
 }

@@ -31,7 +31,7 @@ def write_cases(path: Path, chains: int = 200, staged_chains: int = 50) -> None:
                     block=pick.choice([0, 1, 7, 16, 32]), rank=pick.choice([0, 3]),
                     cut=pick.choice(["all", "none", "some", "each", "top"]), top_k=pick.choice([0, 2]),
                     tau=pick.choice([None, 0.7]), soft_width=pick.choice([None, 0.8]),
-                    activation=pick.choice(tuple(ACTIVATIONS)), skip_zeros=seed % 2 == 0,
+                    activation=pick.choice(tuple(ACTIVATIONS)), skip_zeros=seed % 2 == 0, unbounded=seed % 4 < 2,
                     value=seed % 3 == 0, gate_layout=pick.choice(["panels", "csr", "vectors"]),
                 )
                 for _ in range(pick.randint(1, 3))

@@ -35,6 +35,7 @@ class Sketch:
     value: bool = False  # where the input is not gated and zeros are not skipped
     gate_layout: str = "panels"  # the layout for which the first map of the gate network is sparse: "csr", "vectors"
     competes: bool = False  # where the gate has a `tau`: open blocks share one weight
+    unbounded: bool = False  # where the gate has a soft width
 
 
 def sparse_for(layout: str, weight: Tensor, density: float, generator: torch.Generator) -> Tensor:
@@ -83,6 +84,7 @@ def build(inputs: int, sketches: list[Sketch], seed: int) -> list[chain.Layer]:
                 tau=s.tau if soft_width is None else None,
                 soft_width=soft_width,
                 competes=s.competes and s.tau is not None and soft_width is None,
+                unbounded=s.unbounded and soft_width is not None,
             )
         skip = s.skip_zeros and s.layout in ("panels", "vectors") and not (layers and layers[-1].block)
         bias = randn(s.outputs) if seed % 3 else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -56,9 +57,11 @@ def test_every_layout_reads_a_gated_input(layout: str) -> None:
 @pytest.mark.parametrize("cut", ["some", "each"])
 @pytest.mark.parametrize("block", [1, 8, 16, 20])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_soft_width_matches_the_reference_at_any_batch(layout: str, block: int, cut: str) -> None:
-    first = Sketch(150, layout, block, cut=cut, soft_width=3.0, activation="gelu")
-    layers = build(33, [first, Sketch(35, layout, 16, rank=3, soft_width=0.6, cut=cut), Sketch(10)], seed=2)
+@pytest.mark.parametrize("unbounded", [False, True])
+def test_soft_width_matches_the_reference_at_any_batch(layout: str, block: int, cut: str, unbounded: bool) -> None:
+    first = Sketch(150, layout, block, cut=cut, soft_width=3.0, activation="gelu", unbounded=unbounded)
+    second = Sketch(35, layout, 16, rank=3, soft_width=0.6, cut=cut, unbounded=unbounded)
+    layers = build(33, [first, second, Sketch(10)], seed=2)
     run_and_check(layers, 1, 2, 16, 63, 257, threads=THREADS)
 
 
@@ -98,6 +101,10 @@ def test_with_soft_width_the_factor_rises_from_zero_at_the_cut_to_one() -> None:
         y = chain.run(x, chain.pack(layers), backend=backend)
         assert y[:, 0].tolist() == [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
         assert y[:, 1].tolist() == [0.0, 0.0, 0.0, 0.0, 0.25, 0.5, 1.0]
+    growing = [replace(layers[0], gate=replace(gate, unbounded=True))]
+    for backend in (None, "torch"):
+        y = chain.run(x, chain.pack(growing), backend=backend)
+        assert y[:, 0].tolist() == [0.0, 0.0, 0.25, 0.5, 0.75, 1.0, 4.0]
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
@@ -209,6 +216,7 @@ sketches = st.builds(
     top_k=st.integers(0, 3),
     tau=st.sampled_from([None, 0.7]),
     soft_width=st.sampled_from([None, 0.8]),
+    unbounded=st.booleans(),
     hidden=st.sampled_from(["identity", "relu", "nearest"]),
     activation=st.sampled_from(tuple(ACTIVATIONS)),
     skip_zeros=st.booleans(),

@@ -19,7 +19,9 @@ from tests.ops.chains import Sketch, build
 @pytest.mark.parametrize("hidden", ["relu", "nearest"])
 def test_unpacking_gives_back_the_layers(layout: str, block: int, skip: bool, hidden: str) -> None:
     first = Sketch(50, layout, block, rank=3, hidden=hidden, tau=0.5, top_k=1, activation="silu", skip_zeros=skip)
-    layers = build(31, [first, Sketch(45, layout, 16, cut="each", soft_width=0.25), Sketch(3, layout)], seed=1)
+    layers = build(
+        31, [first, Sketch(45, layout, 16, cut="each", soft_width=0.25, unbounded=True), Sketch(3, layout)], seed=1
+    )
     found = unpack(*chain.pack(layers)[:2])
     for before, after in zip(layers, found, strict=True):
         assert torch.equal(before.weight, after.weight)
@@ -31,6 +33,7 @@ def test_unpacking_gives_back_the_layers(layout: str, block: int, skip: bool, hi
             assert torch.equal(torch.as_tensor(before.gate.cut).expand(before.blocks), after.gate.cut)
             assert (before.gate.top_k, before.gate.tau) == (after.gate.top_k, after.gate.tau)
             assert before.gate.soft_width == after.gate.soft_width
+            assert before.gate.unbounded == after.gate.unbounded
             assert before.gate.hidden == after.gate.hidden
 
 
@@ -69,6 +72,7 @@ LAYER = chain.Layer(torch.zeros(32, 8), torch.zeros(32), block=16, gate=GATE)
         ([replace(LAYER, gate=replace(GATE, top_k=3))], "top_k <= 2 blocks"),
         ([replace(LAYER, gate=replace(GATE, cut=torch.zeros(3)))], "one cut"),
         ([replace(LAYER, gate=replace(GATE, tau=0.0))], "tau > 0"),
+        ([replace(LAYER, gate=replace(GATE, unbounded=True))], "the limit of soft_width, received soft_width None"),
         ([replace(LAYER, gate=replace(GATE, soft_width=0.0))], "finite soft_width > 0, received 0.0"),
         ([replace(LAYER, gate=replace(GATE, soft_width=torch.inf))], "finite soft_width > 0, received inf"),
         ([replace(LAYER, gate=replace(GATE, soft_width=1.0, tau=0.5))], "received tau 0.5 and top_k 0 with"),

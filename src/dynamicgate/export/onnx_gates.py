@@ -171,7 +171,7 @@ def _decide(graph: Graph, z: str, net: GateNet) -> Decided:
         is_open = graph.op("Or", is_open, _largest(graph, z, net.top_k))
     if net.soft_width is not None:
         above = graph.op("Div", graph.op("Sub", z, cut), graph.constant(net.soft_width))
-        scale = graph.op("Clip", above, graph.constant(0.0), graph.constant(1.0))
+        scale = graph.op("Clip", above, graph.constant(0.0), *([] if net.unbounded else [graph.constant(1.0)]))
     elif net.tau is not None:
         scale = graph.op("Sigmoid", graph.op("Div", z, graph.constant(net.tau)))
     else:

@@ -43,6 +43,8 @@ class GateConfig:
     scale: multiply open units by p as well, so that the gate also says how much (a router always does). "softmax": by
         the softmax of the logits of the open blocks, so that their weights add up to 1 however many they are. Blocks
         then compete as experts do, but each input opens as many as it needs, and only open blocks get a gradient.
+        "relu": by z / tau - logit(theta), how far the logit lies above its threshold. Nothing jumps where a block
+        closes, so that the gradient is the true one: closed blocks have none.
     soft_width: how far z / tau must be above its threshold before the block is fully open. Open units are multiplied by
         min(1, (z / tau - logit(theta)) / soft_width), which is 0 at the threshold, so that nothing jumps where a gate
         closes. 0 opens at once. Which blocks are open, and what that costs, does not depend on it.
@@ -73,7 +75,7 @@ class GateConfig:
     train: Policy = "hard"
     evaluate: Literal["hard", "soft"] = "hard"
     top_k: int | float | None = None
-    scale: bool | Literal["softmax"] = False
+    scale: bool | Literal["softmax", "relu"] = False
     soft_width: float = 0.0
     always_open: int | float = 0
     capacity: float | None = None
@@ -139,6 +141,11 @@ class GateConfig:
         """Whether open blocks share one weight by a softmax, and only they get a gradient: routers, and gates with
         ``scale="softmax"``."""
         return self.kind == "router" or self.scale == "softmax"
+
+    @property
+    def learns_from_open(self) -> bool:
+        """Whether only open blocks get a gradient, so that nothing is lost if closed ones are never computed."""
+        return self.competes or self.scale == "relu"
 
     def to_dict(self) -> dict[str, Any]:
         """The settings as JSON values, as files hold them. Those of stages and of contexts are left out for other
@@ -215,12 +222,31 @@ class GateConfig:
                 )
 
     def _check_scale(self) -> None:
-        if self.scale not in (False, True, "softmax"):
-            raise ValueError(f"scale must be False, True or 'softmax', received {self.scale!r}")
+        if self.scale not in (False, True, "softmax", "relu"):
+            raise ValueError(f"scale must be False, True, 'softmax' or 'relu', received {self.scale!r}")
         if self.scale == "softmax" and (self.kind != "dynamic" or "soft" in (self.train, self.evaluate)):
             raise ValueError(
                 "scale='softmax' divides one weight among the open blocks of an input: expected kind='dynamic' and "
                 f"hard decisions, received kind={self.kind!r}, train={self.train!r} and evaluate={self.evaluate!r}"
+            )
+        if self.scale == "relu":
+            self._check_relu()
+
+    def _check_relu(self) -> None:
+        """A block is multiplied by 0 at its threshold: it needs one, and blocks that are open above it alone."""
+        refused = {
+            "kind": self.kind not in ("dynamic", "static"),
+            "train": self.train != "hard",
+            "evaluate": self.evaluate != "hard",
+            "top_k": self.top_k is not None,
+            "always_open": self.always_open != 0,
+        }
+        received = ", ".join(f"{name}={getattr(self, name)!r}" for name, wrong in refused.items() if wrong)
+        if received:
+            raise ValueError(
+                "scale='relu' multiplies open blocks by how far their logit is above a threshold: expected "
+                "kind='dynamic' or 'static', train='hard', evaluate='hard', and neither top_k nor always_open, "
+                f"received {received}"
             )
 
     def _check_soft_width(self) -> None:

@@ -32,7 +32,7 @@ class Decision(NamedTuple):
     """What a gate decided: one row for each row it read, one column for each block."""
 
     p: Tensor
-    """Probabilities of being open, differentiable."""
+    """Probabilities of being open, differentiable. With scale="relu" they have the gradient of the factor."""
     open: Tensor
     """Hard decisions as deployed, 0 or 1."""
     scale: Tensor
@@ -171,6 +171,8 @@ class Gate(nn.Module):
             return self._route(z_BG)
         p_BG = torch.sigmoid(z_BG / self.tau)
         g_BG = self._harden(p_BG)
+        if config.scale == "relu":
+            return self._rectify(z_BG, p_BG, g_BG)
         policy = self.policy
         decisive_BG = z_BG  # the logits that decide what multiplies the units: those with noise, if there is some
         if policy == "hard":
@@ -193,6 +195,14 @@ class Gate(nn.Module):
         if policy not in ("soft", "concrete"):  # nothing can tip over in those
             self._past.keep(decided_BG, factor_BG)
         return Decision(p_BG, g_BG, factor_BG, z_BG, routed=g_BG)
+
+    def _rectify(self, z_BG: Tensor, p_BG: Tensor, g_BG: Tensor) -> Decision:
+        """Scale open blocks by how far they are above the threshold, and let only that factor pass a gradient."""
+        open_BG = self._past.take(g_BG)
+        above_BG = (z_BG / self.tau - torch.logit(self.theta)).clamp_min(0.0)
+        factor_BG = torch.where((open_BG > 0) | z_BG.isnan(), above_BG, 0.0)  # a NaN shows, as in `open_shares`
+        self._past.keep(open_BG, factor_BG)
+        return Decision(p_BG.detach() + (factor_BG - factor_BG.detach()), g_BG, factor_BG, z_BG, routed=g_BG)
 
     def _route(self, z_BG: Tensor) -> Decision:
         assert self.config.top_k is not None

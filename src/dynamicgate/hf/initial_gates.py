@@ -188,10 +188,10 @@ def _fittable(model: nn.Module, open_rate: float) -> dict[str, Gate]:
     if not gates or stages_of(model) is not None:
         raise ValueError("this model has no gates on units, or has stages: call dynamicgate.gate_(model, ...) first")
     for name, gate in gates.items():
-        if gate.config.competes:
+        if gate.config.learns_from_open:
             raise ValueError(
-                f"the gate at {name!r} weights its blocks by a softmax (a router, or scale='softmax'): a trained model "
-                "would not compute the same with it. Use kind='dynamic', with top_k= if need be, and another scale"
+                f"the gate at {name!r} weights its open blocks (a router, or scale='softmax' or 'relu'): a trained "
+                "model would not compute the same with it. Use kind='dynamic' and another scale, with top_k= if need be"
             )
         if gate.site_at(name).is_input:
             raise ValueError(f"the gate at {name!r} is on input features: fit gates on hidden units only")

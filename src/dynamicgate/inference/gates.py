@@ -33,7 +33,7 @@ class GateInTorch(nn.Module):
         """Makes the same decisions as the kernels make from `net`."""
         super().__init__()
         self.hidden, self.top_k, self.threshold = net.hidden, net.top_k, float(net.cut)
-        self.tau, self.soft_width = net.tau, net.soft_width
+        self.tau, self.soft_width, self.unbounded = net.tau, net.soft_width, net.unbounded
         self.depth = len(net.weights)
         for i, (weight, bias) in enumerate(zip(net.weights, net.biases, strict=True)):
             self.register_buffer(f"weight_{i}", weight)
@@ -60,6 +60,7 @@ class GateInTorch(nn.Module):
             top_k=self.top_k,
             tau=self.tau,
             soft_width=self.soft_width,
+            unbounded=self.unbounded,
         )
 
     def logits(self, x_BD: Tensor) -> Tensor:
@@ -79,7 +80,7 @@ class GateInTorch(nn.Module):
         if self.top_k:
             factor_BG = torch.maximum(factor_BG, top_k_mask(z_BG, self.top_k))
         if self.soft_width is not None:
-            return factor_BG * ((z_BG - self.cut) / self.soft_width).clamp(0.0, 1.0)
+            return factor_BG * ((z_BG - self.cut) / self.soft_width).clamp(0.0, None if self.unbounded else 1.0)
         return factor_BG if self.tau is None else factor_BG * torch.sigmoid(z_BG / self.tau)
 
     def describe(self) -> dict[str, Any]:
@@ -91,6 +92,7 @@ class GateInTorch(nn.Module):
             "top_k": self.top_k,
             "tau": self.tau,
             "soft_width": self.soft_width,
+            "unbounded": self.unbounded,
         }
 
     @staticmethod
@@ -111,6 +113,7 @@ class GateInTorch(nn.Module):
             top_k=described["top_k"],
             tau=described["tau"],
             soft_width=described["soft_width"],
+            unbounded=described.get("unbounded", False),  # absent in files from before there were such gates
         )
         return GateInTorch(net)
 
@@ -168,7 +171,7 @@ def gate_net(gate: Gate) -> ops.GateNet:
         threshold, top_k = -math.inf, 0
     elif config.top_k is not None:
         threshold, top_k = math.inf, count_of(config.top_k, gate.blocks)
-    scaled = config.evaluate == "soft" or config.scale is True
+    scaled, relu = config.evaluate == "soft" or config.scale is True, config.scale == "relu"
     return ops.GateNet(
         tuple(m.weight.detach() for m in linears),
         tuple(None if m.bias is None else m.bias.detach() for m in linears),
@@ -176,7 +179,8 @@ def gate_net(gate: Gate) -> ops.GateNet:
         cut=threshold,
         top_k=top_k,
         tau=tau if scaled else None,
-        soft_width=config.soft_width * tau or None,
+        soft_width=tau if relu else config.soft_width * tau or None,
+        unbounded=relu,
     )
 
 

@@ -49,8 +49,8 @@ class FFN(nn.Module):
         gate_gradient: the gradient that a gate gets from its closed blocks; all gradients that do not flow through the
             gate are the same in both cases. "dense": what opening the block would change, as in dense training, which
             straight-through gates learn from; it costs the full projections up. "sparse": none, so that a gate learns
-            only from its open blocks and its budget. Routers and gates with ``scale="softmax"`` have no gradient there
-            and always use "sparse".
+            only from its open blocks and its budget. Routers and gates with a scale of "softmax" or "relu" have no
+            gradient there and always use "sparse".
         kernels: "auto" computes everything where the layer is so small that a GPU would wait for the kernels to be
             launched. "always" uses the kernels there too, for CUDA graphs, which launch faster. "never" computes
             everything, also on a GPU.
@@ -97,7 +97,7 @@ class FFN(nn.Module):
             gate.take(),
             block=gate.block,
             activation=self.activation,
-            gate_gradient="sparse" if gate.config.competes else self.gate_gradient,
+            gate_gradient="sparse" if gate.config.learns_from_open else self.gate_gradient,
         )
 
     def _gate_for_kernels(self, x_BD: Tensor) -> Gate | None:

@@ -33,6 +33,7 @@ class GateNet:
     tau: multiply open units by sigmoid(z / tau); None multiplies them by 1.
     soft_width: multiply open units by min(1, (z - cut) / soft_width), which is 0 at the cut; None multiplies them by 1.
         It cannot be combined with `tau`, nor with `top_k`, which would open blocks below the cut to multiply them by 0.
+    unbounded: leave out the 1 of `soft_width`: open units are multiplied by (z - cut) / soft_width, however large.
     competes: multiply open units by the softmax of z / tau over the open blocks instead.
     """
 
@@ -44,6 +45,7 @@ class GateNet:
     tau: float | None = None
     soft_width: float | None = None
     competes: bool = False
+    unbounded: bool = False
 
     @property
     def blocks(self) -> int:
@@ -106,7 +108,8 @@ def decide(z_BG: Tensor, gate: GateNet) -> Tensor:
         return _shares(z_BG / gate.tau, open_BG | z_BG.isnan())  # type: ignore[operator]
     factor_BG = torch.where(z_BG.isnan(), z_BG, open_BG.to(z_BG.dtype))
     if gate.soft_width is not None:
-        return factor_BG * ((z_BG - torch.as_tensor(gate.cut, dtype=z_BG.dtype)) / gate.soft_width).clamp(0.0, 1.0)
+        above_BG = (z_BG - torch.as_tensor(gate.cut, dtype=z_BG.dtype)) / gate.soft_width
+        return factor_BG * above_BG.clamp(0.0, None if gate.unbounded else 1.0)
     return factor_BG if gate.tau is None else factor_BG * torch.sigmoid(z_BG / gate.tau)
 
 
@@ -150,6 +153,8 @@ def check_gate_net(where: str, gate: GateNet, inputs: int, blocks: int) -> None:
         raise ValueError(f"{where}: blocks that compete need the temperature of their softmax, received tau None")
     if gate.soft_width is not None:
         _check_soft_width(where, gate, gate.soft_width)
+    elif gate.unbounded:
+        raise ValueError(f"{where}: unbounded leaves out the limit of soft_width, received soft_width None")
 
 
 def _check_soft_width(where: str, gate: GateNet, soft_width: float) -> None:

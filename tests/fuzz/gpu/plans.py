@@ -42,6 +42,7 @@ GATES: tuple[dict[str, Any], ...] = (
     {"kind": "router", "top_k": 2},
     {"kind": "router", "top_k": 1},
     {"scale": "softmax", "tau": 0.7},
+    {"scale": "relu", "tau": 0.7},
     {"kind": "static"},
 )
 

@@ -26,6 +26,7 @@ GATES = {
     "soft_width": dg.GateConfig(block=32, theta=0.6, tau=0.5, soft_width=1.5),
     "router": dg.GateConfig(kind="router", block=32, top_k=2),
     "softmax": dg.GateConfig(block=32, scale="softmax", tau=0.7),
+    "relu": dg.GateConfig(block=32, scale="relu", tau=0.7),
     "static": dg.GateConfig(kind="static", block=32),
     "units": dg.GateConfig(block=1),
 }

@@ -56,6 +56,7 @@ def test_gates_and_activations_of_all_kinds(net: str, activation: str) -> None:
 
 COMPETING = {
     "softmax": {"scale": "softmax"},
+    "relu": {"scale": "relu"},
     "softmax, always one": {"scale": "softmax", "always_open": 1},
     "router": {"kind": "router", "top_k": 2},
 }

@@ -26,6 +26,7 @@ def made(
     hidden: str = "identity",
     tau: float | None = None,
     soft_width: float | None = None,
+    unbounded: bool = False,
     activation: str = "relu",
     bias: bool = False,
     value: bool = False,
@@ -43,7 +44,8 @@ def made(
 
     x_TD = normal(tokens, D) * D**0.5
     maps = (normal(rank, D), normal(G, rank)) if rank else (normal(G, D),)
-    gate = GateNet(maps, tuple(normal(len(w)) if bias else None for w in maps), hidden, tau=tau, soft_width=soft_width)
+    biases = tuple(normal(len(w)) if bias else None for w in maps)
+    gate = GateNet(maps, biases, hidden, tau=tau, soft_width=soft_width, unbounded=unbounded)
     z = logits(x_TD.double(), gate).flatten().sort().values
     place = min(max(round(len(z) * (1 - opened)), 1), len(z) - 1) if len(z) > 1 else 0
     cut = (z[place] + z[place - 1]) / 2 if place else z[0] - 1

@@ -10,7 +10,8 @@ from torch import Tensor
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.ops.ffn import fused_gate_activation
 
-SCALES = ({}, {"tau": 0.7}, {"soft_width": 0.9})
+SCALES = ({}, {"tau": 0.7}, {"soft_width": 0.9}, {"soft_width": 0.9, "unbounded": True})
+SCALE_NAMES = ["hard", "tau", "soft_width", "unbounded"]
 SIZES = ((1, 1, 1), (3, 16, 16), (5, 33, 16), (2, 4100, 64), (17, 130, 1), (4, 96, 200))  # tokens, units, block
 IN_FLOAT32 = 16 * 2**-24  # an activation, a factor and two products make some 13 roundings, on a GPU in the worst case
 
@@ -47,7 +48,8 @@ def allowed(exact: dict[str, Any], right_TN: Tensor, dtype: torch.dtype) -> Tens
     if exact["value_TN"] is not None:
         size_TN = size_TN * exact["value_TN"].abs()
     if soft_width is not None:
-        size_TN = size_TN * torch.where(z_TN - cut < soft_width, (z_TN.abs() + abs(cut)) / soft_width, 1.0)
+        rises = (z_TN - cut < soft_width) | exact.get("unbounded", False)
+        size_TN = size_TN * torch.where(rises, (z_TN.abs() + abs(cut)) / soft_width, 1.0)
     size_TN = size_TN.masked_fill(~(z_TN > cut), 0.0)
     last = torch.finfo(dtype)
     once_TN = (right_TN.abs() * last.eps).clamp(min=last.smallest_normal * last.eps) / 2

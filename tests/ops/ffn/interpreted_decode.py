@@ -97,6 +97,10 @@ def test_a_gate_with_a_soft_width(tokens: int, block: int, rank: int) -> None:
     assert error(given) < 1e-6
     sharp = decode_ffn(**with_gate(given, soft_width=None))
     assert not torch.allclose(decode_ffn(**given), sharp, rtol=1e-2, atol=1e-2)
+    unbounded = with_gate(given, soft_width=0.2, unbounded=True)
+    assert error(unbounded) < 1e-6
+    bounded = decode_ffn(**with_gate(unbounded, unbounded=False))
+    assert not torch.allclose(decode_ffn(**unbounded), bounded, rtol=1e-2, atol=1e-2)
 
 
 def test_soft_width_starts_at_the_cut_of_each_block() -> None:

@@ -9,10 +9,10 @@ import torch
 
 from dynamicgate.activations import IN_TRITON
 from dynamicgate.ops.ffn import fused_gate_activation
-from tests.ops.ffn.fused_gate_cases import SCALES, SIZES, error, made
+from tests.ops.ffn.fused_gate_cases import SCALE_NAMES, SCALES, SIZES, error, made
 
 
-@pytest.mark.parametrize("scale", SCALES, ids=["hard", "tau", "soft_width"])
+@pytest.mark.parametrize("scale", SCALES, ids=SCALE_NAMES)
 @pytest.mark.parametrize("sizes", SIZES)
 def test_results_match_the_reference(sizes: tuple[int, int, int], scale: dict[str, float]) -> None:
     assert error(made(*sizes, **scale)) < 1e-6
@@ -36,7 +36,7 @@ def test_closed_units_may_be_nan() -> None:
     assert fused_gate_activation(**given).isfinite().all()
 
 
-@pytest.mark.parametrize("scale", SCALES, ids=["hard", "tau", "soft_width"])
+@pytest.mark.parametrize("scale", SCALES, ids=SCALE_NAMES)
 def test_a_nan_logit_gives_nan(scale: dict[str, float]) -> None:
     given = made(2, 32, 16, **scale)
     expected = fused_gate_activation(**given)

@@ -34,7 +34,12 @@ def test_the_kernels_compile_for_a_hopper_gpu(tokens: int, monkeypatch: pytest.M
         monkeypatch.setattr(decode_launch, name, Compiled(getattr(decode_launch, name)))
     given = made(tokens, sizes=(256, 512, 64), block=32, rank=16, tau=1.0, bias=True, dtype=torch.bfloat16)
     cut_G = torch.zeros(given["gate"].blocks)
-    others = ({"top_k": 2}, {"tau": None, "soft_width": 0.5}, {"tau": None, "soft_width": 0.5, "cut": cut_G})
+    others = (
+        {"top_k": 2},
+        {"tau": None, "soft_width": 0.5},
+        {"tau": None, "soft_width": 0.5, "cut": cut_G},
+        {"tau": None, "soft_width": 0.5, "unbounded": True},
+    )
     for gate in (given["gate"], *(with_gate(given, **other)["gate"] for other in others)):
         decode_launch.launch(given["x_TD"], gate, given["weights"], 32, "gelu")
     many = made(16 * tokens - 15, sizes=(256, 512, 64), block=32, dtype=torch.bfloat16)
@@ -48,6 +53,7 @@ def test_without_a_gpu_the_reference_runs(tokens: int) -> None:
     assert error(made(tokens, bias=True, value=True, activation="silu", tau=0.5)) < 1e-6
     assert error(with_gate(made(tokens, rank=3, hidden="relu"), top_k=2)) < 1e-6
     assert error(made(tokens, rank=3, soft_width=0.8)) < 1e-6
+    assert error(made(tokens, soft_width=0.2, unbounded=True)) < 1e-6
     assert error_given(made(tokens, bias=True, value=True, activation="silu")) < 1e-6
 
 
@@ -67,7 +73,7 @@ def test_opcheck_finds_nothing() -> None:
     torch.library.opcheck(
         torch.ops.dynamicgate.decode_given.default, (given["x_TD"], factor_TG, *given["weights"], 20, "silu")
     )
-    for scale in ({"tau": 1.0}, {"soft_width": 0.5}):
+    for scale in ({"tau": 1.0}, {"soft_width": 0.5}, {"soft_width": 0.5, "unbounded": True}):
         given = made(2, bias=True, value=True, rank=3, **scale)
         torch.library.opcheck(torch.ops.dynamicgate.decode_ffn.default, arguments(given))
     competing = with_gate(made(2, tau=1.0), competes=True)
@@ -77,7 +83,7 @@ def test_opcheck_finds_nothing() -> None:
 def arguments(given: Given) -> tuple[object, ...]:
     """The arguments of the op."""
     gate: GateNet = given["gate"]
-    rule = (gate.hidden, gate.cut, None, gate.top_k, gate.tau, gate.soft_width, gate.competes)
+    rule = (gate.hidden, gate.cut, None, gate.top_k, gate.tau, gate.soft_width, gate.competes, gate.unbounded)
     layer = (*given["weights"], given["block"], given["activation"])
     return (given["x_TD"], list(gate.weights), list(gate.biases), *rule, *layer)
 

@@ -74,8 +74,8 @@ def fused(layer: Any, x_TD: Tensor) -> Tensor:
     value_TN = None if layer.value_weight is None else F.linear(x_TD, layer.value_weight, layer.value_bias)
     h_TN = fused_gate_activation(
         F.linear(x_TD, layer.fused_weight, layer.fused_bias), len(layer.up_weight), block=layer.block,
-        cut=layer.gate.threshold, tau=layer.gate.tau, soft_width=layer.gate.soft_width, activation=layer.activation,
-        value_TN=value_TN,
+        cut=layer.gate.threshold, tau=layer.gate.tau, soft_width=layer.gate.soft_width, unbounded=layer.gate.unbounded,
+        activation=layer.activation, value_TN=value_TN,
     )  # fmt: skip
     return F.linear(h_TN, layer.down_weight, layer.down_bias)
 

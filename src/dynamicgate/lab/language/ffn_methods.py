@@ -51,7 +51,7 @@ class FFNSettings:
     block: int = 64
     net: Literal["linear", "low-rank"] = "linear"
     rank: int | None = None
-    scale: bool | Literal["softmax"] = True
+    scale: bool | Literal["softmax", "relu"] = True
     always_open: int | float = 0
     floor: float = 0.02
     on_collapse: Literal["act", "report", "ignore"] = "act"
@@ -70,7 +70,7 @@ class FFNSettings:
     @property
     def learns_from_closed_blocks(self) -> bool:
         """Whether gates get the exact gradient, which computes closed blocks in the backward pass."""
-        exact = self.gate_gradient == "dense" and self.scale != "softmax"
+        exact = self.gate_gradient == "dense" and self.scale not in ("softmax", "relu")
         return exact and self.method in ("gate", "static", "gate+rigl", "top-k")
 
 

@@ -156,7 +156,8 @@ def _value_and_gate(writer: Writer, layer: Layer, before: Span, after: Span) -> 
     cut = torch.as_tensor(gate.cut, dtype=torch.float32).expand(gate.blocks)
     words += [len(gate.weights), gate.blocks, after.block, after.stride]
     tau = -gate.tau if gate.competes and gate.tau is not None else gate.tau
-    words += [writer.add(gate.blocks, _copy_of(cut)), gate.top_k, _inverse(tau), _inverse(gate.soft_width)]
+    width = -gate.soft_width if gate.unbounded and gate.soft_width is not None else gate.soft_width
+    words += [writer.add(gate.blocks, _copy_of(cut)), gate.top_k, _inverse(tau), _inverse(width)]
     return words
 
 

@@ -69,8 +69,9 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
                 cut=weights[cut * PANEL :][:blocks],
                 top_k=top_k,
                 tau=None if tau is None else abs(tau),
-                soft_width=soft_width,
+                soft_width=None if soft_width is None else abs(soft_width),
                 competes=tau is not None and tau < 0.0,
+                unbounded=soft_width is not None and soft_width < 0.0,
             )
         layers.append(
             Layer(

@@ -22,8 +22,8 @@ MOST_COMPETING = 4096  # blocks that one program can look at together
 _library = torch.library.Library("dynamicgate", "FRAGMENT")
 _library.define(
     "decode_ffn(Tensor x, Tensor[] gate_weights, Tensor?[] gate_biases, str hidden, float cut, Tensor? cuts, "
-    "int top_k, float? tau, float? soft_width, bool competes, Tensor up, Tensor down, Tensor? value, Tensor? up_bias, "
-    "Tensor? down_bias, Tensor? value_bias, int block, str activation) -> Tensor",
+    "int top_k, float? tau, float? soft_width, bool competes, bool unbounded, Tensor up, Tensor down, Tensor? value, "
+    "Tensor? up_bias, Tensor? down_bias, Tensor? value_bias, int block, str activation) -> Tensor",
     tags=[torch.Tag.pt2_compliant_tag],
 )
 
@@ -47,15 +47,15 @@ def decode_ffn(x_TD: Tensor, gate: GateNet, weights: FFNWeights, *, block: int, 
     check_dtypes(rows, {f"weight {i} of the gate": t for i, t in enumerate(gate.weights)})
     check_dtypes(rows, {f"bias {i} of the gate": t for i, t in enumerate(gate.biases)})
     cut, cuts = (0.0, gate.cut) if isinstance(gate.cut, Tensor) else (gate.cut, None)
-    rule = (gate.hidden, cut, cuts, gate.top_k, gate.tau, gate.soft_width, gate.competes)
+    rule = (gate.hidden, cut, cuts, gate.top_k, gate.tau, gate.soft_width, gate.competes, gate.unbounded)
     y: Tensor = torch.ops.dynamicgate.decode_ffn(rows, gate.weights, gate.biases, *rule, *weights, block, activation)
     return y.reshape(*x_TD.shape[:-1], weights.down.shape[0])
 
 
 def _decode(x: Tensor, gate_weights: list[Tensor], gate_biases: list[Tensor | None], *rest: Any) -> Tensor:
-    weights = FFNWeights(*rest[7:13])
-    (hidden, cut, cuts, top_k, tau, soft_width, competes), (block, activation) = rest[:7], rest[13:]
-    rule = (hidden, cut if cuts is None else cuts, top_k, tau, soft_width, competes)
+    weights = FFNWeights(*rest[8:14])
+    (hidden, cut, cuts, top_k, tau, soft_width, competes, unbounded), (block, activation) = rest[:8], rest[14:]
+    rule = (hidden, cut if cuts is None else cuts, top_k, tau, soft_width, competes, unbounded)
     gate = GateNet(tuple(gate_weights), tuple(gate_biases), *rule)
     if x.dtype in tune.DTYPES and kernels_run_on(x) and not (competes and gate.blocks > MOST_COMPETING):
         from dynamicgate.ops.ffn.decode_launch import launch  # here, because it imports Triton
@@ -66,7 +66,7 @@ def _decode(x: Tensor, gate_weights: list[Tensor], gate_biases: list[Tensor | No
 
 
 def _shape(x: Tensor, gate_weights: Any, gate_biases: Any, *rest: Any) -> Tensor:
-    return x.new_empty(x.shape[0], FFNWeights(*rest[7:13]).down.shape[0])
+    return x.new_empty(x.shape[0], FFNWeights(*rest[8:14]).down.shape[0])
 
 
 register_for_inference(_library, "decode_ffn", _decode, _shape)

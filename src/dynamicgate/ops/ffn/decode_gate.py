@@ -59,7 +59,8 @@ def write_decision(
     """Write the decision: factor_TG, whether any token opens a block, and counters of 0.
 
     SCALE says what open units are multiplied by. 0: by 1. 1: by p, where `width` is tau. 2: by how far the logit is
-    above the cut, where `width` is soft_width. A logit that is NaN is the factor itself, so that it shows in y.
+    above the cut, where `width` is soft_width, at most 1. 3: the same without that limit. A logit that is NaN is the
+    factor itself, so that it shows in y.
     """
     token = tl.arange(0, TOKENS)
     mask = row_mask[:, None] & (token < tokens)[None, :]
@@ -69,6 +70,8 @@ def write_decision(
         scale = tl.sigmoid(z / width)
     elif SCALE == 2:
         scale = tl.minimum((z - least) / width, 1.0)
+    elif SCALE == 3:
+        scale = (z - least) / width
     else:
         scale = 1.0
     scale = tl.where(is_nan, z, scale)

@@ -127,7 +127,7 @@ def _decide(x: Tensor, gate: GateNet, early: bool) -> Decision:
     )
     number, cuts = (0.0, gate.cut.float().contiguous()) if isinstance(gate.cut, Tensor) else (float(gate.cut), None)
     rule = {"cut": number, "stride": 0 if cuts is None else cuts.ndim, "width": gate.soft_width or gate.tau or 1.0}
-    scale = 2 if gate.soft_width is not None else int(gate.tau is not None)
+    scale = 2 + int(gate.unbounded) if gate.soft_width is not None else int(gate.tau is not None)
     kinds = {"CUTS": cuts is not None, "SCALE": scale, "RELEASE_NEXT": early}
     maps = [(weight.contiguous(), _contiguous(bias)) for weight, bias in zip(gate.weights, gate.biases, strict=True)]
     last_weight, last_bias = maps[-1]

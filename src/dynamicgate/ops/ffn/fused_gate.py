@@ -18,7 +18,7 @@ from dynamicgate.ops.gate_net import GateNet, decide
 _library = torch.library.Library("dynamicgate", "FRAGMENT")
 _library.define(
     "fused_gate_activation(Tensor product, Tensor? value, int units, int block, str activation, float cut, float? tau, "
-    "float? soft_width) -> Tensor",
+    "float? soft_width, bool unbounded) -> Tensor",
     tags=[torch.Tag.pt2_compliant_tag],
 )
 
@@ -31,13 +31,15 @@ def fused_gate_activation(
     cut: float,
     tau: float | None = None,
     soft_width: float | None = None,
+    unbounded: bool = False,
     activation: str = "relu",
     value_TN: Tensor | None = None,
 ) -> Tensor:
     """act(product[:, :units]) [* value], and 0 where the block of a unit is closed; for inference.
 
     product_TM: bfloat16, float16 or float32. Each row holds the units, then one logit for each block, then anything.
-        A block is open where its logit is above `cut`. With `tau` or `soft_width`, open units are scaled.
+        A block is open where its logit is above `cut`. With `tau` or `soft_width`, open units are scaled, as
+        `GateNet` says.
     """
     blocks = -(-units // block)
     if product_TM.dim() != 2 or product_TM.shape[1] < units + blocks:
@@ -50,7 +52,7 @@ def fused_gate_activation(
             f"in {value_TN.dtype}"
         )
     h_TN: Tensor = torch.ops.dynamicgate.fused_gate_activation(
-        product_TM, value_TN, units, block, activation, cut, tau, soft_width
+        product_TM, value_TN, units, block, activation, cut, tau, soft_width, unbounded
     )
     return h_TN
 
@@ -64,15 +66,16 @@ def _activate(
     cut: float,
     tau: float | None,
     soft_width: float | None,
+    unbounded: bool,
 ) -> Tensor:
     if product.dtype in tune.DTYPES and kernels_run_on(product):
         from dynamicgate.ops.ffn.fused_gate_kernel import launch  # here, because it imports Triton
 
         with torch.cuda.device_of(product):
-            return launch(product, value, units, block, activation, cut, tau, soft_width)
+            return launch(product, value, units, block, activation, cut, tau, soft_width, unbounded)
     wide = product if product.dtype is torch.float64 else product.float()
     z_TG = wide[:, units : units - (-units // block)]
-    factor_TG = decide(z_TG, GateNet((), (), cut=cut, tau=tau, soft_width=soft_width))
+    factor_TG = decide(z_TG, GateNet((), (), cut=cut, tau=tau, soft_width=soft_width, unbounded=unbounded))
     factor_TN = factor_TG.repeat_interleave(block, dim=1)[:, :units]
     h_TN = ACTIVATIONS[activation].function(wide[:, :units])
     h_TN = h_TN if value is None else h_TN * value
