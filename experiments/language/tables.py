@@ -39,7 +39,7 @@ AT_1D: dict[str, dict[str, Any]] = {  # all execute as many MACs as the dense mo
     "router 16d": ROUTER,
     "balanced router 16d": {**ROUTER, "balance": 1e-1},
     "router 16d, blocks of 64": {**ROUTER, "block": 64},
-    "relu router 16d": {"method": "relu router", "width": 16, "executes": 1},
+    "relu router 16d": {"method": "relu router", "width": 16, "executes": 1, "block": 128},
     "static 16d": {"method": "static", "width": 16, "executes": 1},
     "random 16d": {"method": "random", "width": 16, "executes": 1},
     "rigl 4d": {"method": "rigl", "width": 4, "executes": 1},
@@ -60,6 +60,7 @@ EQUAL_COST = {  # steps of training that cost as many MACs as 1,500 of the dense
 }  # fmt: skip
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 ALONE = {"scale": True, "always_open": 0, "gate_balance": 0.0}  # every block scaled by its own gate, exact gradient
+RELU = {"scale": "relu", "always_open": 0, "gate_balance": 0.0, "open": 0.5, "ramp": 0.1}  # blocks do not compete
 VARIANTS: dict[str, dict[str, Any]] = {  # of the gate at 16 d: one thing changed at a time, by validation text
     "as it is": {},
     "no balanced load": {"gate_balance": 0.0},
@@ -85,6 +86,11 @@ VARIANTS: dict[str, dict[str, Any]] = {  # of the gate at 16 d: one thing change
     "scaled alone, sparse gradient": {**ALONE, "gate_gradient": "sparse", "kernels": "always"},
     "not scaled": {**ALONE, "scale": False},
     "blocks of 64, one always open": {"block": 64, "always_open": 1},
+    "relu": RELU,
+    "relu, ramp .25": {**RELU, "ramp": 0.25},
+    "relu, ramp .5": {**RELU, "ramp": 0.5},
+    "relu, ramp .25, balanced load .01": {**RELU, "ramp": 0.25, "gate_balance": 1e-2},
+    "relu, ramp .25, blocks of 64": {**RELU, "ramp": 0.25, "block": 64},
 }
 
 

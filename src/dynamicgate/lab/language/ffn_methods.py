@@ -148,7 +148,7 @@ def _router(settings: FFNSettings, model: GPT, seed: int) -> Prepared:
 
 
 def _relu_router(settings: FFNSettings, model: GPT, seed: int) -> Prepared:
-    budget = ReluRouterBudget(rate=affordable(settings, model) / blocks_of(settings, model))
+    budget = ReluRouterBudget(rate_at(settings, model, model.config.features * blocks_of(settings, model)))
     budget.attach_(model, settings.block)
     return Prepared(model, budget, None, _counter(model))
 
@@ -198,10 +198,15 @@ def _budget(settings: FFNSettings, model: GPT, counter: MacCounter) -> Budget:
 
 def _equal_layers(settings: FFNSettings, model: GPT) -> EqualLayersBudget:
     """The same open rate for all layers, at the cost of the dense model of width `executes`."""
-    executes = settings.width if settings.executes is None else settings.executes
     gate = sum(gate.macs for gate in named_gates(model).values()) / model.config.layers
-    rate = (2 * executes * model.config.features**2 - gate) / (2 * model.config.features * model.config.width)
-    return EqualLayersBudget(rate, settings.warmup, settings.ramp)
+    return EqualLayersBudget(rate_at(settings, model, gate), settings.warmup, settings.ramp)
+
+
+def rate_at(settings: FFNSettings, model: GPT, network: float) -> float:
+    """The open rate at which a layer costs as much as the dense one of width `executes`, where the gate network or the
+    router of the layer takes `network` MACs."""
+    executes = settings.width if settings.executes is None else settings.executes
+    return (2 * executes * model.config.features**2 - network) / (2 * model.config.features * model.config.width)
 
 
 def blocks_of(settings: FFNSettings, model: GPT) -> int:

@@ -1,8 +1,8 @@
 """A mixture of experts whose router is a ReLU: an expert is open where its score is positive, and multiplied by it.
 
 How many are open is held to a rate by an L1 penalty on the scores whose weight grows while too many are open and
-shrinks while too few are. A control for gates with a budget: also open by the input, but with one rate for all layers
-together, no straight-through gradient, and no steering of thresholds.
+shrinks while too few are; experts that are open more often than others pay more. A control for gates with a budget:
+also open by the input, but with one rate for all layers together, and no steering of thresholds.
 
 Shapes in names: B rows (any leading dimensions), D features, N units, G blocks.
 """
@@ -69,7 +69,7 @@ class ReluRouterBudget:
         scores = [router.scores_BG for router in self.routers if router.scores_BG is not None]
         self.opened = float(torch.stack(self.rates()).mean())
         self.weight *= GROWTH if self.opened > self.rate else 1.0 / GROWTH
-        return self.weight * torch.stack([one.sum(-1).mean() for one in scores]).mean()
+        return self.weight * torch.stack([_balanced_sum(one) for one in scores]).mean()
 
     def state_dict(self) -> dict[str, float]:
         """The weight, to continue with."""
@@ -78,3 +78,11 @@ class ReluRouterBudget:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Continue where `state_dict` was taken."""
         self.weight, self.opened = state["weight"], state["opened"]
+
+
+def _balanced_sum(scores_BG: Tensor) -> Tensor:
+    """The sum of the scores of a row, in the mean over rows, each score times how often its expert is open relative to
+    the others."""
+    scores_RG = scores_BG.flatten(0, -2)
+    opened_G = (scores_RG.detach() > 0).float().mean(0)
+    return (scores_RG.mean(0) * opened_G / opened_G.mean().clamp_min(1e-6)).sum()

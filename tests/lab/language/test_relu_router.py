@@ -1,0 +1,31 @@
+"""The ReLU router: its rate costs what is asked for, and its penalty presses most on what is open most."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dynamicgate.lab.language.ffn_methods import FFNSettings, prepare
+from dynamicgate.lab.language.relu_router import ReluRouter, ReluRouterBudget
+from tests.lab.language.conftest import SIZES
+
+
+def test_its_rate_costs_as_much_as_the_narrow_dense_layer() -> None:
+    settings = FFNSettings(method="relu router", width=16, executes=1, block=16)
+    budget = prepare(settings, SIZES, torch.device("cpu")).budget
+    assert isinstance(budget, ReluRouterBudget)
+    d, router = SIZES.features, budget.routers[0]
+    deciding = d * router.net.out_features
+    assert budget.rate * 2 * d * 16 * d + deciding == pytest.approx(2 * d * d)
+
+
+def test_experts_that_are_open_more_often_pay_more() -> None:
+    router = ReluRouter(features=3, blocks=3, block=4)
+    budget = ReluRouterBudget(rate=0.1, weight=1.0, routers=[router])
+    scores = torch.tensor([[2.0, 1.0, 0.0], [2.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 3.0, 0.0]], requires_grad=True)
+    router.scores_BG = scores
+    budget.penalty().backward()  # type: ignore[no-untyped-call]
+    assert budget.weight == pytest.approx(1.2), "half are open, which is too many"
+    opened = torch.tensor([1.0, 0.5, 0.0])
+    expected = 1.2 * (opened / opened.mean() / 4).expand(4, 3)
+    torch.testing.assert_close(scores.grad, expected)
