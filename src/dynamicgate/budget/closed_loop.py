@@ -7,6 +7,8 @@ penalty until that is 0.3 of the dense model.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from dynamicgate.budget.folding import WATCHED, Folded, GateWatch
 from dynamicgate.budget.may_change import check_may_change
 from dynamicgate.budget.new_rows import closed_to_new_rows, opened_by, restore_layers_
 from dynamicgate.budget.next_inputs import NextInputs
+from dynamicgate.budget.nudging import held_back, opened_after
 from dynamicgate.budget.penalties import straight_through_usage
 from dynamicgate.budget.readings import LateReadings
 from dynamicgate.budget.stage_cut import STEER_EVERY, StageSteering
@@ -31,6 +34,8 @@ from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.modules import unwrap
 from dynamicgate.sparsity import Sparsifier
+
+RECENT = 10  # readings: a single step may open more or less than the steps around it
 
 
 @dataclass(kw_only=True)
@@ -132,9 +137,9 @@ class Budget(GateBudget):
             self._order.follow_(unwrap(model), self._gates, ended=progress >= self.warmup)
         self.folded += self._watch.fold_(self._gates)
         nudge, self._controller.nudge = self._controller.nudge, 0.0
-        for name, gate in self._gates.items():
-            if nudge and not (nudge > 0.0 and self._at_floor(name)):
-                gate.bias.sub_(nudge)
+        if nudge:
+            for name, gate in self._gates.items():
+                gate.bias.sub_(self._own_nudge(nudge, name))
 
     def _follow(self, model: nn.Module) -> None:
         """Let go of the counter of another model, and take up the one that a checkpoint holds."""
@@ -177,9 +182,26 @@ class Budget(GateBudget):
             warmup=self.warmup, anneal=self.anneal, gain=self.gain, integral=self.integral, steer=self.steer,
         )  # fmt: skip
         self.lambda_ = self._controller.lambda_ * self._rescue.relief
+        if self._controller.overshot and self._controller.nudge:
+            self._hold_back(used, counter, means, weight)
         if self.fold:
             self._look_for_constant_gates(used, counter, progress)
         return self.lambda_ * relative, dict(zip(used, rates, strict=True))
+
+    @torch.no_grad()
+    def _hold_back(self, used: Usage, counter: MacCounter, means: RowMeans, weight: float) -> None:
+        """Shorten the next nudge if the logits of this batch say that it would overshoot."""
+
+        def executed(nudge: float) -> float:
+            opened = opened_after(self._gates, used, partial(self._own_nudge, nudge))
+            return means.values(counter.relative(opened) * weight)[0]
+
+        now, controller = executed(0.0), self._controller
+        controller.nudge = held_back(controller.nudge, controller.error, lambda nudge: executed(nudge) - now)
+
+    def _own_nudge(self, nudge: float, site: str) -> float:
+        """What a nudge takes from the logits of a gate: one at its floor is not closed further."""
+        return 0.0 if nudge > 0.0 and self._at_floor(site) else nudge
 
     def _look_for_constant_gates(self, used: Usage, counter: MacCounter, progress: float) -> None:
         """Average decisions once the budget has come down, then find the gates that do not earn their network."""
@@ -265,7 +287,7 @@ class Budget(GateBudget):
             raise ValueError("nothing to calibrate on: the dataset is empty")
         restored: list[str] = []
         if self.on_collapse == "act":
-            trained = {site: rows[-1].g for site, rows in self.readings.items()}
+            trained = {site: fmean(row.g for row in rows[-RECENT:]) for site, rows in self.readings.items()}
             restored = restore_layers_(model, new, trained, self.floor)
         # A common shift would close layers again whose logits lie close together: the others make room.
         keep = restored if len(restored) < len(named_gates(model)) else ()

@@ -11,6 +11,7 @@ from dynamicgate.schedule import cosine
 LAMBDA_LIMIT = 10.0  # wind-up guard: the loss is a cross entropy of order 1
 NEARLY = 1.01
 STEER_LIMIT = 0.2  # logits per step
+OVERSHOT = 0.02  # of the dense MACs, from one side of the reference to the other in one step
 
 
 @dataclass
@@ -28,6 +29,10 @@ class Controller:
     reference: float | None = None
     start: float | None = None
     memory: float = 0.0
+    error: float = 0.0
+    overshot: bool = False
+    """Whether a step ever went from one side of the reference to the other: logits lie so close together that a nudge
+    moves many of them, and the budget then looks before it nudges (`dynamicgate.budget.nudging`)."""
 
     def step(
         self, relative: float, progress: float, *, all_open: float, final_all_open: float, target: float, warmup: float,
@@ -52,6 +57,8 @@ class Controller:
         falling = cosine(self.start, target / final_all_open, begin=warmup, end=warmup + anneal)
         self.reference = all_open * min(1.0, falling(progress))
         error = relative - self.reference
+        self.overshot |= error * self.error < 0.0 and abs(error - self.error) > OVERSHOT
+        self.error = error
         self.memory = _clamp(self.memory + integral * error, LAMBDA_LIMIT)
         self.lambda_ = _clamp(gain * error + self.memory, LAMBDA_LIMIT)
         self.nudge = _clamp(steer * error, STEER_LIMIT)

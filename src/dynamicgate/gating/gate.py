@@ -219,6 +219,10 @@ class Gate(nn.Module):
         self._past.keep(decided, factor_BG)
         return Decision(p_BG, g_BG, factor_BG, z_BG, routed_BG)
 
+    def opened_by(self, z_BG: Tensor) -> Tensor:
+        """Which blocks these logits open, as deployed. Not for routers and contexts, which have no threshold."""
+        return self._harden(torch.sigmoid(z_BG / self.tau))
+
     def _harden(self, p_BG: Tensor) -> Tensor:
         p_BG = p_BG.detach()
         if self.config.top_k is not None:
