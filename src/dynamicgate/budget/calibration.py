@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
+from statistics import stdev
 from typing import Any
 
 import torch
@@ -43,6 +45,13 @@ def _executed_relative(model: nn.Module, counters: ShapeCounters, inputs: Iterab
             executed += float(counter.relative(deployed(counter.gates, used))) * counter.dense * samples
             dense += counter.dense * samples
     return executed / dense
+
+
+def executed_error(model: nn.Module, counter: MacCounter, inputs: Iterable[Inputs]) -> float:
+    """Standard error of what rows execute on average, relative to dense, from how far batches of them lie apart; of
+    less than two batches it is infinite."""
+    found = [executed_relative(model, counter, [x]) for x in inputs]
+    return stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.inf
 
 
 def calibrate_(

@@ -10,12 +10,14 @@ from itertools import islice
 from dynamicgate import distributed
 from dynamicgate.accounting.validation import evaluate
 from dynamicgate.budget import Budget
+from dynamicgate.budget.calibration import executed_error
 from dynamicgate.data.contract import move
 from dynamicgate.io.model_file import load, save
 from dynamicgate.training.loader_stream import LoaderStream
 from dynamicgate.training.run_state import RunState
 
-CALIBRATION_ROWS = 2000
+FEW_ROWS, MANY_ROWS = 100, 2000  # validation rows: fewer are never enough, so many always are
+BATCHES_COMPARED = 8
 MISSED = 0.01  # of the dense MACs: a budget that is met less exactly than this is missed
 BEST = "best.safetensors"
 FOLDED = "folded"  # gates, when the best epoch was saved
@@ -66,11 +68,11 @@ def finish(run: RunState) -> None:
 
 
 def _calibrate(run: RunState, budget: Budget) -> None:
-    """Calibrate on validation rows; where there are few, which would be noisy, on training rows as well. Not with
-    stages: a network is surer of rows it has learned, so that fewer of them open a stage."""
+    """Calibrate on validation rows; where these leave what is executed uncertain, on training rows as well. On its own
+    training rows a network needs less: gates open fewer units, and fewer rows open a stage. So with stages, validation
+    rows alone count however few they are."""
     parts = [run.valid] if run.valid is not None else []
-    few = run.valid is not None and not isinstance(run.valid, LoaderStream) and len(run.valid) < CALIBRATION_ROWS
-    if not parts or (not run.staged and few):
+    if not parts or (not run.staged and _uncertain(run)):
         parts.append(run.data)
     batches = ((move(x, run.device), None) for part in parts for x, _ in part.batches(2048))
     unseen = None if run.valid is None else islice(((x, None) for x, _ in run.valid.batches(2048)), 10)
@@ -82,6 +84,17 @@ def _calibrate(run: RunState, budget: Budget) -> None:
             "open and close all at once: train longer, use smaller blocks or another gate network",
             stacklevel=4,
         )
+
+
+def _uncertain(run: RunState) -> bool:
+    """Whether the validation rows are so few that the mean of what they execute may be off by a missed budget."""
+    if run.valid is None or isinstance(run.valid, LoaderStream) or len(run.valid) >= MANY_ROWS:
+        return False
+    if len(run.valid) < FEW_ROWS:
+        return True
+    size = math.ceil(len(run.valid) / BATCHES_COMPARED)
+    inputs = (move(x, run.device) for x, _ in run.valid.batches(size))
+    return executed_error(run.model, run.counter, inputs) > MISSED / 2
 
 
 def _restore_best(run: RunState) -> None:
