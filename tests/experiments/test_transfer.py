@@ -144,3 +144,14 @@ def test_seeds_that_only_one_of_the_two_has_are_not_compared(tmp_path: Path) -> 
     assert (cell.points, cell.half) == (0.0, 0.0)
     few = stored(tmp_path / "few", {"dense": [1.0], "small": [0.9, 0.9, 0.9], "sparsify": [0.9, 0.8]})
     assert page.cells_of("wine", page.read_found(few, "wine").found, "test") == [], "two seeds are too few"
+
+
+def test_every_method_stands_against_the_best_of_the_others_and_the_seldom_worse_first(tmp_path: Path) -> None:
+    accuracy = {"dense": [1.0], "small": [0.8, 0.81, 0.79], "rigl": [0.9] * 3, "sparsify": [0.95, 0.96, 0.94]}
+    text = page.pages(stored(tmp_path, accuracy, {"small": 0.99}))[page.PAGE]
+    table = text[text.index("## Every method") :].split("\n\n")[2].splitlines()[2:]
+    assert table == [
+        "| rigl | 1 / 0 / 0 | +10.00 | 1 / 0 / 0 | +10.00 |",  # against small: sparsify is no control
+        "| sparsify | 1 / 0 / 0 | +15.00 | 1 / 0 / 0 | +5.00 |",  # validation rows pick small
+        "| small | 0 / 0 / 1 | -10.00 | 0 / 0 / 1 | -10.00 |",
+    ]
