@@ -5,6 +5,7 @@ python -m experiments.frontier all --jobs 16 --device cuda       # every method 
 python -m experiments.frontier all --dry-run       # how many runs are left of each table
 python -m experiments.frontier tuning digits       # one dataset
 python -m experiments.frontier digits --only rigl --budgets 0.1
+python -m experiments.frontier tuning digits --only static --again    # stored runs too: the code behind has changed
 python -m experiments.frontier oracle digits       # what choosing units by the input gains if the choice is free
 python -m experiments.frontier latency mnist       # time the models trained here, with one thread; no name: all
 python -m experiments.frontier page                # docs/why-it-works.md from the committed results
@@ -23,6 +24,7 @@ from dynamicgate.lab.runner import Experiment
 from dynamicgate.lab.runner.docs_pages import write_pages
 from dynamicgate.lab.runner.results import find_runs
 from experiments.command import asked_experiment, exit_code, parser_of, run_asked
+from experiments.frontier.again import forget
 from experiments.frontier.datasets import method_of
 from experiments.frontier.experiment import FRONTIER, datasets_of
 from experiments.frontier.latency import time_dataset
@@ -45,6 +47,9 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=None, help="methods; all")
     parser.add_argument("--budgets", nargs="*", type=float, default=None, help="budgets; all")
     parser.add_argument("--dry-run", action="store_true", help="say how many runs are left, and run nothing")
+    parser.add_argument(
+        "--again", action="store_true", help="make stored runs of --only again; once, then go on without"
+    )
     args = parser.parse_args()
     check_asked(args)
     experiment = asked_experiment(FRONTIER, args)
@@ -75,6 +80,8 @@ def check_asked(args: argparse.Namespace) -> None:
     """Refuse methods and budgets that there are none of."""
     if unknown := [method for method in args.only or () if method not in (DENSE, *AT_A_BUDGET)]:
         raise ValueError(f"unknown methods {', '.join(unknown)}: there are {', '.join((DENSE, *AT_A_BUDGET))}")
+    if args.again and (not args.only or args.dry_run or args.quick):
+        raise ValueError("--again: name methods with --only, and leave out --quick and --dry-run")
     if unknown := [f"{budget:g}" for budget in args.budgets or () if budget not in BUDGETS]:
         raise ValueError(f"unknown budgets {', '.join(unknown)}: there are {', '.join(map(str, BUDGETS))}")
 
@@ -86,6 +93,8 @@ def is_wanted(method: str, budget: float | None, args: argparse.Namespace) -> bo
 
 def tune(experiment: Experiment, names: Sequence[str], args: argparse.Namespace) -> None:
     """Search what is not known yet, and write what is chosen."""
+    if args.again:
+        forget(experiment, [f"{name}-tuning" for name in names], args.only)
     tuning = Tuning(
         experiment,
         names,
@@ -111,6 +120,8 @@ def tune(experiment: Experiment, names: Sequence[str], args: argparse.Namespace)
 def run_tables(experiment: Experiment, names: Sequence[str], args: argparse.Namespace) -> None:
     """Train every model of these tables at every budget; this looks at test rows."""
     tables = [experiment.table(name) for name in names]
+    if args.again:
+        count_another_look(forget(experiment, names, args.only))
     jobs = [
         job
         for job in experiment.jobs(tables, seeds=args.seeds, device=args.device)

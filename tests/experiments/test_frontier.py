@@ -383,6 +383,7 @@ def test_test_rows_are_not_looked_at_before_tuning_has_ended(monkeypatch: pytest
         (("latency", "mnst"), "unknown datasets mnst"),
         (("digits", "--only", "rigle"), "unknown methods rigle: there are dense, small"),
         (("digits", "--budgets", "0.3"), "unknown budgets 0.3: there are 0.05, 0.1, 0.2"),
+        (("digits", "--again"), "--again: name methods with --only"),
     ],
 )
 def test_what_there_is_none_of_is_a_mistake(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], said: str) -> None:
