@@ -25,7 +25,7 @@ from dynamicgate.budget.may_change import check_may_change
 from dynamicgate.budget.new_rows import closed_to_new_rows, opened_by, restore_layers_
 from dynamicgate.budget.next_inputs import NextInputs
 from dynamicgate.budget.nudging import held_back, opened_after
-from dynamicgate.budget.penalties import straight_through_usage
+from dynamicgate.budget.penalties import pressed_usage
 from dynamicgate.budget.readings import LateReadings
 from dynamicgate.budget.stage_cut import STEER_EVERY, StageSteering
 from dynamicgate.data.contract import iterate, move
@@ -235,8 +235,10 @@ class Budget(GateBudget):
         return self.lambda_ * relative, dict(zip(used, rates, strict=True))
 
     def _relative(self, counter: MacCounter, used: Usage) -> Tensor:
-        """The executed MACs of this process's rows relative to dense, with the gradient of p."""
-        return counter.relative({site: straight_through_usage(used[site]) for site in used})
+        """The executed MACs of this process's rows relative to dense, with a gradient that closes or opens gates."""
+        opening = self.lambda_ < 0.0
+        pressed = {site: pressed_usage(used[site], self._gates[site], opening=opening) for site in used}
+        return counter.relative(pressed)
 
     def _counter(self) -> MacCounter:
         """The counter for the last inputs, whose target was checked when it was first used."""

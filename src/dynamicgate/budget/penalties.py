@@ -92,3 +92,15 @@ PENALTIES: dict[str, Penalty] = {
 def straight_through_usage(used: Decision) -> Tensor:
     """The value of g with the gradient of p."""
     return used.open + (used.p - used.p.detach())
+
+
+def pressed_usage(used: Decision, gate: Gate, *, opening: bool) -> Tensor:
+    """The value of g with the gradient by which a budget opens or closes a gate: that of p.
+
+    A factor that grows with the logit (scale="relu") is pressed down as such, where it is open. It must not be what
+    opens gates: it would grow without end and open nothing.
+    """
+    if gate.config.scale != "relu" or opening:
+        return straight_through_usage(used)
+    above = used.logits / gate.tau * used.open
+    return used.open + (above - above.detach())

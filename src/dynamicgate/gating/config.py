@@ -248,6 +248,11 @@ class GateConfig:
                 "kind='dynamic' or 'static', train='hard', evaluate='hard', and neither top_k nor always_open, "
                 f"received {received}"
             )
+        if self.open < self.theta or (self.kind == "static" and self.open == self.theta):
+            raise ValueError(
+                "scale='relu' gives closed blocks no gradient, so that gates which begin closed never learn: expected "
+                f"open above theta (equal is enough for kind='dynamic'), received open={self.open}, theta={self.theta}"
+            )
 
     def _check_soft_width(self) -> None:
         """Soft opening starts at the threshold: it needs one, and blocks that are open above it and nowhere else."""

@@ -32,7 +32,7 @@ class Decision(NamedTuple):
     """What a gate decided: one row for each row it read, one column for each block."""
 
     p: Tensor
-    """Probabilities of being open, differentiable. With scale="relu" they have the gradient of the factor."""
+    """Probabilities of being open, differentiable."""
     open: Tensor
     """Hard decisions as deployed, 0 or 1."""
     scale: Tensor
@@ -197,12 +197,14 @@ class Gate(nn.Module):
         return Decision(p_BG, g_BG, factor_BG, z_BG, routed=g_BG)
 
     def _rectify(self, z_BG: Tensor, p_BG: Tensor, g_BG: Tensor) -> Decision:
-        """Scale open blocks by how far they are above the threshold, and let only that factor pass a gradient."""
+        """Scale open blocks by how far they are above the threshold; only they pass a gradient."""
         open_BG = self._past.take(g_BG)
-        above_BG = (z_BG / self.tau - torch.logit(self.theta)).clamp_min(0.0)
+        above_BG = z_BG / self.tau - torch.logit(self.theta)
+        # The slope is that of a block which is open, also where a recomputed logit is a rounding below the threshold.
+        above_BG = above_BG + (above_BG.clamp_min(0.0) - above_BG).detach()
         factor_BG = torch.where((open_BG > 0) | z_BG.isnan(), above_BG, 0.0)  # a NaN shows, as in `open_shares`
         self._past.keep(open_BG, factor_BG)
-        return Decision(p_BG.detach() + (factor_BG - factor_BG.detach()), g_BG, factor_BG, z_BG, routed=g_BG)
+        return Decision(p_BG, g_BG, factor_BG, z_BG, routed=g_BG)
 
     def _route(self, z_BG: Tensor) -> Decision:
         assert self.config.top_k is not None

@@ -99,11 +99,14 @@ class GateInTorch(nn.Module):
     def from_description(described: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> GateInTorch:
         """The inverse of `describe`, with the buffers."""
         tau, soft_width, top_k = (described[key] for key in ("tau", "soft_width", "top_k"))
+        unbounded = described.get("unbounded", False)  # absent in files from before there were such gates
         scales = [number for number in (tau, soft_width) if number is not None]
         if described["depth"] not in (1, 2) or described["hidden"] not in HIDDEN or type(top_k) is not int:
             raise ValueError(f"a gate has one or two maps and a known activation, received {described!r:.80}")
         if top_k < 0 or not all(isinstance(number, float) and 0.0 < number < math.inf for number in scales):
             raise ValueError(f"top_k, tau and soft_width of a gate are positive numbers, received {described!r:.80}")
+        if type(unbounded) is not bool or (unbounded and soft_width is None):
+            raise ValueError(f"unbounded says whether soft_width has no limit, received {described!r:.200}")
         numbers = range(described["depth"])
         net = ops.GateNet(
             tuple(tensors[f"weight_{i}"] for i in numbers),
@@ -113,7 +116,7 @@ class GateInTorch(nn.Module):
             top_k=described["top_k"],
             tau=described["tau"],
             soft_width=described["soft_width"],
-            unbounded=described.get("unbounded", False),  # absent in files from before there were such gates
+            unbounded=unbounded,
         )
         return GateInTorch(net)
 

@@ -27,5 +27,15 @@ def test_experts_that_are_open_more_often_pay_more() -> None:
     budget.penalty().backward()  # type: ignore[no-untyped-call]
     assert budget.weight == pytest.approx(1.2), "half are open, which is too many"
     opened = torch.tensor([1.0, 0.5, 0.0])
-    expected = 1.2 * (opened / opened.mean() / 4).expand(4, 3)
+    expected = 1.2 * (opened / 0.1 / 4).expand(4, 3)
     torch.testing.assert_close(scores.grad, expected)
+
+
+def test_layers_that_are_open_more_often_pay_more() -> None:
+    routers = [ReluRouter(features=3, blocks=4, block=4) for _ in range(2)]
+    scores = [torch.ones(5, 4), torch.tensor([1.0, 0.0, 0.0, 0.0]).repeat(5, 1)]
+    for router, one in zip(routers, scores, strict=True):
+        router.scores_BG = one.requires_grad_()
+    ReluRouterBudget(rate=0.1, routers=routers).penalty().backward()  # type: ignore[no-untyped-call]
+    slopes = [one.grad.sum() for one in scores if one.grad is not None]
+    assert float(slopes[0] / slopes[1]) == pytest.approx(4.0), "four times as many open pay four times as much"

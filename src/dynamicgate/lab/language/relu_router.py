@@ -69,7 +69,7 @@ class ReluRouterBudget:
         scores = [router.scores_BG for router in self.routers if router.scores_BG is not None]
         self.opened = float(torch.stack(self.rates()).mean())
         self.weight *= GROWTH if self.opened > self.rate else 1.0 / GROWTH
-        return self.weight * torch.stack([_balanced_sum(one) for one in scores]).mean()
+        return self.weight * torch.stack([_balanced_sum(one, self.rate) for one in scores]).mean()
 
     def state_dict(self) -> dict[str, float]:
         """The weight, to continue with."""
@@ -80,9 +80,9 @@ class ReluRouterBudget:
         self.weight, self.opened = state["weight"], state["opened"]
 
 
-def _balanced_sum(scores_BG: Tensor) -> Tensor:
+def _balanced_sum(scores_BG: Tensor, rate: float) -> Tensor:
     """The sum of the scores of a row, in the mean over rows, each score times how often its expert is open relative to
-    the others."""
+    the rate that is asked for: experts, and whole layers, that are open more often pay more."""
     scores_RG = scores_BG.flatten(0, -2)
     opened_G = (scores_RG.detach() > 0).float().mean(0)
-    return (scores_RG.mean(0) * opened_G / opened_G.mean().clamp_min(1e-6)).sum()
+    return (scores_RG.mean(0) * opened_G / rate).sum()
