@@ -23,6 +23,7 @@ constexpr int kQueries = 4;     // that are run together: each key is then read 
 // and 20 GB/s of 64 MB, a Neoverse-N1).
 constexpr int64_t kAhead = 256;
 constexpr int64_t kFew = 16;  // values that are mixed at a time
+constexpr int kSums = DG_VECTOR_BYTES == 32 ? 12 : 16;  // vectors that are summed at once
 
 // out[m][n : n + 16 * kPanels] += sum over s of p[m][s] * values[s][n : ...].
 template <int kRows, int kPanels>
@@ -51,9 +52,9 @@ template <int kRows>
 void mix_few_values(const float* const* p, const float* values, int64_t begin, int64_t end, int features,
                     float* const* out) {
   int n = 0;
-  if constexpr (kRows == 1)
+  if constexpr (4 * kRows * kVectors16 <= kSums)
     for (; n + 4 * kPanel <= features; n += 4 * kPanel) mix_panels<kRows, 4>(p, values, begin, end, features, n, out);
-  if constexpr (kRows <= 2)
+  if constexpr (2 * kRows * kVectors16 <= kSums)
     for (; n + 2 * kPanel <= features; n += 2 * kPanel) mix_panels<kRows, 2>(p, values, begin, end, features, n, out);
   for (; n + kPanel <= features; n += kPanel) mix_panels<kRows, 1>(p, values, begin, end, features, n, out);
   for (; n < features; ++n)
