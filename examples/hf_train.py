@@ -36,7 +36,7 @@ generator = torch.Generator().manual_seed(1)
 dg.gate_(model, dg.GateConfig(block=16, net="linear"), where="mlp")  # on both feed-forward layers
 budget = dg.Budget(target=0.6)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-steps = 200
+steps = 120
 for step in range(steps):
     ids, progress = counting(32, generator), step / steps
     budget.apply_(model, progress)  # before the forward pass, set tau and theta of the gates

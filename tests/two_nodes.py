@@ -45,10 +45,30 @@ def run_on_two_nodes(
         return [Ended(agent.returncode, *(path.read_text() for path in said)) for agent, said in agents]
 
 
+def run_as_two_nodes(first: Sequence[str], second: Sequence[str] | None = None) -> list[Ended]:
+    """`run_on_two_nodes` without torchrun: the two workers alone, with the environment that its agents give them."""
+    meet = {**_meeting_place(), "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0", "GROUP_WORLD_SIZE": "2"}
+    programs = [
+        forked.start(words, env={**SINGLE_THREAD, **meet, "RANK": str(node), "GROUP_RANK": str(node)})
+        for node, words in enumerate((first, first if second is None else second))
+    ]
+    done: list[Ended] = []
+    try:
+        done.extend(program.wait() for program in programs)
+    finally:
+        for program in programs[len(done) + 1 :]:  # only if one did not end, which its `wait` has killed
+            program.kill()
+    return done
+
+
 def start_two_processes(words: Sequence[str]) -> list[forked.Program]:
     """Start a script with its arguments twice, as `torchrun --nproc-per-node 2` does."""
-    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    meet = {**_meeting_place(), "LOCAL_WORLD_SIZE": "2"}
     return [forked.start(words, env={**SINGLE_THREAD, **meet, "RANK": rank, "LOCAL_RANK": rank}) for rank in ("0", "1")]
+
+
+def _meeting_place() -> dict[str, str]:
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
 
 
 def run_in_two_processes(words: Sequence[str]) -> list[Ended]:

@@ -28,6 +28,7 @@ from dynamicgate.data.tasks import MSE, MultiLabel
 from dynamicgate.sklearn import DynamicGateClassifier, DynamicGateRegressor
 
 SHORT: dict[str, Any] = {"hidden": (32,), "epochs": 30, "batch": 32}
+CHECKED = {**SHORT, "epochs": 8, "lr": 1e-2}  # the checks of scikit-learn fit them hundreds of times
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(300, 6)).astype(np.float32)
 VALUE = 1e3 * X[:, 0] - 500 * X[:, 1] + 1e5
@@ -35,7 +36,7 @@ NAMES = np.array(["low", "mid", "top"])[np.digitize(X[:, 0], [-0.5, 0.5])]
 
 
 @pytest.mark.slow
-@parametrize_with_checks([DynamicGateClassifier(**SHORT), DynamicGateRegressor(**SHORT)])  # type: ignore[misc, unused-ignore]
+@parametrize_with_checks([DynamicGateClassifier(**CHECKED), DynamicGateRegressor(**CHECKED)])  # type: ignore[misc, unused-ignore]
 def test_scikit_learn_accepts_the_estimators(estimator: Any, check: Any) -> None:
     check(estimator)
 

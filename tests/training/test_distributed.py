@@ -15,7 +15,13 @@ from tests.page_snippets import blocks
 from tests.places import ROOT
 from tests.training import train_run
 from tests.training.easy import largest_difference, weights_in
-from tests.two_nodes import SINGLE_THREAD, run_in_two_processes, run_on_two_nodes, start_two_processes
+from tests.two_nodes import (
+    SINGLE_THREAD,
+    run_as_two_nodes,
+    run_in_two_processes,
+    run_on_two_nodes,
+    start_two_processes,
+)
 
 # Two processes add the same float32 numbers in another order. The sum of a batch's gradients then differs by a few
 # roundings (6e-8 relative), and so does each AdamW step of at most lr: measured 1e-7 after 14 steps. A row that is
@@ -51,7 +57,7 @@ def test_the_fsdp2_loop_of_the_docs_gives_the_weights_of_one_process(tmp_path: P
         (tmp_path / name / "loop.py").write_text(f"import os\nos.chdir({str(tmp_path / name)!r})\n{block}")
     one = forked.run([str(tmp_path / "one" / "loop.py")], env=SINGLE_THREAD)
     assert one.returncode == 0, one.stderr
-    done = run_on_two_nodes([str(tmp_path / "two" / "loop.py")])
+    done = run_as_two_nodes([str(tmp_path / "two" / "loop.py")])
     assert [node.returncode for node in done] == [0, 0], done[0].stderr + done[1].stderr
     assert one.stdout.startswith("executes 0.600")
     assert [node.stdout for node in done] == [one.stdout, ""]
@@ -63,7 +69,7 @@ def test_the_fsdp2_loop_of_the_docs_gives_the_weights_of_one_process(tmp_path: P
 def test_nodes_that_do_not_share_the_folder_are_refused(tmp_path: Path) -> None:
     """One of them would not find the checkpoint that the other continues from."""
     arguments = ["-m", "dynamicgate", "train", "--model", "dense", "--epochs", "1", "--out"]
-    done = run_on_two_nodes([*arguments, str(tmp_path / "here")], [*arguments, str(tmp_path / "there")])
+    done = run_as_two_nodes([*arguments, str(tmp_path / "here")], [*arguments, str(tmp_path / "there")])
     assert all(node.returncode != 0 for node in done)
     assert f"{tmp_path / 'here'} is not the same folder on all machines" in done[0].stderr
     assert f"{tmp_path / 'there'} is not the same folder on all machines" in done[1].stderr

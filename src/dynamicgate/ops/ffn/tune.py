@@ -65,7 +65,7 @@ def _table(device: torch.device) -> list[dict[str, Any]]:
 def tile(kernel: str, tokens: int, block: int, dtype: torch.dtype, device: torch.device) -> Tile:
     """The first row of the table that fits, else the default."""
     if device.type != "cuda":
-        some = {"reduce": _INTERPRETED._replace(columns=64), "down": _INTERPRETED._replace(run=0, halves=True)}
+        some = {"reduce": _INTERPRETED._replace(columns=64, depth=2), "down": _INTERPRETED._replace(run=0, halves=True)}
         return some.get(kernel, _INTERPRETED)
     for row in _table(device):
         fits = row["tokens"][0] <= tokens <= row["tokens"][1] and row["block"][0] <= block <= row["block"][1]
