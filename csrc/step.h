@@ -12,6 +12,7 @@ constexpr int kChunkRows = 256;  // rows run together: enough to reuse weights, 
 // Inputs that are summed before an accumulator is stored: 17 KB of a panel then stay in the L1 cache, as do the inputs of
 // 26 rows (784-256-10, 256 rows: 430 us with 512 inputs, 425 us with these, a difference near the noise).
 constexpr int kDepth = 272;
+constexpr int kPairDepth = 136;  // the same for two panels
 
 // Which blocks of a vector are open, for each row. A vector that is not gated is one block, with `is_open` null.
 struct Openness {
@@ -156,7 +157,9 @@ void accumulate_panels(const Step& s, int in_block, const Panels& group, int row
     }
     return;
   }
-  const int parts = rows <= kTileRows ? 1 : (units + kDepth - 1) / kDepth;  // one tile reads the panel once anyway
+  const bool pairs = kPairRows && rows > kTileRows && group.count > 1;
+  const int most_depth = pairs ? kPairDepth : kDepth;
+  const int parts = rows <= kTileRows ? 1 : (units + most_depth - 1) / most_depth;  // one tile reads the panel once anyway
   const int depth = ((units + parts - 1) / parts + 3) / 4 * 4;               // parts of nearly equal length
   alignas(64) float wide[kNarrow ? kDepth * kPanel : 1];
   for (int k = 0; k < units; k += depth) {
@@ -165,6 +168,20 @@ void accumulate_panels(const Step& s, int in_block, const Panels& group, int row
       const Weight* panel = weight + group.panel[p] * panel_weights + static_cast<int64_t>(k) * kPanel;
       const Weight* next = panel + (p + 1 < group.count ? panel_weights : depth * kPanel - (group.count - 1) * panel_weights);
       const int64_t column = group.panel[p] * kPanel, row_bytes = kPanel * sizeof(Weight);
+      if (pairs && p + 1 < group.count) {
+        const int64_t further = group.panel[p + 1] - group.panel[p], apart = further * panel_weights;
+        Pair pair = {apart, further * kPanel, apart * static_cast<int64_t>(sizeof(Weight))};
+        const Weight* after = p + 2 < group.count ? panel + 2 * apart : panel;
+        if constexpr (kNarrow) {
+          pair.weights = now * kPanel;
+          widen(panel, now, wide), widen(panel + apart, now, wide + pair.weights);
+          pair_tiles(rows, a, wide, now, c, column, after, row_bytes, pair);
+        } else {
+          pair_tiles(rows, a, panel, now, c, column, after, row_bytes, pair);
+        }
+        ++p;
+        continue;
+      }
       if constexpr (kNarrow) {
         if (rows > kTileRows) {
           tiles<kStraight>(rows, a, widen(panel, now, wide), nullptr, now, c, column, next, row_bytes);
@@ -216,13 +233,30 @@ void accumulate_whole(const Step& s, const Panels& group) {
   const int64_t panel_weights = static_cast<int64_t>(block) * kPanel, apart = static_cast<int64_t>(block) * s.linear->width;
   const int full = s.linear->inputs / block, at_once = most(1, kDepth / block);
   constexpr bool kNarrow = sizeof(Weight) < sizeof(float);
-  alignas(64) float wide[kNarrow ? kDepth * kPanel : 1];
+  alignas(64) float wide[kNarrow ? (kPairRows ? 2 : 1) * kDepth * kPanel : 1];
   for (int first = 0; first < full; first += at_once) {
     const int64_t ahead = apart * static_cast<int64_t>(sizeof(Weight));
     const Pieces pieces = {least(at_once, full - first), s.in_open.block_width, kNarrow ? panel_weights : apart, ahead};
     for (int p = 0; p < group.count; ++p) {
       const Weight* panel = weight + first * apart + group.panel[p] * panel_weights;
       const int64_t column = group.panel[p] * kPanel;
+      if (kPairRows && p + 1 < group.count) {
+        const int64_t further = group.panel[p + 1] - group.panel[p];
+        Pair pair = {further * panel_weights, further * kPanel, 0};
+        const Weight* after = panel + (further + 1) * panel_weights;
+        if constexpr (kNarrow) {
+          pair.weights = kDepth * kPanel;
+          for (int piece = 0; piece < pieces.count; ++piece)
+            for (int which = 0; which < 2; ++which)
+              widen(panel + piece * apart + which * further * panel_weights, block,
+                    wide + which * pair.weights + piece * panel_weights);
+          pair_tiles(rows, a, wide, block, c, column, after, kPanel * sizeof(Weight), pair, pieces);
+        } else {
+          pair_tiles(rows, a, panel, block, c, column, after, kPanel * sizeof(Weight), pair, pieces);
+        }
+        ++p;
+        continue;
+      }
       if constexpr (kNarrow) {
         for (int piece = 0; piece < pieces.count; ++piece) widen(panel + piece * apart, block, wide + piece * panel_weights);
         tiles<kStraight>(rows, a, static_cast<const float*>(wide), nullptr, block, c, column, panel + panel_weights,

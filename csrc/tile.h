@@ -108,6 +108,65 @@ void tiles(int rows, const float* const* a, const Weight* w, const uint16_t* ind
   }
 }
 
+// Two panels of weights side by side, and where each lies from the first: weights, outputs and what is prefetched.
+struct Pair {
+  int64_t weights, column, ahead;
+};
+
+// The same for two panels: c[m][0:16] and c[m][column:column + 16]. Every output adds in the same order as in a tile of
+// more than seven rows of one panel, so that the same bits come out.
+template <int kRows>
+DG_NOINLINE void pair_tile(const float* const* a, const float* w, int64_t depth, float* const* c, int64_t column,
+                           const char* soon, int64_t stride, const Pair& pair, const Pieces& pieces) {
+  Vec acc[2][kRows];
+  DG_UNROLL for (int m = 0; m < kRows; ++m) {
+    acc[0][m] = load(c[m] + column), acc[1][m] = load(c[m] + column + pair.column);
+    __builtin_prefetch(c[m] + column + pair.column + dynamicgate::kPanel, 1);
+  }
+  for (int piece = 0; piece < pieces.count; ++piece, w += pieces.weights) {
+    const float* in[kRows];
+    DG_UNROLL for (int m = 0; m < kRows; ++m) in[m] = a[m] + piece * pieces.inputs;
+    const char* ahead = soon + piece * pieces.ahead;
+    const float *first = w, *second = w + pair.weights;
+    for (int64_t k = 0; k < depth; ++k, ahead += stride, first += dynamicgate::kPanel, second += dynamicgate::kPanel) {
+      __builtin_prefetch(ahead);
+      __builtin_prefetch(ahead + pair.ahead);
+      const Vec one = load(first), two = load(second);
+      DG_UNROLL for (int m = 0; m < kRows; ++m) {
+        const Vec value = in[m][k] - Vec{};
+        acc[0][m] += one * value, acc[1][m] += two * value;
+      }
+    }
+  }
+  DG_UNROLL for (int m = 0; m < kRows; ++m) {
+    store(c[m] + column, acc[0][m]);
+    store(c[m] + column + pair.column, acc[1][m]);
+  }
+}
+
+template <int kRows>
+DG_INLINE void pair_tile_of(int rows, const float* const* a, const float* w, int64_t depth, float* const* c, int64_t column,
+                            const char* soon, int64_t stride, const Pair& pair, const Pieces& pieces) {
+  if constexpr (kRows > 0) {
+    if (rows == kRows) return pair_tile<kRows>(a, w, depth, c, column, soon, stride, pair, pieces);
+    pair_tile_of<kRows - 1>(rows, a, w, depth, c, column, soon, stride, pair, pieces);
+  }
+}
+
+// `tiles` for two panels and many rows.
+void pair_tiles(int rows, const float* const* a, const float* w, int64_t depth, float* const* c, int64_t column,
+                const void* next, int64_t row_bytes, const Pair& pair, const Pieces& pieces = kOnePiece) {
+  constexpr int kMost = most(kPairRows, 1);
+  const int count = (rows + kMost - 1) / kMost;
+  const int64_t stride = (row_bytes / 4 + count - 1) / count * 4;
+  const char* soon = static_cast<const char*>(next);
+  for (int left = count; left > 0; --left) {
+    const int height = (rows + left - 1) / left;
+    pair_tile_of<kPairRows>(height, a, w, depth, c, column, soon, stride, pair, pieces);
+    a += height, c += height, rows -= height, soon += depth * stride;
+  }
+}
+
 constexpr int kDotAhead = 128;  // floats: a gate is the first to read x, which is often not in the cache
 
 // c[m][n] = a[m] . w[n] for a few rows and a few outputs, both given by pointers to contiguous rows.
