@@ -12,7 +12,7 @@ constexpr int kChunkRows = 256;  // rows run together: enough to reuse weights, 
 // Inputs that are summed before an accumulator is stored: 17 KB of a panel then stay in the L1 cache, as do the inputs of
 // 26 rows (784-256-10, 256 rows: 430 us with 512 inputs, 425 us with these, a difference near the noise).
 constexpr int kDepth = 272;
-constexpr int kPairDepth = 136;  // the same for two panels
+constexpr int kPairDepth = 136;  // the same for two panels, where blocks are summed one by one
 
 // Which blocks of a vector are open, for each row. A vector that is not gated is one block, with `is_open` null.
 struct Openness {
@@ -240,7 +240,7 @@ void accumulate_whole(const Step& s, const Panels& group) {
     for (int p = 0; p < group.count; ++p) {
       const Weight* panel = weight + first * apart + group.panel[p] * panel_weights;
       const int64_t column = group.panel[p] * kPanel;
-      if (kPairRows && p + 1 < group.count) {
+      if (kPairRows && rows > kTileRows && p + 1 < group.count) {  // fewer rows add in several phases, tile by tile
         const int64_t further = group.panel[p + 1] - group.panel[p];
         Pair pair = {further * panel_weights, further * kPanel, 0};
         const Weight* after = panel + (further + 1) * panel_weights;
