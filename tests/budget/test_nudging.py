@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import dynamicgate as dg
-from dynamicgate.budget import closed_loop
+from dynamicgate.budget import controller
 from dynamicgate.budget.controller import OVERSHOT, Controller
 from dynamicgate.budget.nudging import HALVINGS, held_back, opened_after
 from tests.budget.loop import task, train
@@ -54,8 +54,14 @@ def test_every_step_is_near_the_target_once_the_budget_has_come_down(kind: str) 
     assert missed(late) <= 0.03
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_loop_that_reads_one_step_late_looks_at_the_step_it_is_in(kind: str) -> None:
+    late = executed(alike(kind), dg.Budget(target=TARGET, anneal=0.3, wait=False))[STEPS // 2 :]
+    assert missed(late) <= 0.03
+
+
 def test_without_looking_ahead_it_oscillates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closed_loop, "held_back", lambda nudge, error, change: nudge)
+    monkeypatch.setattr(controller, "held_back", lambda nudge, error, change: nudge)
     late = executed(alike(), dg.Budget(target=TARGET, anneal=0.3))[STEPS // 2 :]
     assert missed(late) > 0.2  # so the test above can fail
 
@@ -65,7 +71,7 @@ def test_a_loop_that_never_overshoots_is_left_alone(monkeypatch: pytest.MonkeyPa
     model = dg.nn.GatedMLP((32, 64, 4), dg.GateConfig(net="low-rank", rank=2))
     other = copy.deepcopy(model)
     train(model, dg.Budget(target=0.5), 40)
-    monkeypatch.setattr(closed_loop, "held_back", lambda *args: pytest.fail("nothing overshot"))
+    monkeypatch.setattr(controller, "held_back", lambda *args: pytest.fail("nothing overshot"))
     train(other, dg.Budget(target=0.5), 40)
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
@@ -99,17 +105,17 @@ def test_what_a_nudge_would_open_is_what_the_nudged_gates_open() -> None:
 
 
 def test_an_overshoot_is_a_large_step_across_the_reference() -> None:
-    loop = {"all_open": 1.0, "final_all_open": 1.0, "target": 0.5, "warmup": 0.0, "anneal": 1e-9, "gain": 20.0}
+    settings = {"all_open": 1.0, "final_all_open": 1.0, "target": 0.5, "warmup": 0.0, "anneal": 1e-9, "gain": 20.0}
     for values, expected in [
         ((0.6, 0.55, 0.51, 0.5), False),
         ((0.5 + OVERSHOT / 3, 0.5 - OVERSHOT / 3), False),
         ((0.6, 0.4), True),
         ((0.4, 0.6, 0.5, 0.5), True),
     ]:
-        controller = Controller(start=1.0)
+        loop = Controller(start=1.0)
         for value in values:
-            controller.step(value, 0.5, integral=0.5, steer=0.3, **loop)
-        assert controller.overshot is expected
+            loop.step(value, 0.5, integral=0.5, steer=0.3, **settings)
+        assert loop.overshot is expected
 
 
 def test_a_resumed_loop_goes_on_looking_ahead() -> None:

@@ -94,6 +94,13 @@ def test_a_nan_shows() -> None:
     assert decision.scale.isnan().tolist() == [[False, True, False]]
 
 
+def test_an_infinite_logit_gives_an_infinite_factor_and_a_finite_cost() -> None:
+    gate = static_gate(torch.tensor([torch.inf, -torch.inf, 1.0]), scale="relu")
+    decision = gate(torch.zeros(1, 3))
+    assert decision.scale.tolist() == [[math.inf, 0.0, 1.0]]
+    assert pressed_usage(decision, gate, opening=False).tolist() == [[1.0, 0.0, 1.0]]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"always_open": 1}, {"top_k": 2}, {"train": "gumbel"}, {"evaluate": "soft"}, {"soft_width": 1.0}],

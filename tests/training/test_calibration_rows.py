@@ -10,6 +10,7 @@ import dynamicgate as dg
 from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.budget.calibration import executed_error, executed_relative
 from dynamicgate.budget.collapse import Reading
+from dynamicgate.budget.new_rows import recent_rate
 from tests.training.easy import blobs, gated
 
 TARGET = 0.6
@@ -59,7 +60,12 @@ def test_one_strange_step_at_the_end_does_not_say_how_open_a_layer_was() -> None
         model(x)
     rates = {site: float(used[site].open.mean()) for site in used}
     for site, rate in rates.items():
-        usual = [Reading(i / 20, rate, rate, 0.5, 1.0, 0.0, TARGET) for i in range(19)]
+        usual = [Reading(0.95 + i / 200, rate, rate, 0.5, 1.0, 0.0, TARGET) for i in range(10)]
         budget.readings[site] = [*usual, Reading(1.0, rate, 3.0 * rate, 0.5, 1.0, 0.0, TARGET)]
     budget.calibrate_(model, x)
     assert dg.measure(model, x).macs["relative"] == pytest.approx(TARGET, abs=0.005)
+
+
+def test_of_a_short_training_the_end_alone_says_how_open_a_layer_was() -> None:
+    falling = [Reading(i / 12, 1.0 - i / 12, 1.0 - i / 12, 0.5, 1.0, 0.0, TARGET) for i in range(12)]
+    assert recent_rate(falling) == falling[-1].g

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -22,9 +21,9 @@ from dynamicgate.budget.closing_order import ClosingOrder
 from dynamicgate.budget.controller import Controller
 from dynamicgate.budget.folding import WATCHED, Folded, GateWatch
 from dynamicgate.budget.may_change import check_may_change
-from dynamicgate.budget.new_rows import closed_to_new_rows, opened_by, restore_layers_
+from dynamicgate.budget.new_rows import closed_to_new_rows, opened_by, recent_rate, restore_layers_
 from dynamicgate.budget.next_inputs import NextInputs
-from dynamicgate.budget.nudging import held_back, opened_after
+from dynamicgate.budget.nudging import opened_after
 from dynamicgate.budget.penalties import pressed_usage
 from dynamicgate.budget.readings import LateReadings
 from dynamicgate.budget.stage_cut import STEER_EVERY, StageSteering
@@ -34,8 +33,6 @@ from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.modules import unwrap
 from dynamicgate.sparsity import Sparsifier
-
-RECENT = 10  # readings: a single step may open more or less than the steps around it
 
 
 @dataclass(kw_only=True)
@@ -57,7 +54,7 @@ class Budget(GateBudget):
     order_units: at the end of the warm-up, move the logits of each gate apart by what its units add to the layer that
         reads them, so that those that add least close first; for gates that start alike. Not for several processes.
     wait: False lets a step go on with what the step before it executed, so that a GPU does not stand still until Python
-        has read what this one does. The loop then closes one step later.
+        has read what this one does. The loop then closes one step later. After an overshoot it looks ahead, and waits.
     sparsifier: the one that prunes this model, so that gates do not pay for connections that are still to be pruned;
         `fit` sets it.
     The other arguments are those of `GateBudget`.
@@ -182,22 +179,23 @@ class Budget(GateBudget):
             warmup=self.warmup, anneal=self.anneal, gain=self.gain, integral=self.integral, steer=self.steer,
         )  # fmt: skip
         self.lambda_ = self._controller.lambda_ * self._rescue.relief
-        if self._controller.overshot and self._controller.nudge:
-            self._hold_back(used, counter, means, weight)
         if self.fold:
             self._look_for_constant_gates(used, counter, progress)
         return self.lambda_ * relative, dict(zip(used, rates, strict=True))
 
     @torch.no_grad()
-    def _hold_back(self, used: Usage, counter: MacCounter, means: RowMeans, weight: float) -> None:
-        """Shorten the next nudge if the logits of this batch say that it would overshoot."""
+    def _record(self, used: Usage, rates: dict[str, float], progress: float, means: RowMeans) -> None:
+        """As any budget; then shorten the next nudge if the logits of this batch say that it would overshoot."""
+        super()._record(used, rates, progress, means)
+        if self._controller.overshot:
+            counter = self._counter().at(used.work)
+            weight = _weight(counter, used, means)
 
-        def executed(nudge: float) -> float:
-            opened = opened_after(self._gates, used, partial(self._own_nudge, nudge))
-            return means.values(counter.relative(opened) * weight)[0]
+            def executed_after(nudge: float) -> float:
+                opened = opened_after(self._gates, used, partial(self._own_nudge, nudge))
+                return means.values(counter.relative(opened) * weight)[0]
 
-        now, controller = executed(0.0), self._controller
-        controller.nudge = held_back(controller.nudge, controller.error, lambda nudge: executed(nudge) - now)
+            self._controller.look_ahead(executed_after, self.steer)
 
     def _own_nudge(self, nudge: float, site: str) -> float:
         """What a nudge takes from the logits of a gate: one at its floor is not closed further."""
@@ -289,7 +287,7 @@ class Budget(GateBudget):
             raise ValueError("nothing to calibrate on: the dataset is empty")
         restored: list[str] = []
         if self.on_collapse == "act":
-            trained = {site: fmean(row.g for row in rows[-RECENT:]) for site, rows in self.readings.items()}
+            trained = {site: recent_rate(rows) for site, rows in self.readings.items()}
             restored = restore_layers_(model, new, trained, self.floor)
         # A common shift would close layers again whose logits lie close together: the others make room.
         keep = restored if len(restored) < len(named_gates(model)) else ()

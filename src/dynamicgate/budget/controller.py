@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dynamicgate.budget.nudging import held_back
 from dynamicgate.schedule import cosine
 
 LAMBDA_LIMIT = 10.0  # wind-up guard: the loss is a cross entropy of order 1
@@ -62,6 +64,16 @@ class Controller:
         self.memory = _clamp(self.memory + integral * error, LAMBDA_LIMIT)
         self.lambda_ = _clamp(gain * error + self.memory, LAMBDA_LIMIT)
         self.nudge = _clamp(steer * error, STEER_LIMIT)
+
+    def look_ahead(self, executed_after: Callable[[float], float], steer: float) -> None:
+        """After an overshoot: nudge by what the last forward pass calls for, and no further than it allows.
+
+        executed_after: what that pass would have executed after a nudge.
+        """
+        assert self.reference is not None
+        now = executed_after(0.0)  # `relative` may be of the step before
+        error = now - self.reference
+        self.nudge = held_back(_clamp(steer * error, STEER_LIMIT), error, lambda nudge: executed_after(nudge) - now)
 
     def state_dict(self) -> dict[str, Any]:
         """All of it."""

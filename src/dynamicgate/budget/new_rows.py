@@ -6,20 +6,27 @@ rows, and one common shift of all logits, which calibration is, only opens the o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.budget.collapse import Collapse
+from dynamicgate.budget.collapse import Collapse, Reading
 from dynamicgate.data.contract import Inputs, call
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import named_gates, usage
 from dynamicgate.modules import evaluating
 
 MOST_LOST = 0.5  # a layer has come loose from its training if new rows open less than this fraction of what it had
+RECENT = 0.05  # of training
 MOST_EMPTY = 0.5  # of the rows: a layer in which so many open nothing answers them with a constant
+
+
+def recent_rate(readings: Sequence[Reading]) -> float:
+    """Mean open rate over the end of training: a single step may open more or less than the steps around it."""
+    return fmean(one.g for one in readings if one.progress >= readings[-1].progress - RECENT)
 
 
 class Opened(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from dynamicgate.distributed import RowMeans
@@ -102,5 +103,5 @@ def pressed_usage(used: Decision, gate: Gate, *, opening: bool) -> Tensor:
     """
     if gate.config.scale != "relu" or opening:
         return straight_through_usage(used)
-    above = used.logits / gate.tau * used.open
+    above = torch.where((used.open > 0) & used.logits.isfinite(), used.logits / gate.tau, 0.0)
     return used.open + (above - above.detach())

@@ -201,7 +201,7 @@ class Gate(nn.Module):
         open_BG = self._past.take(g_BG)
         above_BG = z_BG / self.tau - torch.logit(self.theta)
         # The slope is that of a block which is open, also where a recomputed logit is a rounding below the threshold.
-        above_BG = above_BG + (above_BG.clamp_min(0.0) - above_BG).detach()
+        above_BG = torch.where(above_BG > 0, above_BG, above_BG - above_BG.detach())
         factor_BG = torch.where((open_BG > 0) | z_BG.isnan(), above_BG, 0.0)  # a NaN shows, as in `open_shares`
         self._past.keep(open_BG, factor_BG)
         return Decision(p_BG, g_BG, factor_BG, z_BG, routed=g_BG)
