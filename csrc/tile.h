@@ -113,8 +113,8 @@ struct Pair {
   int64_t weights, column, ahead;
 };
 
-// The same for two panels: c[m][0:16] and c[m][column:column + 16]. Every output adds in the same order as in a tile of
-// more than seven rows of one panel, so that the same bits come out.
+// `tile` for the panel of outputs at `column` and the one `pair.column` after it. Every output adds in the same order as in
+// a tile of more than seven rows of one panel, so that the same bits come out.
 template <int kRows>
 DG_NOINLINE void pair_tile(const float* const* a, const float* w, int64_t depth, float* const* c, int64_t column,
                            const char* soon, int64_t stride, const Pair& pair, const Pieces& pieces) {

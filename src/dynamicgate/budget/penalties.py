@@ -76,7 +76,7 @@ def load_balance(used: Decision, means: RowMeans) -> Tensor:
     value = blocks * (load_G * importance_G).sum() / total
     slope_G = (blocks * load_G - value) / total  # of the value by the importance of each block, over all processes
     moving = blocks * means.local(used.p * slope_G)
-    return value + (moving - moving.detach())
+    return _with_gradient_of(moving, value)
 
 
 PENALTIES: dict[str, Penalty] = {
@@ -92,7 +92,7 @@ PENALTIES: dict[str, Penalty] = {
 
 def straight_through_usage(used: Decision) -> Tensor:
     """The value of g with the gradient of p."""
-    return used.open + (used.p - used.p.detach())
+    return _with_gradient_of(used.p, used.open)
 
 
 def pressed_usage(used: Decision, gate: Gate, *, opening: bool) -> Tensor:
@@ -104,4 +104,9 @@ def pressed_usage(used: Decision, gate: Gate, *, opening: bool) -> Tensor:
     if gate.config.scale != "relu" or opening:
         return straight_through_usage(used)
     above = torch.where((used.open > 0) & used.logits.isfinite(), used.logits / gate.tau, 0.0)
-    return used.open + (above - above.detach())
+    return _with_gradient_of(above, used.open)
+
+
+def _with_gradient_of(soft: Tensor, value: Tensor) -> Tensor:
+    """`value` going forward, the gradient of `soft` going back."""
+    return value + (soft - soft.detach())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
@@ -232,6 +233,10 @@ class GateConfig:
         if self.scale == "relu":
             self._check_relu()
 
+    def _named(self, refused: Mapping[str, bool]) -> str:
+        """The options that are refused, with their values."""
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name, wrong in refused.items() if wrong)
+
     def _check_relu(self) -> None:
         """A block is multiplied by 0 at its threshold: it needs one, and blocks that are open above it alone."""
         refused = {
@@ -241,8 +246,7 @@ class GateConfig:
             "top_k": self.top_k is not None,
             "always_open": self.always_open != 0,
         }
-        received = ", ".join(f"{name}={getattr(self, name)!r}" for name, wrong in refused.items() if wrong)
-        if received:
+        if received := self._named(refused):
             raise ValueError(
                 "scale='relu' multiplies open blocks by how far their logit is above a threshold: expected "
                 "kind='dynamic' or 'static', train='hard', evaluate='hard', and neither top_k nor always_open, "
@@ -261,11 +265,10 @@ class GateConfig:
             "train": self.train not in ("hard", "gumbel"),
             "evaluate": self.evaluate == "soft",
             "top_k": self.top_k is not None,
-            "scale": self.scale,
+            "scale": bool(self.scale),
             "always_open": self.always_open != 0,
         }
-        received = ", ".join(f"{name}={getattr(self, name)!r}" for name, wrong in refused.items() if wrong)
-        if received:
+        if received := self._named(refused):
             raise ValueError(
                 "soft_width is for gates that open above a threshold: expected kind='dynamic' or 'static', "
                 "train='hard' or 'gumbel', evaluate='hard', and neither top_k, scale nor always_open, "
