@@ -95,6 +95,18 @@ def test_a_captured_graph_is_not_replayed_inside_the_users_own_graph() -> None:
         assert copy.deepcopy(layer).captured == {1: None}
 
 
+def test_large_outputs_of_a_captured_call_stay_as_they_are_while_they_are_held() -> None:
+    weight = torch.randn(1 << 14, 64, device="cuda")
+    call = CapturedCall(lambda x: x @ weight.T, torch.randn(512, 64, device="cuda"))
+    xs = [torch.randn(512, 64, device="cuda") for _ in range(6)]
+    held = [call(x) for x in xs]
+    for x, y in zip(xs, held, strict=True):
+        torch.testing.assert_close(y, x @ weight.T)
+    first = held[0].data_ptr()
+    del y, held
+    assert call(xs[0]).data_ptr() == first
+
+
 @pytest.mark.parametrize("option", [{"drop_never_open": True}, {"memory": 1.1}, {"threads": 1}], ids=str)
 def test_options_of_the_cpu_are_refused(option: dict[str, Any]) -> None:
     model, x = large_model(torch.bfloat16)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate.inference.decoder_parts import DecoderParts, rotate
+from dynamicgate.inference.gpu.cuda_graph import holders
 
 Pairs = list[tuple[Tensor, Tensor]]
 Memory = tuple[Tensor, ...]  # keys and values of the first layer, of the second, and so on, each [B, K, S, E]
@@ -111,7 +112,7 @@ class _Slot:
 
     def _holders(self) -> int:
         """How many tensors share its memory. Weak references would not see slices of views."""
-        return sum(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata) for tensor in self.memory)
+        return sum(map(holders, self.memory))
 
 
 class CachedDecoder:

@@ -161,7 +161,7 @@ def _decide(x: Tensor, gate: GateNet, early: bool) -> Decision:
 
 def _gate_rows(T: int, R: int) -> int:
     """Rows of a map that one program takes: few, so that every multiprocessor gets some."""
-    return 16 if R > 2048 else 1 if T == 1 else 2
+    return 16 if R > 2048 else 1 if T == 1 or R <= 256 else 2
 
 
 def _gate_programs(T: int, R: int) -> tuple[int]:
@@ -177,7 +177,7 @@ def _gate_sizes(T: int, R: int, K: int) -> dict[str, int]:
         "TOKENS": tokens,
         "DEPTH": depth,
         "STAGES": 1 if T == 1 else 4,
-        "num_warps": 4 if T == 1 or T > 8 else 8,
+        "num_warps": 4 if T == 1 or rows * tokens > 16 else 8,
     }
 
 
