@@ -10,7 +10,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import BertConfig, BertModel
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM
 from transformers.pytorch_utils import Conv1D
 
 import dynamicgate as dg
@@ -48,6 +48,22 @@ def test_a_llama_computes_the_same_in_another_order() -> None:
         assert order.tolist() != list(range(64))
     moved = model.model.layers[0].mlp.up_proj.weight.float()
     assert torch.equal(moved, weight[orders["model.layers.0.mlp.down_proj"]])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_products_of_tf32_differ_by_more_in_another_order() -> None:
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=256, intermediate_size=1024, num_hidden_layers=24, num_attention_heads=4,
+        bos_token_id=None, eos_token_id=None,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).eval().cuda()
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        orders = order_(model, [{"input_ids": torch.randint(VOCAB, (2, 256))}], show=False)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    assert len(orders) == 24
 
 
 def test_a_bert_computes_the_same_in_another_order() -> None:

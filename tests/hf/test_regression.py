@@ -36,6 +36,18 @@ def test_more_rows_come_nearer_to_the_truth() -> None:
     assert errors[1] < 0.3 * errors[0]
 
 
+def test_features_far_from_zero_are_fitted_by_how_they_vary() -> None:
+    x, truth = 30.0 + 0.003 * torch.randn(4000, 7), torch.randn(7, 1)
+    y = (x.double() @ truth.double()).float()
+    ridge = RunningRidge(7, 1)
+    for part in range(4):
+        ridge.add(x[part::4], y[part::4])
+    found = ridge.solve()
+    assert (found.weight - truth.T).norm() < 0.05 * truth.norm()
+    assert found.explained > 0.99
+    assert (x.double() @ found.weight.T + found.bias - y).abs().max() < 1e-2
+
+
 def test_without_features_the_means_are_left() -> None:
     _, y = data()
     ridge = RunningRidge(0, 5)

@@ -23,12 +23,17 @@ class Linear(NamedTuple):
 
 
 class RunningRidge:
-    """Sums that are enough to solve a ridge regression: memory for D x D numbers, however many rows are added."""
+    """Sums that are enough to solve a ridge regression: memory for D x D numbers, however many rows are added.
+
+    They are of distances from the mean of the first rows. Some features of large models lie far from zero, and their
+    squares, rounded to float32 and the more so to tf32, would hide how little they vary.
+    """
 
     def __init__(self, features: int, outputs: int) -> None:
         """For rows of `features` values and `outputs` values to predict."""
         self.rows = 0
         size = features + outputs
+        self._centre: Tensor | None = None
         self._sums = torch.zeros(size, dtype=torch.float64)
         self._products = torch.zeros(features, size, dtype=torch.float64)
         self._squares = torch.zeros(outputs, dtype=torch.float64)
@@ -36,6 +41,10 @@ class RunningRidge:
     def add(self, x_BD: Tensor, y_BG: Tensor) -> None:
         """Take in more rows."""
         both = torch.cat([x_BD, y_BG], dim=1)
+        if self._centre is None:
+            self._centre = both.mean(0)
+        both = both - self._centre
+        x_BD, y_BG = both.tensor_split([x_BD.shape[1]], dim=1)
         self.rows += len(both)
         self._sums += both.sum(0).cpu()  # summed in float64, over batches: thousands of large terms
         self._products += (x_BD.T @ both).cpu()
@@ -44,7 +53,13 @@ class RunningRidge:
     @property
     def mean(self) -> Tensor:
         """Of the features."""
-        return self._sums[: len(self._products)] / self.rows
+        return self._means[: len(self._products)]
+
+    @property
+    def _means(self) -> Tensor:
+        """Of features and outputs."""
+        found = self._sums / self.rows
+        return found if self._centre is None else found + self._centre.cpu().double()
 
     @property
     def covariance(self) -> Tensor:
@@ -53,7 +68,8 @@ class RunningRidge:
 
     @property
     def _covariance(self) -> Tensor:
-        found = self._products[:, : len(self._products)] / self.rows - self.mean[:, None] * self.mean[None, :]
+        apart_D = self._sums[: len(self._products)] / self.rows
+        found = self._products[:, : len(self._products)] / self.rows - apart_D[:, None] * apart_D[None, :]
         return (found + found.T) / 2.0
 
     @property
@@ -63,12 +79,13 @@ class RunningRidge:
     def solve(self) -> Linear:
         """The regression on all rows so far; without features, the means."""
         features = len(self._products)
-        mean_G = self._sums[features:] / self.rows
+        mean_G = self._means[features:]
         if not features:
             return Linear(mean_G[:, None][:, :0], mean_G, 0.0)
-        cross_DG = self._products[:, features:] / self.rows - self.mean[:, None] * mean_G[None, :]
+        apart_D, apart_G = self._sums[:features] / self.rows, self._sums[features:] / self.rows
+        cross_DG = self._products[:, features:] / self.rows - apart_D[:, None] * apart_G[None, :]
         weight_GD = torch.cholesky_solve(cross_DG, torch.linalg.cholesky(self.covariance)).T
-        variance = float((self._squares / self.rows - mean_G.square()).sum())
+        variance = float((self._squares / self.rows - apart_G.square()).sum())
         explained = float((weight_GD * cross_DG.T).sum() + self._ridge * weight_GD.square().sum())
         return Linear(weight_GD, mean_G - weight_GD @ self.mean, explained / variance if variance > 0.0 else 0.0)
 
