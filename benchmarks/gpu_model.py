@@ -1,13 +1,15 @@
 """Whole language models on a CUDA GPU: a gated GPT by `dynamicgate.compile` alone, against dense ones.
 
     python benchmarks/gpu_model.py --size 2048            # minutes on an H200; adds to results/gpu_model.json
+    python benchmarks/gpu_model.py --size 4096 --part decoding,inference --tokens 1 4 16 4096
     python benchmarks/gpu_model.py --size quick           # a model of two layers
 
 The gated model has a feed-forward layer of 16 d and executes as much as one of 1 d. It is trained for some hundred
 steps first, so that its gates decide about real text as gates do. The rivals are dense models of 8 d, which has about
 its quality, and of 1 d, each by the faster of eager torch, torch.compile, and either captured as a CUDA graph. "union"
 is a dense model as wide as the blocks that the tokens of a call open together: what reading weights allows.
-All calls of a row take turns in one process; ratios are medians over the rounds. Gates are inside.
+All calls of a row take turns in one process; ratios are medians over the rounds. Gates are inside. Each row names the
+commit it was measured at, because sizes and parts are measured one by one.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ import argparse
 import gc
 import statistics
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from gpu_common import gpu, time_in_turns
@@ -40,15 +42,29 @@ from dynamicgate.lab.language.training import LanguageRun, Loss, Training
 
 HERE = Path(__file__).resolve().parent
 VOCABULARY, CONTEXT = 32_000, 1024
-SIZES = {  # features, layers, block, steps of training
-    "2048": (2048, 4, 256, 300),
-    "4096": (4096, 8, 512, 150),
-    "1024": (1024, 12, 128, 300),
-    "quick": (256, 2, 32, 20),
+BATCH = 16  # windows of a step of training
+
+
+class Size(NamedTuple):
+    """Of the models, and how long the gated one is trained before it is timed."""
+
+    features: int
+    layers: int
+    block: int
+    steps: int
+    windows: int = BATCH
+    """Of a step: with more, a model of 4.9 billion parameters does not fit beside its optimizer."""
+
+
+SIZES = {
+    "2048": Size(2048, 4, 256, 300),
+    "4096": Size(4096, 8, 512, 150, windows=4),
+    "1024": Size(1024, 12, 128, 300),
+    "quick": Size(256, 2, 32, 20),
 }
+PARTS = ("training", "decoding", "inference")
 TOKENS = (1, 4, 16, 4096, 16384)
 SEQUENCES, CACHED = (1, 4, 16), 512  # that decode together, and the positions before
-BATCH = 16  # windows of a step of training
 STEPS_BEFORE = 5  # of training, before steps are timed: the first are never captured
 RECIPE: dict[str, Any] = {
     "method": "gate", "width": 16, "executes": 1, "scale": "softmax", "always_open": 1, "open": 0.33, "ramp": 0.01,
@@ -59,15 +75,19 @@ Call = Callable[[], Any]
 
 def sizes_of(size: str) -> GPTConfig:
     """All but the width."""
-    features, layers, _, _ = SIZES[size]
+    features, layers = SIZES[size].features, SIZES[size].layers
     heads = max(2, features // 128)
     return GPTConfig(vocabulary=VOCABULARY, features=features, layers=layers, heads=heads, width=1, context=CONTEXT)
 
 
 def run_of(size: str, text: Text, device: torch.device, folder: Path, **ffn: Any) -> LanguageRun:
-    """A run with these feed-forward layers: 16 windows of 1,024 tokens a step."""
-    training = Training(steps=SIZES[size][3], batch=BATCH, lr=3e-4, checkpoint_seconds=1e9)
-    return LanguageRun(FFNSettings(**ffn), sizes_of(size), training, text, device=device, folder=folder)
+    """A run with these feed-forward layers, in windows of 1,024 tokens. Weights are drawn on the GPU, which takes
+    seconds where a CPU takes a minute."""
+    asked = SIZES[size]
+    training = Training(steps=asked.steps, batch=asked.windows, lr=3e-4, checkpoint_seconds=1e9)
+    return LanguageRun(
+        FFNSettings(**ffn), sizes_of(size), training, text, device=device, folder=folder, drawn_on=device
+    )  # fmt: skip
 
 
 def dense(size: str, width: int, device: torch.device) -> GPT:
@@ -97,12 +117,12 @@ def open_together(model: GPT, ids: Tensor, cache: Pairs | None = None) -> float:
 
 
 @torch.no_grad()
-def inference_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor) -> list[dict[str, Any]]:
-    """One row for each number of tokens."""
+def inference_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor, each: Sequence[int]) -> list[dict[str, Any]]:
+    """One row for each number of tokens, without a cache."""
     features = model.config.features
     device, rows = ids_BT.device, []
     rivals = {f"{width}d": dense(size, width * features, device) for width in (1, 8)}
-    for tokens in TOKENS:
+    for tokens in each:
         ids = inputs_of_tokens(ids_BT, tokens)
         union = open_together(model, ids)
         calls: dict[str, Call] = {"plan": partial(fast, ids)}
@@ -112,7 +132,8 @@ def inference_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor) -> li
             width = union_width(size, model, union)
             calls |= {f"union {way}": call for way, call in ways(dense(size, width, device), ids).items()}
         times = time_in_turns(calls, rounds=11, least_ms=20.0)
-        row: dict[str, Any] = {"size": size, "tokens": tokens, "shape": list(ids.shape), "union": round(union, 4)}
+        row: dict[str, Any] = {"size": size, "part": "inference", "tokens": tokens, "shape": list(ids.shape)}
+        row["union"] = round(union, 4)
         for other in ("dense 1d", "dense 8d", "union"):
             if any(name.startswith(other) for name in times):
                 row[f"over {other}"] = ratio(times, other, "plan")
@@ -126,7 +147,7 @@ def inference_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor) -> li
 def decoding_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor) -> list[dict[str, Any]]:
     """One more token of each sequence after 512 in a cache. Dense models get the same captured step, eager or compiled;
     "union" is dense and as wide as the blocks that the tokens open together."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for sequences in SEQUENCES:
         ids, last = ids_BT[:sequences, :CACHED], ids_BT[:sequences, CACHED : CACHED + 1]
         union = open_together(model, last, _cached(model, ids))
@@ -139,7 +160,8 @@ def decoding_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor) -> lis
             for way, decoder in decoders_of(rival).items():
                 calls[f"{name} {way}"] = partial(continuing(decoder.step, _cached(rival, ids)), last)
         times = time_in_turns(calls, rounds=11, least_ms=20.0)
-        row: dict[str, Any] = {"size": size, "tokens": sequences, "cached": CACHED, "union": round(union, 4)}
+        row: dict[str, Any] = {"size": size, "part": "decoding", "tokens": sequences, "cached": CACHED}
+        row["union"] = round(union, 4)
         row |= {f"over {rival}": ratio(times, rival, "plan") for rival in widths}
         rows.append(row | {"ms": medians(times)})
         print(rows[-1], flush=True)
@@ -161,7 +183,7 @@ def _cached(model: nn.Module, ids: Tensor) -> Pairs:
 
 def union_width(size: str, model: GPT, union: float) -> int:
     """The hidden units of a dense model as wide as this fraction of the blocks, at least one block."""
-    block = SIZES[size][2]
+    block = SIZES[size].block
     return max(1, round(union * model.config.width / block)) * block
 
 
@@ -183,7 +205,7 @@ def ratio(times: dict[str, list[float]], rival: str, ours: str) -> float:
 
 
 def training_row(size: str, gated: LanguageRun, text: Text, folder: Path) -> dict[str, Any]:
-    """Whole steps on 16 windows of 1,024 tokens, bfloat16 autocast: forward, backward, the budget's step, AdamW."""
+    """Whole steps on windows of 1,024 tokens, bfloat16 autocast: forward, backward, the budget's step, AdamW."""
     best: dict[str, Call] = {}
     ms: dict[str, float] = {}
     for name, width in (("dense 1d", 1), ("dense 8d", 8), ("gated", 16)):
@@ -197,7 +219,7 @@ def training_row(size: str, gated: LanguageRun, text: Text, folder: Path) -> dic
         free_memory()
     times = time_in_turns(best, rounds=9, least_ms=50.0)
     ours = next(name for name in times if name.startswith("gated"))
-    row: dict[str, Any] = {"size": size, "training": True, "tokens": BATCH * CONTEXT}
+    row: dict[str, Any] = {"size": size, "part": "training", "tokens": SIZES[size].windows * CONTEXT}
     row |= {f"over {rival}": ratio(times, rival, ours) for rival in ("dense 1d", "dense 8d")}
     row["ms"] = ms | medians(times)
     print(row, flush=True)
@@ -224,7 +246,8 @@ def main() -> None:
     """Train, compile and time the models of one size, and replace its rows in the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="2048")
-    parser.add_argument("--part", default="inference,training", help="one of them, or both")
+    parser.add_argument("--part", default=",".join(PARTS), help="some of them")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="of a call that is compiled for")
     parser.add_argument("--text", default="python")
     parser.add_argument("--seconds", type=float, default=20.0, help="for the timing of compile")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "gpu_model.json")
@@ -234,26 +257,34 @@ def main() -> None:
     start = len(text.tokens["test"]) // 2
     piece = torch.from_numpy(text.tokens["test"][start : start + 16 * CONTEXT].astype("int64"))
     ids_BT = piece.view(16, CONTEXT).to(device)
-    rows = []
+    parts = args.part.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"unknown parts {', '.join(unknown)}: there are {', '.join(PARTS)}")
+    rows: list[dict[str, Any]] = []
 
     def store(new: list[dict[str, Any]]) -> None:
-        rows.extend(new)
         meta = environment("python benchmarks/gpu_model.py") | {"gpu": gpu()}
+        rows.extend({**row, "commit": meta["commit"]} for row in new)
         write_results(args.out, meta, kept + rows)
 
-    kept = [row for row in read_json(args.out)["runs"] if row["size"] != args.size] if args.out.exists() else []
+    before = read_json(args.out)["runs"] if args.out.exists() else []
+    kept = [row for row in before if (row["size"], row["part"]) not in {(args.size, part) for part in parts}]
     with tempfile.TemporaryDirectory() as folder:
-        run = run_of(args.size, text, device, Path(folder), **RECIPE, block=SIZES[args.size][2])
+        run = run_of(args.size, text, device, Path(folder), **RECIPE, block=SIZES[args.size].block)
         run.train(lambda step, loss: print(f"step {step}: loss {loss:.3f}", flush=True) if step % 50 == 0 else None)
-        if "training" in args.part:
+        if "training" in parts:
             store([training_row(args.size, run, text, Path(folder))])
-        if "inference" in args.part:
-            del run.optimizer
-            model = run.model.to(torch.bfloat16).eval()
-            fast = dg.compile(model, ids_BT, batches=TOKENS, seconds=args.seconds)
+        model = run.model
+        del run  # with its optimizer and its captured step, which hold several times the weights
+        free_memory()
+        if {"decoding", "inference"} & set(parts):
+            model = model.to(torch.bfloat16).eval()
+            fast = dg.compile(model, ids_BT, batches=args.tokens, seconds=args.seconds)
             print(fast.plan, flush=True)
-            store(decoding_rows(args.size, model, fast, ids_BT))
-            store(inference_rows(args.size, model, fast, ids_BT))
+            if "decoding" in parts:
+                store(decoding_rows(args.size, model, fast, ids_BT))
+            if "inference" in parts:
+                store(inference_rows(args.size, model, fast, ids_BT, args.tokens))
 
 
 if __name__ == "__main__":

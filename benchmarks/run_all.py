@@ -111,12 +111,13 @@ def changed_since(result: Path, places: Sequence[str], root: Path = ROOT) -> lis
 
 
 def commits_of(result: Path) -> list[str]:
-    """The commit of a result, or those of all rows of a file of rows; "" where one is not known."""
+    """The commit of a result, and those of its rows where they differ; "" where one is not known."""
     text = result.read_text(encoding="utf-8")
     if result.suffix == ".jsonl":
         metas = json.loads(text.splitlines()[0])["provenance"]
     else:
-        metas = [json.loads(text).get("meta")]
+        found = json.loads(text)
+        metas = [found.get("meta"), *(row for row in found.get("runs", ()) if "commit" in row)]
     return sorted({str((meta or {}).get("commit") or "") for meta in metas})
 
 

@@ -83,15 +83,19 @@ class Prepared(NamedTuple):
     counter: MacCounter
 
 
-def prepare(settings: FFNSettings, sizes: GPTConfig, device: torch.device, seed: int = 0) -> Prepared:
-    """The model of these settings on `device`; `sizes.width` is replaced."""
+def prepare(
+    settings: FFNSettings, sizes: GPTConfig, device: torch.device, seed: int = 0, drawn_on: torch.device | None = None
+) -> Prepared:
+    """The model of these settings on `device`; `sizes.width` is replaced. drawn_on: where weights are drawn, the CPU by
+    default, so that all machines have the same."""
     if settings.method not in METHODS:
         raise ValueError(f"unknown method {settings.method!r}: expected one of {', '.join(METHODS)}")
     width = round(settings.width * sizes.features)
     if settings.gate_gradient == "sparse" and device.type != "cuda":
         raise ValueError("gate_gradient='sparse' is a property of the GPU kernels: expected a CUDA device, or 'dense'")
     options: Any = {"gate_gradient": settings.gate_gradient, "kernels": settings.kernels}
-    model = GPT(replace(sizes, width=width, **options)).to(device)
+    with drawn_on or torch.device("cpu"):
+        model = GPT(replace(sizes, width=width, **options)).to(device)
     return METHODS[settings.method](settings, model, seed)
 
 

@@ -67,14 +67,16 @@ class LanguageRun(ResumableRun):
     """One model in training."""
 
     def __init__(
-        self, ffn: FFNSettings, sizes: GPTConfig, training: Training, text: Text, *, device: torch.device, folder: Path
-    ) -> None:
-        """Model, optimizer and the places of the windows, all from the seed. `folder` gets the checkpoint."""
+        self, ffn: FFNSettings, sizes: GPTConfig, training: Training, text: Text, *, device: torch.device,
+        folder: Path, drawn_on: torch.device | None = None,
+    ) -> None:  # fmt: skip
+        """Model, optimizer and the places of the windows, all from the seed. `folder` gets the checkpoint. drawn_on: as
+        in `prepare`."""
         super().__init__(training.steps, training.checkpoint_seconds, device, folder)
         torch.manual_seed(training.seed)
         self.ffn, self.training, self.text = ffn, training, text
         self.settings = {"ffn": asdict(ffn), "sizes": sizes.to_dict(), "training": asdict(training)}
-        self.prepared: Prepared = prepare(ffn, sizes, device, training.seed)
+        self.prepared: Prepared = prepare(ffn, sizes, device, training.seed, drawn_on)
         self.model = self.prepared.model
         if self.prepared.sparsifier is not None:
             self.prepared.sparsifier.check_length(training.steps)
