@@ -133,6 +133,33 @@ def gpu_speedups(results: dict[str, Any], part: str) -> str:
     )
 
 
+def gpu_model(results: dict[str, Any]) -> str:
+    """How much faster a gated language model is than dense ones, by size, part and tokens."""
+    order = ("decoding", "inference", "training")
+    what = {
+        "decoding": "one more token of {} sequences after {}", "inference": "{} tokens, no cache",
+        "training": "a training step of {} tokens",
+    }  # fmt: skip
+    rows = sorted(results["runs"], key=lambda row: (int(row["size"]), order.index(row["part"]), row["tokens"]))
+    found = []
+    for row in rows:
+        ours = min(ms for name, ms in row["ms"].items() if name == "plan" or name.startswith("gated"))
+        ratios = [row.get(f"over {rival}") for rival in ("dense 8d", "dense 1d", "union")]
+        done = what[row["part"]].format(f"{row['tokens']:,}", row.get("cached")).replace("1 sequences", "a sequence")
+        shared = f"{row['union']:.2f}" if "union" in row else "-"
+        found.append([row["size"], done, f"{ours:.2f}", *(f"{r:.2f}" if r else "-" for r in ratios), shared])
+    columns = [
+        "features",
+        "what",
+        "ms",
+        "dense 8d",
+        "dense 1d",
+        "dense, as wide as what is open",
+        "blocks open for any",
+    ]
+    return markdown(columns, found, numbers=True)
+
+
 def gpu_plan(results: dict[str, Any]) -> str:
     """Least and median ratio of dense torch to chosen plans, by open fraction and tokens, and the overall count."""
     rows = results["runs"]
@@ -276,6 +303,7 @@ TABLES = {
     "ops": Table("src/dynamicgate/ops/chain/README.md", "benchmarks/results/cpu_ops.json", ops),
     "gpu-forward": Table(FFN, "benchmarks/results/gpu.json", partial(gpu_speedups, part="forward")),
     "gpu-plan": Table("docs/gpu.md", "benchmarks/results/gpu_plan.json", gpu_plan),
+    "gpu-model": Table("docs/gpu.md", "benchmarks/results/gpu_model.json", gpu_model),
     "gpu-decode": Table(DECODE, "benchmarks/results/gpu_decode.json", gpu_decode),
     "onnx-export": Table("docs/export.md", "benchmarks/results/onnx_export.json", onnx_export),
     "gpu-backward": Table(FFN, "benchmarks/results/gpu.json", partial(gpu_speedups, part="backward")),
