@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.ops.case_file import write_cases
-from tests.ops.test_native import build_driver, machine_levels
+from tests.ops.test_native import SANITIZED, build_driver, machine_levels
 
-SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 SEED, COUNT = 1, 5000
 
 
