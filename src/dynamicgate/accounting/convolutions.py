@@ -48,7 +48,7 @@ class ConvMacs:
     def executed(self, decisions: Mapping[str, Tensor]) -> Tensor:
         """MACs of each image under `decisions` (site name -> [images, blocks]); a scalar where no gate acts."""
         if self.conv.groups == 1 and connections(self.conv) is None:
-            pairs = self.read.open_units(decisions) * self.written.open_units(decisions)
+            pairs = torch.as_tensor(self.read.open_units(decisions) * self.written.open_units(decisions))
             return pairs * (self.positions * self.conv.weight[0, 0].numel())
         weights_OI = self.read.sum_groups(self.written.sum_groups(self._weights_between(), dim=0), dim=1)
         g_in, g_out = self.read.open(decisions), self.written.open(decisions)

@@ -65,7 +65,7 @@ class LayerMacs:
         """MACs of each row under `decisions` (site name -> [rows, blocks]); a scalar where no gate acts."""
         mask = connections(self.linear)
         if mask is None:
-            return self.read.open_units(decisions) * self.written.open_units(decisions)
+            return torch.as_tensor(self.read.open_units(decisions) * self.written.open_units(decisions))
         counts_OI = self.between_groups(mask)
         g_in, g_out = self.read.open(decisions), self.written.open(decisions)
         given = next((g for g in (g_in, g_out) if g is not None), counts_OI)
@@ -295,11 +295,13 @@ class MacCounter:
 
     def executed(self, decisions: Mapping[str, Tensor]) -> Tensor:
         """Mean MACs per sample under `decisions`, gate networks and everything else included."""
-        total = torch.zeros(())
+        total: Tensor | float = self.gate + self.other  # in float64, as far as nothing can close
         for part in self.parts:
             macs = part.executed(decisions)
-            total = total + macs.sum() / max(1, macs.numel()) * part.rows  # no rows (an empty slice of a rank) cost 0
-        return total + self._deciding(decisions) + self.gate + self.other
+            if macs.ndim:
+                macs = macs.sum() / max(1, macs.numel())  # no rows (an empty slice of a rank) cost 0
+            total = macs * part.rows + total
+        return torch.as_tensor(total + self._deciding(decisions))
 
     def _deciding(self, decisions: Mapping[str, Tensor]) -> Tensor | float:
         """Mean MACs per sample of the heads that decide on stages: each runs where its stage is open."""

@@ -233,7 +233,7 @@ class _Tally:
             self.layer_macs[layer.name] = self.layer_macs.get(layer.name, 0.0) + float(macs.sum())
             total = total + macs
             if layer.written.closes:
-                units = float(layer.written.open_units(g).sum(dtype=torch.float64))
+                units = float(torch.as_tensor(layer.written.open_units(g)).sum(dtype=torch.float64))
                 self.open_units[layer.name] = self.open_units.get(layer.name, 0.0) + units
             if not isinstance(layer, LayerMacs):  # which skip no zeros
                 skipping = skipping + macs.sum()

@@ -69,17 +69,26 @@ class Side:
             return g_BG
         return g_BG * decisions[STAGES][..., self.stage_of_blocks.to(g_BG.device)]
 
-    def open_units(self, decisions: Mapping[str, Tensor]) -> Tensor:
-        """How many units are open for each row; a scalar where nothing can close."""
+    @cached_property
+    def _units_of_blocks(self) -> float | None:
+        """Units that a block closes here, where all blocks are alike."""
+        if self.gate is None or self.gate.site.width % self.gate.block:
+            return None
+        return float((self.units - self.always_computed) // self.gate.site.width * self.gate.block)
+
+    def open_units(self, decisions: Mapping[str, Tensor]) -> Tensor | float:
+        """How many units are open for each row; a number where nothing can close."""
         g_BG = self._decided(decisions)
         if g_BG is None:
-            return torch.tensor(float(self.units))
-        if self.gate is not None and self.gate.site.width % self.gate.block == 0:
-            per_unit = (self.units - self.always_computed) // self.gate.site.width
-            return g_BG.sum(-1) * (per_unit * self.gate.block) + self.always_computed
-        if self.always_computed and self.gate is not None:
-            return g_BG @ self.gate.block_sizes.to(g_BG) + self.always_computed
-        return g_BG @ self.sizes.to(g_BG)
+            return float(self.units)
+        each, always = self._units_of_blocks, self.always_computed
+        if each is not None:
+            open_B = g_BG.sum(-1) if each == 1.0 else g_BG.sum(-1) * each
+        elif always and self.gate is not None:
+            open_B = g_BG @ self.gate.block_sizes.to(g_BG)
+        else:
+            open_B = g_BG @ self.sizes.to(g_BG)
+        return open_B + always if always else open_B
 
     def open_fraction(self, rate: float) -> float:
         """The fraction of the units that is computed if gates are open at this rate."""

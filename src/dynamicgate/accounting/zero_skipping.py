@@ -19,7 +19,8 @@ def zero_skipping(layer: LayerMacs, g: dict[str, Tensor], nonzero_BI: Tensor) ->
         live_BI = live_BI * open_BI
     mask = connections(layer.linear)
     if mask is None:
-        return (live_BI.sum(-1, dtype=torch.float64) * layer.written.open_units(g).double().to(live_BI.device)).sum()
+        open_B = torch.as_tensor(layer.written.open_units(g), dtype=torch.float64, device=live_BI.device)
+        return (live_BI.sum(-1, dtype=torch.float64) * open_B).sum()
     if open_BO is None:
         return (live_BI * _fan_out(layer.linear)).sum(dtype=torch.float64)
     return ((live_BI @ mask.float().T) * open_BO).sum(dtype=torch.float64)
