@@ -195,7 +195,7 @@ class Budget(GateBudget):
                 opened = opened_after(self._gates, used, partial(self._own_nudge, nudge))
                 return means.values(counter.relative(opened) * weight)[0]
 
-            self._controller.look_ahead(executed_after, self.steer)
+            self._controller.look_ahead(executed_after, self.steer, late=not self.wait)
 
     def _own_nudge(self, nudge: float, site: str) -> float:
         """What a nudge takes from the logits of a gate: one at its floor is not closed further."""

@@ -65,13 +65,14 @@ class Controller:
         self.lambda_ = _clamp(gain * error + self.memory, LAMBDA_LIMIT)
         self.nudge = _clamp(steer * error, STEER_LIMIT)
 
-    def look_ahead(self, executed_after: Callable[[float], float], steer: float) -> None:
+    def look_ahead(self, executed_after: Callable[[float], float], steer: float, *, late: bool = False) -> None:
         """After an overshoot: nudge by what the last forward pass calls for, and no further than it allows.
 
-        executed_after: what that pass would have executed after a nudge.
+        executed_after: what that pass would have executed after a nudge. late: `relative` is of the step before.
         """
         assert self.reference is not None
-        now = executed_after(0.0)  # `relative` may be of the step before
+        assert self.relative is not None
+        now = executed_after(0.0) if late else self.relative
         error = now - self.reference
         self.nudge = held_back(_clamp(steer * error, STEER_LIMIT), error, lambda nudge: executed_after(nudge) - now)
 
