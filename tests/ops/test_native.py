@@ -17,7 +17,7 @@ from tests.places import ROOT
 DRIVER = Path(__file__).parent / "driver.cpp"
 FLAGS = ["-std=c++17", "-ffp-contract=fast", "-Wall", "-Wextra", "-Werror", "-pthread"]
 # Not optimised: every access of the source is checked, and the compiler takes half as long as with -O1.
-SANITIZED = ("-O0", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+SANITIZED = ("-O0", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 X86_LEVELS = {"sse2": [], "avx2": ["-mavx2", "-mfma"], "avx512": ["-mavx512f", "-mavx2", "-mfma"]}
 
 
