@@ -42,13 +42,14 @@ void scale_all_blocks(Openness& open, float* h, int64_t stride, int64_t width, i
 }
 
 // h *= value for what is open: the second projection of a SwiGLU.
-void multiply(const Layer& layer, const Openness& open, const float* value, float* h, int64_t stride, int rows) {
+void multiply(const Layer& layer, const Openness& open, const float* value, int64_t value_stride, float* h, int64_t stride,
+              int rows) {
   const int64_t width = layer.main.width;
   for (int row = 0; row < rows; ++row)
     for (int b = 0; b < open.blocks; ++b) {
       if (!open.has(row, b)) continue;
       const int64_t begin = static_cast<int64_t>(b) * open.block_width, end = least(begin + open.block_width, width);
-      for (int64_t n = begin; n < end; ++n) h[row * stride + n] *= value[row * width + n];
+      for (int64_t n = begin; n < end; ++n) h[row * stride + n] *= value[row * value_stride + n];
     }
 }
 
@@ -138,24 +139,25 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
     const Openness computed = densely ? everything(layer.main.width) : open;
     const bool in_place = last && layer.main.width == layer.main.units;  // no padding: straight into the result
     float* out = in_place ? y : buffers.hidden[l % 2];
-    Step s = make_step(call, layer.main, in, in_stride, read_by(layer.main, in_open), out, layer.main.width, computed, rows);
+    const int64_t out_stride = in_place ? layer.main.width : buffers.hidden_stride;
+    Step s = make_step(call, layer.main, in, in_stride, read_by(layer.main, in_open), out, out_stride, computed, rows);
     s.skip = skips(layer.main, skip, rows), s.nonzero = buffers.nonzero;
     s.packed = buffers.packed, s.is_packed = is_packed;
     run_step(s, buffers.panels, pool);
     if (layer.value.units) {
       Openness same = computed;
       same.factor = nullptr;  // it has multiplied the units already
-      Step v = make_step(call, layer.value, in, in_stride, in_open, buffers.value, layer.value.width, same, rows);
+      Step v = make_step(call, layer.value, in, in_stride, in_open, buffers.value, buffers.value_stride, same, rows);
       v.skip = s.skip, v.nonzero = buffers.nonzero;
       v.packed = buffers.packed, v.is_packed = layer.main.layout == dynamicgate::kCsr;  // by the step before
       run_step(v, buffers.panels, pool);
-      multiply(layer, computed, buffers.value, out, layer.main.width, rows);
+      multiply(layer, computed, buffers.value, buffers.value_stride, out, out_stride, rows);
     }
-    if (densely) scale_all_blocks(open, out, layer.main.width, layer.main.width, rows);
+    if (densely) scale_all_blocks(open, out, out_stride, layer.main.width, rows);
     if (layer.blocks && (last || reads_densely(program.layer()[l + 1])))
-      zero_closed_blocks(open, out, layer.main.width, layer.main.width, rows);
-    if (last && !in_place) unpad(layer, out, layer.main.width, y, rows);
-    in = out, in_stride = layer.main.width;
+      zero_closed_blocks(open, out, out_stride, layer.main.width, rows);
+    if (last && !in_place) unpad(layer, out, out_stride, y, rows);
+    in = out, in_stride = out_stride;
     in_open = layer.blocks ? open : everything(layer.main.units);
   }
   for (int row = 0; odd.any && row < rows; ++row)

@@ -12,7 +12,7 @@ constexpr int kChunkRows = 256;  // rows run together: enough to reuse weights, 
 // Inputs that are summed before an accumulator is stored: 17 KB of a panel then stay in the L1 cache, as do the inputs of
 // 26 rows (784-256-10, 256 rows: 430 us with 512 inputs, 425 us with these, a difference near the noise).
 constexpr int kDepth = 272;
-constexpr int kPairDepth = 136;  // the same for two panels, where blocks are summed one by one
+constexpr int kPairDepth = 192;  // the same for two panels, 24 KB of them, where blocks are summed one by one
 
 // Which blocks of a vector are open, for each row. A vector that is not gated is one block, with `is_open` null.
 struct Openness {
@@ -161,7 +161,7 @@ void accumulate_panels(const Step& s, int in_block, const Panels& group, int row
   const int most_depth = pairs ? kPairDepth : kDepth;
   const int parts = rows <= kTileRows ? 1 : (units + most_depth - 1) / most_depth;  // one tile reads the panel once anyway
   const int depth = ((units + parts - 1) / parts + 3) / 4 * 4;               // parts of nearly equal length
-  alignas(64) float wide[kNarrow ? kDepth * kPanel : 1];
+  alignas(64) float wide[kNarrow ? most(kDepth, 2 * kPairDepth) * kPanel : 1];
   for (int k = 0; k < units; k += depth) {
     const int now = least(depth, units - k);
     for (int p = 0; p < group.count; ++p) {

@@ -42,6 +42,7 @@ struct Allotter {
 };
 
 struct Buffers {
+  int64_t hidden_stride, value_stride;
   float *hidden[2], *logits[2], *value, *x, *packed;
   Openness open[2];
   Nonzero nonzero;
@@ -65,15 +66,16 @@ Buffers allot(const Call& call, int rows, Allotter& memory) {
     nonzero = most<int64_t>(nonzero, layer.main.inputs * (layer.main.skip_zeros ? rows : 1));
   }
   Buffers b = {};
+  b.hidden_stride = width + kPanel, b.value_stride = value + kPanel;  // no powers of two: rows would share sets of the cache
   for (int i = 0; i < 2; ++i) {
-    b.hidden[i] = memory.take<float>(rows * width);
+    b.hidden[i] = memory.take<float>(rows * b.hidden_stride);
     b.logits[i] = memory.take<float>(rows * logits);
     b.open[i].is_open = memory.take<uint8_t>(rows * blocks);
     b.open[i].factor = memory.take<float>(rows * blocks);
     b.open[i].rows_of = memory.take<uint16_t>(blocks * kChunkRows);
     b.open[i].count = memory.take<int>(blocks);
   }
-  if (value) b.value = memory.take<float>(rows * value);
+  if (value) b.value = memory.take<float>(rows * b.value_stride);
   if (call.x_column_stride != 1) b.x = memory.take<float>(static_cast<int64_t>(rows) * program.inputs);
   if (packed) b.packed = memory.take<float>((rows + kPanel - 1) / kPanel * kPanel * packed);
   b.nonzero.value = memory.take<float>(nonzero + 1);  // one more: a zero at the end is written before it is discarded
