@@ -40,9 +40,14 @@ class Dataset:
     seeds: tuple[int, ...] = TEN_SEEDS
     tuning_seeds: tuple[int, ...] = (100,)  # several where there are few validation rows
 
+    @property
+    def few_rows(self) -> bool:
+        """Whether one seed is not enough for validation rows to choose by."""
+        return len(self.tuning_seeds) > 1
+
     def tuning_seeds_of(self, method: str) -> tuple[int, ...]:
         """The tuning seeds of a method: more for those of the fourth round, where one is not enough."""
-        return MANY_SEEDS if method in TUNED_AGAIN and len(self.tuning_seeds) > 1 else self.tuning_seeds
+        return MANY_SEEDS if method in TUNED_AGAIN and self.few_rows else self.tuning_seeds
 
     @property
     def shared(self) -> dict[str, Any]:

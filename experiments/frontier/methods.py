@@ -42,6 +42,8 @@ TRIED: dict[str, tuple[dict[str, Any], ...]] = {
     "static": ({}, {"policy": "gumbel"}, {**HEAVY, "anneal": CALM["anneal"]}),
 }
 """By method the usual setting, and the alternatives."""
+TRIED_WITH_FEW_ROWS = {**TRIED, "gate": (CALM, {**HEAVY, **CALM}, {**HEAVY, **NOISY})}
+"""The same where validation rows are few, in the fifth round of protocol.md."""
 DECAYS_TRIED: tuple[dict[str, Any], ...] = ({}, HEAVY, {"weight_decay": 0.0})
 """The same for methods that have only dense layers."""
 
@@ -80,7 +82,8 @@ def asked(method: str, budget: float, dataset: Dataset, choice: Choice) -> dict[
         if method.endswith(TILES):
             own["pattern"] = TILES
     else:
-        own |= TRIED.get(method, DECAYS_TRIED)[choice.other]
+        tried = TRIED_WITH_FEW_ROWS if dataset.few_rows else TRIED
+        own |= tried.get(method, DECAYS_TRIED)[choice.other]
     return {**dataset.shared, **own}
 
 
