@@ -16,12 +16,14 @@ from dynamicgate.gating.recording import named_gates, usage
 from dynamicgate.inference.decoder_parts import DecoderParts, cache_kind, parts_of
 from dynamicgate.inference.language.calls import Inputs
 from dynamicgate.inference.language.layer_by_layer import replace_layers
+from dynamicgate.inference.language.machine import reached
 from dynamicgate.inference.language.native import NativeDecoder, NativeLanguageModel
 from dynamicgate.inference.language.packed import decoder_of, stored_in
 from dynamicgate.inference.language.plan import BY_LAYER, BYTES, HALVES, NATIVE, TORCH, WHOLE, LanguagePlan, Rounding
 from dynamicgate.inference.language.rounding import rounded_copy, rounding_of
 from dynamicgate.inference.language.timing import choose, time_models
 from dynamicgate.inference.language.verify import LanguageReference
+from dynamicgate.inference.language.work import work_of
 from dynamicgate.inference.plan import Verification
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, held_bytes, stop_sharing_
 from dynamicgate.inference.timing import threads_of_torch
@@ -83,7 +85,8 @@ def compile_language(
             if int8:
                 rounding = _add_int8(ways, model, reference)
             del reference
-        timed = time_models(ways.bodies, inputs, kind, batches, seconds, open_rates)
+        work = work_of(parts_of(ways.bodies[TORCH]), open_rates) if WHOLE in ways.bodies else None
+        timed = time_models(ways.bodies, inputs, kind, batches, seconds, open_rates, work)
         chosen = choose(timed)
         regimes = [one.regime(chosen) for one in timed]
         body = ways.bodies[chosen]
@@ -93,6 +96,7 @@ def compile_language(
             chosen, regimes, open_rates, ways.notes, ways.verified.get(chosen),
             ops.backend() if chosen != TORCH else "torch", torch.get_num_threads(),
             held_bytes(body) / max(1, held_bytes(model)), rounding if chosen == BYTES else None,
+            reached() if chosen in NATIVE else None,
         )  # fmt: skip
     return Compiled(body, plan, {"way": chosen, **ways.described.get(chosen, {})})
 

@@ -33,7 +33,19 @@ class ModelRegime:
     parts: dict[str, float] = field(default_factory=dict)
     """Of the native decoder, the microseconds of each of its parts."""
     megabytes: float = 0.0
-    """Weights and cached positions that one call of the native decoder reads; for few tokens that is what bounds it."""
+    """Weights and cached positions that one call of the native decoder reads at least once."""
+    macs: float = 0.0
+    """Multiply-accumulates that one call of the native decoder executes, with what the example opens."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the machine reached in the process that made the plan, with as many threads."""
+
+    read: float
+    """GB/s, of a buffer that is larger than its caches."""
+    multiply: float
+    """GFLOP/s, of a product of float32 matrices; a multiply-accumulate is two operations."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +82,8 @@ class LanguagePlan:
     """Bytes held, relative to the model."""
     rounding: Rounding | None = None
     """None where no weight is rounded, or where the example has no next token to say what that changes."""
+    machine: Machine | None = None
+    """None where nothing is native, and in plans of earlier versions."""
 
     @property
     def chains(self) -> list[list[Regime]]:
@@ -87,7 +101,9 @@ class LanguagePlan:
         regimes = [ModelRegime(**regime) for regime in found["regimes"]]
         verification = Verification(**verified) if verified else None
         rounding = Rounding(**found["rounding"]) if found.get("rounding") else None
-        return LanguagePlan(**{**found, "regimes": regimes, "verification": verification, "rounding": rounding})
+        machine = Machine(**found["machine"]) if found.get("machine") else None
+        made = {"regimes": regimes, "verification": verification, "rounding": rounding, "machine": machine}
+        return LanguagePlan(**{**found, **made})
 
     def __str__(self) -> str:
         lines = [
@@ -104,9 +120,8 @@ class LanguagePlan:
             if total and self.chosen in NATIVE:
                 shares = ", ".join(f"{part} {us / total:.0%}" for part, us in regime.parts.items())
                 lines.append(f"  of the native call: {shares}")
-            if regime.megabytes and self.chosen in NATIVE:
-                speed = regime.megabytes / max(regime.times[self.chosen], 1e-9) * 1e3
-                lines.append(f"  reads {regime.megabytes:,.1f} MB of weights and cache, {speed:,.1f} GB/s")
+            if self.chosen in NATIVE:
+                lines += [f"  {line}" for line in _bounds(regime, regime.times[self.chosen], self.machine)]
         if self.open_rates:
             rates = self.open_rates.values()
             mean = sum(rates) / len(rates)
@@ -121,3 +136,39 @@ class LanguagePlan:
             unknown = "rounded to int8: the example has no next token, so what that changes is not known"
             lines.append(str(self.rounding or unknown))
         return "\n".join([*lines, *self.notes])
+
+
+CLEARLY = 0.6  # of what the machine reaches: nearer to it nothing else can gain much
+FROM_CACHE = 1.1  # more than memory gives, by more than the noise of both measurements
+
+
+def _bounds(regime: ModelRegime, us: float, machine: Machine | None) -> list[str]:
+    """How much a call reads and multiplies in its time, beside what the machine reaches, and which of the two bounds
+    it."""
+    us = max(us, 1e-9)
+    read, multiplied = 1e3 * regime.megabytes / us, 2e-3 * regime.macs / us
+    lines, fractions = [], {}
+    if regime.megabytes:
+        lines.append(f"reads {regime.megabytes:,.1f} MB of weights and cache, {read:,.1f} GB/s")
+        if machine and machine.read:
+            fractions["memory"] = read / machine.read
+            lines[-1] += f": {fractions['memory']:.0%} of the {machine.read:,.1f} GB/s of this machine's memory"
+    if regime.macs:
+        lines.append(f"executes {regime.macs / 1e6:,.1f} M MACs, {multiplied:,.1f} GFLOP/s")
+        if machine and machine.multiply:
+            fractions["arithmetic"] = multiplied / machine.multiply
+            lines[-1] += f": {fractions['arithmetic']:.0%} of the {machine.multiply:,.1f} GFLOP/s of its matrix product"
+    if len(fractions) == 2:
+        lines.append(_bound_by(fractions["memory"], fractions["arithmetic"]))
+    return lines
+
+
+def _bound_by(memory: float, arithmetic: float) -> str:
+    if arithmetic >= max(memory, CLEARLY):
+        return "bound by arithmetic"
+    if memory > FROM_CACHE:
+        return "its weights come from the processor's cache: memory does not bound it"
+    if memory >= CLEARLY:
+        return "bound by reading memory"
+    nearer = "arithmetic" if arithmetic > memory else "reading memory"
+    return f"bound by neither alone, nearer to {nearer}"

@@ -16,6 +16,7 @@ from dynamicgate.inference.decoder_parts import CacheKind
 from dynamicgate.inference.language.calls import Generation, Inputs
 from dynamicgate.inference.language.native import NativeDecoder
 from dynamicgate.inference.language.plan import BYTES, TORCH, ModelRegime
+from dynamicgate.inference.language.work import Work
 from dynamicgate.inference.timing import RoundRobin
 
 MARGIN = 0.97  # a margin of less than 3 % over torch is noise
@@ -32,19 +33,21 @@ class Timed:
     times: dict[str, float]
     parts: dict[str, dict[str, float]] = field(default_factory=dict)
     megabytes: dict[str, float] = field(default_factory=dict)
+    macs: float = 0.0
 
     def regime(self, chosen: str) -> ModelRegime:
         """What a plan keeps of it: the parts of the candidate that was chosen."""
+        macs = self.macs if chosen in self.megabytes else 0.0
         return ModelRegime(
-            self.name, self.tokens, self.times, self.parts.get(chosen, {}), self.megabytes.get(chosen, 0.0)
+            self.name, self.tokens, self.times, self.parts.get(chosen, {}), self.megabytes.get(chosen, 0.0), macs
         )
 
 
 def time_models(
     bodies: Mapping[str, nn.Module], inputs: Inputs, kind: CacheKind | None, batches: Sequence[int], seconds: float,
-    open_rates: Mapping[str, float],
+    open_rates: Mapping[str, float], work: Work | None = None,
 ) -> list[Timed]:  # fmt: skip
-    """One for each way to call the model."""
+    """One for each way to call the model. work: what native decoders execute."""
     ids = inputs.ids
     with torch.inference_mode():
         if ids is None or kind is None:
@@ -53,7 +56,11 @@ def time_models(
         calls = {name: (lambda body=body: Generation(body, kind).step(ids)) for name, body in bodies.items()}
         first = median_times(calls, seconds=seconds / 2)
         name = f"a prompt of {tokens} tokens" + _of(sequences)
-        prompt = Timed(name, sequences * tokens, first, _parts(bodies, calls))
+        read = {
+            key: _megabytes(decoder, open_rates, sequences * tokens, 0) for key, decoder in _decoders(bodies).items()
+        }
+        executed = work.macs(sequences, 0, tokens) if work else 0.0
+        prompt = Timed(name, sequences * tokens, first, _parts(bodies, calls), read, executed)
         started = {name: Generation(body, kind) for name, body in bodies.items()}
         for generation in started.values():
             generation.step(ids)
@@ -62,7 +69,8 @@ def time_models(
         times = median_times(calls, seconds=seconds / 2)
         name = f"one more token after {tokens}" + _of(sequences)
         read = {name: _megabytes(decoder, open_rates, sequences, tokens) for name, decoder in _decoders(bodies).items()}
-        return [prompt, Timed(name, sequences, times, _parts(bodies, calls), read)]
+        executed = work.macs(sequences, tokens, 1) if work else 0.0
+        return [prompt, Timed(name, sequences, times, _parts(bodies, calls), read, executed)]
 
 
 def choose(regimes: Sequence[Timed]) -> str:
@@ -128,13 +136,13 @@ def _parts(bodies: Mapping[str, nn.Module], calls: Mapping[str, Callable[[], obj
     return found
 
 
-def _megabytes(decoder: NativeDecoder, open_rates: Mapping[str, float], sequences: int, past: int) -> float:
-    """What one step of a native decoder reads, if its sequences open different blocks of a feed-forward layer as if
-    by chance."""
+def _megabytes(decoder: NativeDecoder, open_rates: Mapping[str, float], rows: int, past: int) -> float:
+    """What one step of a native decoder reads, if its rows open different blocks of a feed-forward layer as if by
+    chance. past: positions in the cache of each row."""
     layers, _, key_heads, size = decoder.sizes
-    closed = sum((1.0 - rate) ** sequences for rate in open_rates.values()) / max(1, len(open_rates))
+    closed = sum((1.0 - rate) ** rows for rate in open_rates.values()) / max(1, len(open_rates))
     weights = decoder.weights.numel() - decoder.ffn_floats * closed
-    return 4e-6 * (weights + 2 * layers * sequences * key_heads * size * past)
+    return 4e-6 * (weights + 2 * layers * rows * key_heads * size * past)
 
 
 def _of(sequences: int) -> str:
