@@ -68,6 +68,11 @@ def alternatives(method: str) -> int:
     return 2 if method in TUNED_AGAIN else 1
 
 
+def close_to_best(method: str, dataset: Dataset) -> float:
+    """How much less accurate than the best learning rate one at the edge may be to lead the search on."""
+    return 0.001 if method == "gate" and dataset.few_rows else 0.0
+
+
 def asked(method: str, budget: float, dataset: Dataset, choice: Choice) -> dict[str, Any]:
     """What a method is asked for at a budget."""
     own: dict[str, Any] = {"model": method.split(" ")[0], "budget": budget, "lr": choice.lr}

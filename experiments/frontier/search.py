@@ -38,16 +38,19 @@ def all_trials(alternatives: int = 1) -> list[Trial]:
     return [Trial(step, dropout, other) for other in others for dropout in (0.0, DROPOUT) for step in steps]
 
 
-def next_trials(tried: Tried, alternatives: int = 1) -> list[Trial]:
-    """What to try next; nothing where the search has ended."""
+def next_trials(tried: Tried, alternatives: int = 1, close: float = 0.0) -> list[Trial]:
+    """What to try next; nothing where the search has ended. close: how much less accurate than the best rate one at the
+    edge may be to count as the best."""
     if missing := [Trial(step) for step in START if Trial(step) not in tried]:
         return missing
     if best_of(tried) is None:
         return []
     rates = {trial.step: score for trial, score in tried.items() if trial == Trial(trial.step) and score}
     best, steps = max(rates, key=lambda step: rates[step]), sorted(rates)
-    if best in (steps[0], steps[-1]) and len(steps) < len(START) + EXTENSIONS:
-        return [Trial(best - 1 if best == steps[0] else best + 1)]
+    edge = max(steps[0], steps[-1], key=lambda step: rates[step])
+    near = edge == best or rates[edge].accuracy > rates[best].accuracy - close
+    if near and len(steps) < len(START) + EXTENSIONS:
+        return [Trial(edge - 1 if edge == steps[0] else edge + 1)]
     with_dropout = Trial(best, DROPOUT)
     if with_dropout not in tried:
         return [with_dropout]
@@ -69,15 +72,15 @@ def is_at_edge(tried: Tried, trial: Trial) -> bool:
     return trial.step in (min(steps), max(steps))
 
 
-def least_left(tried: Tried, alternatives: int = 1) -> int:
+def least_left(tried: Tried, alternatives: int = 1, close: float = 0.0) -> int:
     """How many more runs a search takes for each seed, if the best learning rate is not at the edge."""
-    if not next_trials(tried, alternatives):
+    if not next_trials(tried, alternatives, close):
         return 0
     return max(1, len(START) + 1 + alternatives - len(tried))
 
 
-def most_left(tried: Tried, alternatives: int = 1) -> int:
+def most_left(tried: Tried, alternatives: int = 1, close: float = 0.0) -> int:
     """How many more runs a search may take at most, for each seed."""
-    if not next_trials(tried, alternatives):
+    if not next_trials(tried, alternatives, close):
         return 0
     return len(START) + EXTENSIONS + 1 + alternatives - len(tried)

@@ -16,7 +16,7 @@ from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment, Job
 from dynamicgate.lab.runner.results import FINISHED, find_runs
 from experiments.frontier.datasets import DATASETS, method_of
-from experiments.frontier.methods import BUDGETS, KINDS, NO_GATES, TUNED, WITHOUT_GATES, alternatives
+from experiments.frontier.methods import BUDGETS, KINDS, NO_GATES, TUNED, WITHOUT_GATES, alternatives, close_to_best
 from experiments.frontier.search import Score, Trial, Tried, all_trials, best_of, least_left, most_left, next_trials
 from experiments.frontier.tables import GATES, choice_at, kind_name, tables_of_dataset, trial_names
 
@@ -77,7 +77,7 @@ class Tuning:
         found: dict[str, Job] = {}
         for method in TUNED:
             if self.wanted(method, None):
-                for trial in next_trials(self.tried(name, method), alternatives(method)):
+                for trial in next_trials(self.tried(name, method), *rules(name, method)):
                     for one in trial_names(method, trial):
                         found |= self.searched[name][one]
         gates = self.jobs_of(name, GATES)
@@ -117,7 +117,7 @@ class Tuning:
         if not (self.experiment.quick or self.count is None or self.count >= most):
             return
         tried = {method: self.tried(name, method) for method in TUNED}
-        ended = [m for m in TUNED if tried[m] and not next_trials(tried[m], alternatives(m))]
+        ended = [m for m in TUNED if tried[m] and not next_trials(tried[m], *rules(name, m))]
         self.chosen[name] = {method: self.choice(name, method, tried[method]) for method in ended}
         if kinds := self.choose_kinds(name):
             self.chosen[name][GATES] = kinds
@@ -148,8 +148,8 @@ class Tuning:
             if self.wanted(method, None):
                 tried = self.tried(name, method)
                 seeds = sum(len(self.searched[name][one]) for one in trial_names(method, Trial(0)))
-                least += seeds * least_left(tried, alternatives(method))
-                most += seeds * most_left(tried, alternatives(method))
+                least += seeds * least_left(tried, *rules(name, method))
+                most += seeds * most_left(tried, *rules(name, method))
         return least, most
 
 
@@ -185,3 +185,8 @@ def has_gates(run: Run) -> bool:
 def right_rows(runs: Sequence[Run]) -> Tensor:
     """Which validation rows are right, one seed behind the other."""
     return torch.cat([unpack_rows(run["right"], run["meta"]["data"]["test"]).double() for run in runs])
+
+
+def rules(name: str, method: str) -> tuple[int, float]:
+    """How many alternatives a search tries, and how near to the best a rate at the edge leads it on."""
+    return alternatives(method), close_to_best(method, DATASETS[name])

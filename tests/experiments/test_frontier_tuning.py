@@ -55,6 +55,15 @@ def test_the_grid_grows_at_most_three_times_and_then_the_pick_is_at_an_edge() ->
     assert is_at_edge(tried, best)
 
 
+def test_a_rate_at_the_edge_that_is_close_to_the_best_leads_on() -> None:
+    rates = {-1: 0.90, 0: 0.97, 1: 0.9695, 2: 0.98, 3: 0.96}
+    tried: dict[Trial, Score | None] = {Trial(step): Score(rates[step], 0.0) for step in (-1, 0, 1)}
+    assert next_trials(tried) == [Trial(0, 0.2)]
+    assert next_trials(tried, close=0.001) == [Trial(2)]
+    tried |= {Trial(step): Score(rates[step], 0.0) for step in (2, 3)}
+    assert next_trials(tried, close=0.001) == [Trial(2, 0.2)]
+
+
 def test_two_alternatives_are_tried_at_the_same_rate_and_dropout() -> None:
     tried = search(lambda trial: 0.9 - 0.1 * abs(trial.step) + 0.01 * trial.other, alternatives=2)
     assert list(tried)[-2:] == [Trial(0, other=1), Trial(0, other=2)]
