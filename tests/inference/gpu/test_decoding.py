@@ -25,9 +25,13 @@ def uncaptured(call: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return call
 
 
-def decoder_of(gpt: GPT) -> CachedDecoder:
+def one_token(gpt: GPT) -> OneToken:
     parts = parts_of(gpt)
-    step = OneToken(parts, [PlainFFN(block) for block in parts.blocks])
+    return OneToken(parts, [PlainFFN(block) for block in parts.blocks])
+
+
+def decoder_of(gpt: GPT) -> CachedDecoder:
+    step = one_token(gpt)
     return CachedDecoder(step, step.cache, uncaptured)
 
 
@@ -98,6 +102,34 @@ def test_memory_is_used_again_only_when_nobody_looks_at_it() -> None:
     _, third = prompt(gpt, 5, seed=6)
     follow(gpt, decoder, third, list(third), tokens=1)
     assert sum(map(len, decoder.slots.values())) == 2
+
+
+class Stream:
+    """Stands for a stream of a GPU."""
+
+    def __init__(self) -> None:
+        self.waited_for: list[Stream] = []
+
+    def wait_stream(self, other: Stream) -> None:
+        self.waited_for.append(other)
+
+
+def test_memory_is_used_again_after_the_stream_whose_caller_held_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = Stream(), Stream()
+    now = one
+    monkeypatch.setattr(decoding, "current_stream", lambda device: now)
+    gpt = model()
+    decoder = decoder_of(gpt)
+    (_, first), (_, second), (_, third) = (prompt(gpt, length, seed=length) for length in (5, 6, 7))
+    mine = list(first)
+    follow(gpt, decoder, first, mine, tokens=2)
+    now = other
+    follow(gpt, decoder, second, list(second), tokens=2)
+    assert other.waited_for == [one], "steps work one after the other"
+    del mine  # which stream `one` may not have read yet
+    follow(gpt, decoder, third, list(third), tokens=2)
+    assert sum(map(len, decoder.slots.values())) == 2
+    assert other.waited_for == [one, one]
 
 
 def test_grouped_heads_and_three_projections(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate.inference.decoder_parts import DecoderParts, rotate
-from dynamicgate.inference.gpu.cuda_graph import holders
+from dynamicgate.inference.gpu.outputs import LastStream, current_stream, holders
 
 Pairs = list[tuple[Tensor, Tensor]]
 Memory = tuple[Tensor, ...]  # keys and values of the first layer, of the second, and so on, each [B, K, S, E]
@@ -91,6 +91,7 @@ class _Slot:
         sequences, _, self.room, _ = memory[0].shape
         self.ids = torch.zeros(sequences, 1, dtype=torch.long, device=memory[0].device)
         self.position = torch.zeros(1, dtype=torch.long, device=memory[0].device)
+        self.used = LastStream(current_stream(memory[0].device))
         self.run = capture(lambda: model(self.ids, self.position, self.memory))
         self.given: list[ReferenceType[Tensor]] = []
         self._alone = self._holders()
@@ -116,12 +117,14 @@ class _Slot:
 
 
 class CachedDecoder:
-    """Runs steps of one token for each sequence; threads take turns."""
+    """Runs steps of one token for each sequence; threads and streams take turns. Whoever reads a cache on a stream
+    other than that of the step has to make that one wait before letting go of it, as with `outputs.Outputs`."""
 
     def __init__(self, model: Step, new_cache: Callable[[int, int], Memory], capture: Capture) -> None:
         """`capture` makes a call that can be repeated out of one without arguments."""
         self.model, self.new_cache, self.capture = model, new_cache, capture
         self.slots: dict[tuple[int, int], list[_Slot]] = {}
+        self._used = LastStream()
         self._turn = threading.Lock()
 
     @torch.no_grad()
@@ -129,17 +132,20 @@ class CachedDecoder:
         """Scores [B, 1, V] of the next token; `cache` holds the positions before, at least one, and is extended."""
         past = cache[0][0].shape[2]
         with self._turn:
-            slot = self._slot_for(cache, len(ids_B1), past + 1)
+            stream = current_stream(ids_B1.device)
+            self._used.pass_to(stream)
+            slot = self._slot_for(cache, len(ids_B1), past + 1, stream)
             slot.ids.copy_(ids_B1)
             slot.position.fill_(past)
             scores = slot.run().clone()
             cache[:] = slot.views(past + 1)
         return scores
 
-    def _slot_for(self, cache: Pairs, sequences: int, needed: int) -> _Slot:
+    def _slot_for(self, cache: Pairs, sequences: int, needed: int, stream: Any) -> _Slot:
         for slots in self.slots.values():
             for slot in slots:
                 if slot.room >= needed and slot.continues(cache):
+                    slot.used.pass_to(stream)
                     return slot
         room = -(-(needed + ROOM // 2) // ROOM) * ROOM
         slots = self.slots.setdefault((sequences, room), [])
@@ -150,6 +156,7 @@ class CachedDecoder:
             self._forget_one()
             slot = _Slot(self.model, self.new_cache(sequences, room), self.capture)
             slots.append(slot)
+        slot.used.pass_to(stream)  # who held it may have let go of it before the device has read it
         for mine, given in zip(slot.memory, (tensor for pair in cache for tensor in pair), strict=True):
             mine[:, :, : needed - 1] = given
         return slot
