@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor, nn
 
 import dynamicgate as dg
 from dynamicgate.inference.decoder_parts import parts_of
+from dynamicgate.inference.gpu import choose_decoding as choosing
 from dynamicgate.inference.gpu import decoding
-from dynamicgate.inference.gpu.choose_decoding import PlainFFN, parts_for_cache
+from dynamicgate.inference.gpu.choose_decoding import PlainFFN, choose_decoding, parts_for_cache
 from dynamicgate.inference.gpu.decoding import CachedDecoder, OneToken, Pairs
+from dynamicgate.inference.gpu.whole_model import CAPTURED, LAYERS, ONE_GRAPH, WholeModel
 from dynamicgate.lab.language.gpt import GPT, GPTConfig
 
 
@@ -62,6 +65,47 @@ def test_steps_give_what_the_model_gives_beyond_the_room_of_a_cache(monkeypatch:
     decoder = decoder_of(gpt)
     follow(gpt, decoder, pairs, list(pairs), tokens=30)
     assert len(decoder.slots) > 1
+
+
+def choose_by(
+    monkeypatch: pytest.MonkeyPatch, gpt: GPT, fastest: dict[int, str], decoders: dict[str, CachedDecoder]
+) -> tuple[WholeModel, list[tuple[int, str]], list[str]]:
+    """A model that decodes by what is fastest for each number of sequences; what the plan and its notes say."""
+
+    def invented(calls: Any, xs: Any, seconds: float, **_: Any) -> dict[str, float]:
+        return {name: 1.0 if name == fastest[len(xs[0])] else 3.0 for name in calls}
+
+    monkeypatch.setattr(choosing, "time_calls", invented)
+    monkeypatch.setattr(choosing, "captured_decoders", lambda model: decoders)
+    whole, ids = WholeModel(gpt), torch.randint(50, (16, 4))
+    with torch.no_grad():
+        regimes, notes = choose_decoding(whole, parts_of(gpt), {}, ids, list(fastest), seconds=1.0, tolerance=1e-6)
+    return whole, [(regime.tokens, regime.chosen) for regime in regimes], notes
+
+
+def test_each_number_of_sequences_decodes_by_what_was_fastest_for_the_nearest_measured_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpt, ran = model(), list[str]()
+
+    class Named(CachedDecoder):
+        def step(self, ids_B1: Tensor, cache: Pairs) -> Tensor:
+            ran.append(next(name for name, decoder in decoders.items() if decoder is self))
+            return super().step(ids_B1, cache)
+
+    graph, layers = f"{ONE_GRAPH}{CAPTURED}", f"{LAYERS}{CAPTURED}"
+    step = one_token(gpt)
+    decoders = {name: Named(step, step.cache, uncaptured) for name in (graph, layers)}
+    fastest = {1: graph, 4: LAYERS, 16: layers}
+    whole, planned, _ = choose_by(monkeypatch, gpt, fastest, decoders)
+    assert planned == list(fastest.items()), "the plan says so"
+    for sequences, expected in {1: [graph], 3: [], 4: [], 7: [], 9: [layers], 16: [layers], 50: [layers]}.items():
+        _, pairs = prompt(gpt, 5, sequences=sequences)
+        mine, ids = list(pairs), torch.randint(50, (sequences, 1))
+        ran.clear()
+        with torch.no_grad():
+            torch.testing.assert_close(whole(ids, cache=mine), gpt(ids, cache=pairs), rtol=1e-9, atol=1e-9)
+        assert ran == expected, sequences
 
 
 def test_two_conversations_at_once_do_not_write_into_each_other() -> None:

@@ -63,7 +63,7 @@ def choose_decoding(
     if any(isinstance(ffn, PlainFFN) and hasattr(ffn.down, "gate") for ffn in found):
         return [], ["the model decodes layer by layer: a gate of its feed-forward layers stays in torch"]
     model = OneToken(parts, found)
-    regimes, ways = [], set[str]()
+    regimes, chosen = [], dict[int, CachedDecoder | None]()
     sizes = [size for size in batches if size <= MOST_SEQUENCES] or [1]
     decoders = captured_decoders(model)
     for sequences in sizes:
@@ -78,11 +78,9 @@ def choose_decoding(
             calls[name] = continuing(decoder.step, pairs)
         times = time_calls(calls, [ids_B1], seconds / len(sizes), launched_by_host=True)
         best = simplest(times)
-        ways.add(best)
+        chosen[sequences] = decoders.get(best)
         regimes.append(WholeRegime(sequences, tuple(ids_B1.shape), best, times, pairs[0][0].shape[2]))
-    fastest = [name for name in ways if name != LAYERS]
-    if fastest:
-        whole.decoder = decoders[min(fastest, key=lambda name: regimes[0].times[name])]
+    whole.decode_by_(chosen)
     return regimes, []
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable, Mapping, Sequence
+from math import log
 from typing import Any
 
 import torch
@@ -37,17 +38,24 @@ class WholeModel(nn.Module):
         super().__init__()
         self.body = body
         self.calls: dict[tuple[int, ...], Any] = {}
-        self.decoder: CachedDecoder | None = None
+        self.decoders: dict[int, CachedDecoder | None] = {}
 
     def use_(self, calls: Mapping[tuple[int, ...], Call]) -> None:
         """Let these run inputs of exactly these shapes."""
         self.calls = dict(calls)
 
+    def decode_by_(self, decoders: Mapping[int, CachedDecoder | None]) -> None:
+        """Let these take one more token of as many sequences; None stands for layer by layer. Numbers in between use
+        the choice of the nearer one on a log scale, as in layers."""
+        self.decoders = dict(decoders)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The outputs of the model. With a cache one token of each sequence may be a captured step; with anything else
         besides one tensor (a mask) it runs layer by layer."""
-        if self.decoder is not None and (step := _step_of(args, kwargs)) is not None and _may_replay():
-            return self.decoder.step(*step)
+        if self.decoders and (step := _step_of(args, kwargs)) is not None and _may_replay():
+            decoder = self._decoder_for(len(step[0]))
+            if decoder is not None:
+                return decoder.step(*step)
         alone = not kwargs and len(args) == 1 and isinstance(args[0], Tensor)
         call = self.calls.get(tuple(args[0].shape)) if alone else None
         if call is None or not _may_replay():
@@ -55,9 +63,12 @@ class WholeModel(nn.Module):
         with torch.no_grad():
             return call(args[0])
 
+    def _decoder_for(self, sequences: int) -> CachedDecoder | None:
+        return self.decoders[min(self.decoders, key=lambda measured: abs(log(sequences / measured)))]
+
     def _apply(self, fn: Any, recurse: bool = True) -> WholeModel:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self.calls, self.decoder = {}, None  # they hold the addresses of the old weights
+        self.calls, self.decoders = {}, {}  # they hold the addresses of the old weights
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> WholeModel:
@@ -74,7 +85,7 @@ def _step_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Pa
     if len(args) + len(kwargs) != 2 or not args or (kwargs and "cache" not in kwargs):
         return None
     ids, cache = args[0], kwargs.get("cache", args[-1])
-    fits = isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[1] == 1 and len(ids) <= MOST_SEQUENCES
+    fits = isinstance(ids, Tensor) and ids.ndim == 2 and ids.shape[1] == 1 and 0 < len(ids) <= MOST_SEQUENCES
     return (ids, cache) if fits and isinstance(cache, list) and cache else None
 
 
