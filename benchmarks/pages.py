@@ -222,24 +222,26 @@ def onnx_export(results: dict[str, Any]) -> str:
 
 
 def language(results: dict[str, Any]) -> str:
-    """How many times faster a gated language model is than each dense rival, by model and what is asked of it."""
+    """How many times faster a gated language model is than each dense rival, by model, what is asked of it, sequences
+    and threads."""
     names = {
         "our dense plan": "over our dense plan", "torch.compile": "over torch.compile",
-        "onnxruntime": "over onnxruntime", "eager": "over eager",
+        "max-autotune": "over torch.compile max-autotune", "onnxruntime": "over onnxruntime", "eager": "over eager",
     }  # fmt: skip
-    rows = [row for row in results["rows"] if row["threads"] == 1]
-    narrower = sorted({n for row in rows for n in row["ratios"]["decode"] if n.startswith("over the fastest dense, ")})
+    rows = results["rows"]
+    timed = {name for row in rows for ratios in row["ratios"].values() for name in ratios}
+    names = {name: key for name, key in names.items() if key in timed}
+    narrower = sorted(name for name in timed if name.startswith("over the fastest dense, "))
     lines = []
     for row in rows:
         for what in ("decode", "prompt"):
             ratios = row["ratios"][what]
-            cells = [f"{ratios[key]:.2f}" if key in ratios else "-" for key in (*names.values(), *reversed(narrower))]
-            opened = sum(row["rates"]) / len(row["rates"])
-            lines.append(
-                [row["case"], f"{opened:.3f}", _asked(row, what), f"{row['us'][what]['ours'] / 1e3:.1f}", *cells]
-            )
+            cells = [_ratio(ratios.get(key)) for key in (*names.values(), *reversed(narrower))]
+            opened = f"{sum(row['rates']) / len(row['rates']):.3f}"
+            shape = [f"{row['sequences']}", f"{row['threads']}", f"{row['us'][what]['ours'] / 1e3:.1f}"]
+            lines.append([row["case"], opened, _asked(row, what), *shape, *cells])
     head = [*names, *(f"dense, {name.rpartition(', ')[2]}" for name in reversed(narrower))]
-    return markdown(["model", "open", "asked", "ours, ms", *head], lines, numbers=True)
+    return markdown(["model", "open", "asked", "sequences", "threads", "ours, ms", *head], lines, numbers=True)
 
 
 def _asked(row: dict[str, Any], what: str) -> str:
@@ -249,6 +251,7 @@ def _asked(row: dict[str, Any], what: str) -> str:
 def int8_weights(results: dict[str, Any]) -> str:
     """How many times faster plans with rounded weights are, and what rounding costs in perplexity."""
     lines = []
+    rivals = sorted({name for row in results["rows"] for name in row.get("int8 over rivals", {})})
     for row in results["rows"]:
         for what in ("decode", "prompt"):
             us, found = row["us"][what], row.get("loss") if what == "decode" else None
@@ -257,23 +260,30 @@ def int8_weights(results: dict[str, Any]) -> str:
             lines.append([
                 f"{row['case']}, {row['model']}", _asked(row, what),
                 *(f"{us[name] / 1e3:.1f}" for name in ("exact", "int8")), *(f"{row[name][what]:.2f}" for name in over),
-                loss,
+                *(_ratio(row.get("int8 over rivals", {}).get(name, {}).get(what)) for name in rivals), loss,
             ])  # fmt: skip
-    head = ["exact, ms", "int8, ms", "over exact", "over exact dense", "over int8 dense", "perplexity, exact and int8"]
+    head = ["exact, ms", "int8, ms", "over exact", "over exact dense", "over int8 dense"]
+    head += [*(f"over {name}" for name in rivals), "perplexity, exact and int8"]
     return markdown(["model", "asked", *head], lines, numbers=True)
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def language_exact(results: dict[str, Any]) -> str:
     """Greedy tokens and scores against float64."""
     lines = [
         [
-            row["case"], f"{row['open']:g}", f"{exact['tokens']}", f"{exact['largest_error']:.1e}",
-            f"{exact['bound']:.0e}", f"{exact['other_tokens']}", f"{exact['too_close_to_call']}",
+            row["case"], f"{row['open']:g}", f"{row['sequences']}", f"{row['threads']}", f"{exact['tokens']}",
+            f"{exact['largest_error']:.1e}", f"{exact['bound']:.0e}", f"{exact['other_tokens']}",
+            f"{exact['too_close_to_call']}",
         ]
         for row in results["rows"]
         for exact in [row["float64"]]
     ]  # fmt: skip
-    head = ["model", "open", "tokens", "largest error", "bound", "other tokens", "too close to call"]
+    head = ["model", "open", "sequences", "threads", "tokens", "largest error", "bound"]
+    head += ["other tokens", "too close to call"]
     return markdown(head, lines, numbers=True)
 
 

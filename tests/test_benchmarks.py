@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks import pages, run_all
@@ -95,3 +96,32 @@ def test_the_list_is_printed_without_running_anything() -> None:
     asked = [sys.executable, "benchmarks/run_all.py", "--list"]
     done = subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True)
     assert [line.split(":")[0].removesuffix(" (GPU)") for line in done.stdout.splitlines()] == list(run_all.BENCHMARKS)
+
+
+def language_row(*, threads: int, sequences: int, **others: float) -> dict[str, Any]:
+    """A row of `cpu_language.py` in short."""
+    ratios = {"over our dense plan": 2.0, "over eager": 5.0, **others}
+    return {
+        "case": "GPT", "open": 0.25, "rates": [0.2, 0.3], "threads": threads, "sequences": sequences, "past": 512,
+        "prompt": 256, "us": {what: {"ours": 1000.0} for what in ("decode", "prompt")},
+        "ratios": {"decode": ratios, "prompt": {"over our dense plan": 1.5}},
+        "float64": {
+            "tokens": 256, "largest_error": 1e-6, "bound": 1e-4, "other_tokens": 0, "too_close_to_call": 0,
+        },
+    }  # fmt: skip
+
+
+def test_the_table_of_language_models_has_all_threads_and_sequences() -> None:
+    shapes = [(1, 1), (1, 4), (2, 1), (2, 4)]
+    results = {"rows": [language_row(threads=threads, sequences=sequences) for threads, sequences in shapes]}
+    head, _, *lines = (line.split(" | ") for line in pages.language(results).splitlines())
+    found = {tuple(line[head.index(name)] for name in ("threads", "sequences")) for line in lines}
+    assert found == {(f"{threads}", f"{sequences}") for threads, sequences in shapes}
+    assert len(lines) == 2 * len(shapes)
+    assert "max-autotune" not in head
+    assert len(pages.language_exact(results).splitlines()) == 2 + len(shapes)
+    results["rows"].append(language_row(threads=1, sequences=1, **{"over torch.compile max-autotune": 3.0}))
+    with_rival = pages.language(results).splitlines()
+    assert "max-autotune" in with_rival[0]
+    assert "3.00" in with_rival[-2]
+    assert "3.00" not in with_rival[-1]
