@@ -108,6 +108,19 @@ def test_each_number_of_sequences_decodes_by_what_was_fastest_for_the_nearest_me
         assert ran == expected, sequences
 
 
+def test_a_step_that_cannot_be_captured_is_not_a_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_call: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    gpt, graph, layers = model(), f"{ONE_GRAPH}{CAPTURED}", f"{LAYERS}{CAPTURED}"
+    step = one_token(gpt)
+    decoders = {layers: decoder_of(gpt), graph: CachedDecoder(step, step.cache, fails)}
+    whole, planned, notes = choose_by(monkeypatch, gpt, {2: layers}, decoders)
+    assert planned == [(2, layers)]
+    assert notes == [f"{graph} does not run at 2 sequences with a cache: OutOfMemoryError: CUDA out of memory"]
+    assert whole.decoders == {2: decoders[layers]}
+
+
 def test_two_conversations_at_once_do_not_write_into_each_other() -> None:
     gpt = model()
     decoder = decoder_of(gpt)

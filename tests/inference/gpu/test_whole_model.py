@@ -14,6 +14,7 @@ from dynamicgate.inference.gpu.whole_model import (
     LAYERS,
     ONE_GRAPH,
     WholeModel,
+    captures_of,
     choose_whole,
     compiled_for_one_shape,
     inputs_of_tokens,
@@ -101,3 +102,18 @@ def test_a_model_that_cannot_be_one_graph_says_so_and_runs_layer_by_layer(monkey
     assert len(notes) == 1
     assert notes[0].startswith("the model does not run as one graph: ")
     assert whole.calls == {}
+
+
+def test_a_way_that_finds_no_memory_for_its_graph_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(call: Any, x: torch.Tensor) -> Any:
+        if call == "small":
+            return "captured"
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 9 GiB\nand so on")
+
+    monkeypatch.setattr(whole_model, "CapturedCall", capture)
+    ways: dict[str, Any] = {LAYERS: "large", ONE_GRAPH: "small"}
+    found, notes = captures_of(ways, torch.zeros(1, 3), 4096)
+    assert found == {"one graph, captured": "captured"}
+    assert notes == [
+        "layer by layer is not captured for 4,096 tokens: OutOfMemoryError: CUDA out of memory. Tried to allocate 9 GiB"
+    ]

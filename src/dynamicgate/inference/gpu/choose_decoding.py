@@ -14,7 +14,15 @@ from dynamicgate.inference.gpu.cuda_graph import captured
 from dynamicgate.inference.gpu.decoding import MOST_SEQUENCES, CachedDecoder, OneToken, Pairs, Step
 from dynamicgate.inference.gpu.ffn import FeedForward
 from dynamicgate.inference.gpu.timing import time_calls
-from dynamicgate.inference.gpu.whole_model import CAPTURED, LAYERS, ONE_GRAPH, WholeModel, simplest, typical_error
+from dynamicgate.inference.gpu.whole_model import (
+    CAPTURED,
+    LAYERS,
+    ONE_GRAPH,
+    WholeModel,
+    reason_of,
+    simplest,
+    typical_error,
+)
 from dynamicgate.inference.plan import WholeRegime
 from dynamicgate.inference.verify import refuse_above
 
@@ -63,7 +71,7 @@ def choose_decoding(
     if any(isinstance(ffn, PlainFFN) and hasattr(ffn.down, "gate") for ffn in found):
         return [], ["the model decodes layer by layer: a gate of its feed-forward layers stays in torch"]
     model = OneToken(parts, found)
-    regimes, chosen = [], dict[int, CachedDecoder | None]()
+    regimes, notes, chosen = [], [], dict[int, CachedDecoder | None]()
     sizes = [size for size in batches if size <= MOST_SEQUENCES] or [1]
     decoders = captured_decoders(model)
     for sequences in sizes:
@@ -73,7 +81,11 @@ def choose_decoding(
         ids_B1 = example[index, -1:].contiguous()
         calls = {LAYERS: continuing(lambda ids, cache: whole.body(ids, cache=cache), pairs)}
         for name, decoder in decoders.items():
-            error = _error(decoder, whole.body, ids_B1, pairs)
+            try:
+                error = _error(decoder, whole.body, ids_B1, pairs)
+            except Exception as failed:  # memory that is used up, a compiler that is missing
+                notes.append(f"{name} does not run at {sequences} sequences with a cache: {reason_of(failed)}")
+                continue
             refuse_above(tolerance, error, f"{name} at {sequences} sequences with a cache")
             calls[name] = continuing(decoder.step, pairs)
         times = time_calls(calls, [ids_B1], seconds / len(sizes), launched_by_host=True)
@@ -81,7 +93,7 @@ def choose_decoding(
         chosen[sequences] = decoders.get(best)
         regimes.append(WholeRegime(sequences, tuple(ids_B1.shape), best, times, pairs[0][0].shape[2]))
     whole.decode_by_(chosen)
-    return regimes, []
+    return regimes, notes
 
 
 def captured_decoders(model: OneToken) -> dict[str, CachedDecoder]:

@@ -138,13 +138,32 @@ def _ways(body: nn.Module, x: Tensor, tokens: int) -> tuple[dict[str, Call], lis
         for _ in range(2):
             one_graph(x)
     except Exception as error:  # a compiler that is missing, or a model that cannot be one graph
-        reason = " ".join(str(error).split("\n", 2)[:2]).strip()
-        notes.append(f"the model does not run as one graph: {type(error).__name__}: {reason}")
+        notes.append(f"the model does not run as one graph: {reason_of(error)}")
     else:
         found[ONE_GRAPH] = one_graph
     if x.is_cuda and tokens <= MOST_CAPTURED:
-        found |= {f"{name}{CAPTURED}": CapturedCall(call, x) for name, call in list(found.items())}
+        captures, said = captures_of(found, x, tokens)
+        found, notes = found | captures, notes + said
     return found, notes
+
+
+def captures_of(ways: Mapping[str, Call], x: Tensor, tokens: int) -> tuple[dict[str, Call], list[str]]:
+    """The ways that can be captured, and notes about those that cannot: for want of memory, which captured graphs hold
+    beside the model, or because a model waits for the GPU."""
+    found: dict[str, Call] = {}
+    notes = []
+    for name, call in ways.items():
+        try:
+            found[f"{name}{CAPTURED}"] = CapturedCall(call, x)
+        except Exception as error:
+            notes.append(f"{name} is not captured for {tokens:,} tokens: {reason_of(error)}")
+    return found, notes
+
+
+def reason_of(error: Exception) -> str:
+    """The kind of an error and its first two lines: those of compilers are long."""
+    lines = str(error).split("\n", 2)[:2]
+    return f"{type(error).__name__}: {' '.join(lines).strip()}"
 
 
 def compiled_for_one_shape(body: nn.Module, **options: Any) -> Call:
