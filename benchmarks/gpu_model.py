@@ -1,13 +1,14 @@
 """Whole language models on a CUDA GPU: a gated GPT by `dynamicgate.compile` alone, against dense ones.
 
     python benchmarks/gpu_model.py --size 2048            # minutes on an H200; adds to results/gpu_model.json
-    python benchmarks/gpu_model.py --size 4096 --part decoding,inference --tokens 1 4 16 4096
+    python benchmarks/gpu_model.py --size 4096 1024 --part decoding,inference --tokens 1 4 16 4096
     python benchmarks/gpu_model.py --size quick           # a model of two layers
 
 The gated model has a feed-forward layer of 16 d and executes as much as one of 1 d. It is trained for some hundred
 steps first, so that its gates decide about real text as gates do. The rivals are dense models of 8 d, which has about
 its quality, and of 1 d, each by the faster of eager torch, torch.compile, and either captured as a CUDA graph. "union"
-is a dense model as wide as the blocks that the tokens of a call open together: what reading weights allows.
+is a dense model as wide as the blocks that the tokens of a call open together: what reading weights allows. One more
+token is another one of the text at every call, as in use; "open" is the mean share of a token, "union" of a call.
 All calls of a row take turns in one process; ratios are medians over the rounds. Gates are inside. Each row names the
 commit it was measured at, because sizes and parts are measured one by one.
 """
@@ -16,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -65,12 +68,15 @@ SIZES = {
 PARTS = ("training", "decoding", "inference")
 TOKENS = (1, 4, 16, 4096, 16384)
 SEQUENCES, CACHED = (1, 4, 16), 512  # that decode together, and the positions before
+NEXT = 64  # tokens of the text that follow, one at a call; then from the first again
+TRAINED_WIDTHS = (1, 4, 8)  # of the dense models whose training steps are timed
 STEPS_BEFORE = 5  # of training, before steps are timed: the first are never captured
 RECIPE: dict[str, Any] = {
     "method": "gate", "width": 16, "executes": 1, "scale": "softmax", "always_open": 1, "open": 0.33, "ramp": 0.01,
     "gate_balance": 0.1, "kernels": "always",
 }  # fmt: skip
 Call = Callable[[], Any]
+Store = Callable[[list[dict[str, Any]]], None]
 
 
 def sizes_of(size: str) -> GPTConfig:
@@ -108,12 +114,35 @@ def ways(model: nn.Module, ids: Tensor) -> dict[str, Call]:
     return {name: partial(call, ids) for name, call in found.items()}
 
 
+class Shares(NamedTuple):
+    """Of all blocks of a model: what a token opens on average, and what at least one token of a call opens."""
+
+    open: float
+    union: float
+
+
 @torch.no_grad()
-def open_together(model: GPT, ids: Tensor, cache: Pairs | None = None) -> float:
-    """The fraction of all blocks that at least one token of these opens."""
+def shares_of(model: GPT, ids: Tensor, cache: Pairs | None = None) -> Shares:
+    """What the tokens of one call open."""
     with dg.usage(model) as used:
         model(ids, cache)
-        return statistics.mean(float((used[n].open != 0).flatten(0, -2).any(0).float().mean()) for n in used)
+        open_NB = [(used[name].open != 0).flatten(0, -2).float() for name in used]
+    return Shares(*(statistics.mean(float(each) for each in found) for found in (
+        [g.mean() for g in open_NB], [g.amax(0).mean() for g in open_NB]
+    )))  # fmt: skip
+
+
+def mean_shares(model: GPT, ids: Tensor, following: Sequence[Tensor]) -> Shares:
+    """The same as the mean over calls of one more token each."""
+    cache = _cached(model, ids)
+    each = [shares_of(model, last, cache) for last in following]
+    return Shares(*(statistics.mean(found) for found in zip(*each, strict=True)))
+
+
+def in_turn(call: Callable[[Tensor], Any], following: Sequence[Tensor]) -> Call:
+    """A call that takes the next of these each time."""
+    tokens = itertools.cycle(following)
+    return lambda: call(next(tokens))
 
 
 @torch.no_grad()
@@ -124,16 +153,16 @@ def inference_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor, each:
     rivals = {f"{width}d": dense(size, width * features, device) for width in (1, 8)}
     for tokens in each:
         ids = inputs_of_tokens(ids_BT, tokens)
-        union = open_together(model, ids)
+        shares = shares_of(model, ids)
         calls: dict[str, Call] = {"plan": partial(fast, ids)}
         for name, rival in rivals.items():
             calls |= {f"dense {name} {way}": call for way, call in ways(rival, ids).items()}
         if tokens <= MOST_CAPTURED:
-            width = union_width(size, model, union)
+            width = union_width(size, model, shares.union)
             calls |= {f"union {way}": call for way, call in ways(dense(size, width, device), ids).items()}
         times = time_in_turns(calls, rounds=11, least_ms=20.0)
         row: dict[str, Any] = {"size": size, "part": "inference", "tokens": tokens, "shape": list(ids.shape)}
-        row["union"] = round(union, 4)
+        row |= {"open": round(shares.open, 4), "union": round(shares.union, 4)}
         for other in ("dense 1d", "dense 8d", "union"):
             if any(name.startswith(other) for name in times):
                 row[f"over {other}"] = ratio(times, other, "plan")
@@ -149,19 +178,19 @@ def decoding_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor) -> lis
     "union" is dense and as wide as the blocks that the tokens open together."""
     rows: list[dict[str, Any]] = []
     for sequences in SEQUENCES:
-        ids, last = ids_BT[:sequences, :CACHED], ids_BT[:sequences, CACHED : CACHED + 1]
-        union = open_together(model, last, _cached(model, ids))
-        pairs = _cached(fast, ids)
-        calls: dict[str, Call] = {"plan": partial(continuing(lambda new, cache: fast(new, cache=cache), pairs), last)}
+        ids, following = ids_BT[:sequences, :CACHED], ids_BT[:sequences, CACHED : CACHED + NEXT].split(1, dim=1)
+        shares = mean_shares(model, ids, following)
+        plan = continuing(lambda new, cache: fast(new, cache=cache), _cached(fast, ids))
+        calls: dict[str, Call] = {"plan": in_turn(plan, following)}
         features = model.config.features
-        widths = {"dense 1d": features, "dense 8d": 8 * features, "union": union_width(size, model, union)}
+        widths = {"dense 1d": features, "dense 8d": 8 * features, "union": union_width(size, model, shares.union)}
         for name, width in widths.items():
             rival = dense(size, width, ids.device)
             for way, decoder in decoders_of(rival).items():
-                calls[f"{name} {way}"] = partial(continuing(decoder.step, _cached(rival, ids)), last)
+                calls[f"{name} {way}"] = in_turn(continuing(decoder.step, _cached(rival, ids)), following)
         times = time_in_turns(calls, rounds=11, least_ms=20.0)
         row: dict[str, Any] = {"size": size, "part": "decoding", "tokens": sequences, "cached": CACHED}
-        row["union"] = round(union, 4)
+        row |= {"open": round(shares.open, 4), "union": round(shares.union, 4)}
         row |= {f"over {rival}": ratio(times, rival, "plan") for rival in widths}
         rows.append(row | {"ms": medians(times)})
         print(rows[-1], flush=True)
@@ -206,22 +235,24 @@ def ratio(times: dict[str, list[float]], rival: str, ours: str) -> float:
 
 def training_row(size: str, gated: LanguageRun, text: Text, folder: Path) -> dict[str, Any]:
     """Whole steps on windows of 1,024 tokens, bfloat16 autocast: forward, backward, the budget's step, AdamW."""
-    best: dict[str, Call] = {}
     ms: dict[str, float] = {}
-    for name, width in (("dense 1d", 1), ("dense 8d", 8), ("gated", 16)):
-        first = gated if width == 16 else run_of(size, text, gated.device, folder, width=width)
-        times = time_in_turns(calls := ways_to_train(first), rounds=5, least_ms=50.0)
-        found = medians(times)
-        fastest = min(found, key=lambda way: found[way])
-        best[f"{name} {fastest}"] = calls[fastest]
-        ms |= {f"{name} {way}": median for way, median in found.items()}
-        del calls  # the others hold the memory of their graphs
-        free_memory()
-    times = time_in_turns(best, rounds=9, least_ms=50.0)
-    ours = next(name for name in times if name.startswith("gated"))
+
+    def fastest(name: str, run: LanguageRun) -> tuple[str, Call]:
+        times = medians(time_in_turns(calls := ways_to_train(run), rounds=5, least_ms=50.0))
+        ms.update({f"{name} {way}": median for way, median in times.items()})
+        way = min(times, key=lambda way: times[way])
+        return f"{name} {way}", calls[way]  # the others hold the memory of their graphs
+
+    ours, step = fastest("gated", gated)
     row: dict[str, Any] = {"size": size, "part": "training", "tokens": SIZES[size].windows * CONTEXT}
-    row |= {f"over {rival}": ratio(times, rival, ours) for rival in ("dense 1d", "dense 8d")}
-    row["ms"] = ms | medians(times)
+    for width in TRAINED_WIDTHS:  # one after the other: two models and their optimizers fit beside each other
+        free_memory()
+        name, rival = fastest(f"dense {width}d", run_of(size, text, gated.device, folder, width=width))
+        times = time_in_turns({name: rival, ours: step}, rounds=9, least_ms=50.0)
+        row[f"over dense {width}d"] = ratio(times, name, ours)
+        ms |= medians(times)
+        del rival
+    row["ms"] = ms
     print(row, flush=True)
     return row
 
@@ -242,39 +273,20 @@ def ways_to_train(run: LanguageRun) -> dict[str, Call]:
     return found
 
 
-def main() -> None:
-    """Train, compile and time the models of one size, and replace its rows in the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", choices=SIZES, default="2048")
-    parser.add_argument("--part", default=",".join(PARTS), help="some of them")
-    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="of a call that is compiled for")
-    parser.add_argument("--text", default="python")
-    parser.add_argument("--seconds", type=float, default=20.0, help="for the timing of compile")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "gpu_model.json")
-    args = parser.parse_args()
-    torch._dynamo.config.recompile_limit = 1000
-    device, text = torch.device("cuda", 0), load_text(args.text, "bytes")
+def measure(size: str, parts: Sequence[str], args: argparse.Namespace, text: Text, store: Store) -> None:
+    """Train, compile and time the models of one size."""
+    device = torch.device("cuda", 0)
     start = len(text.tokens["test"]) // 2
     piece = torch.from_numpy(text.tokens["test"][start : start + 16 * CONTEXT].astype("int64"))
     ids_BT = piece.view(16, CONTEXT).to(device)
-    parts = args.part.split(",")
-    if unknown := set(parts) - set(PARTS):
-        parser.error(f"unknown parts {', '.join(unknown)}: there are {', '.join(PARTS)}")
-    rows: list[dict[str, Any]] = []
-
-    def store(new: list[dict[str, Any]]) -> None:
-        meta = environment("python benchmarks/gpu_model.py") | {"gpu": gpu()}
-        rows.extend({**row, "commit": meta["commit"]} for row in new)
-        write_results(args.out, meta, kept + rows)
-
-    before = read_json(args.out)["runs"] if args.out.exists() else []
-    kept = [row for row in before if (row["size"], row["part"]) not in {(args.size, part) for part in parts}]
     with tempfile.TemporaryDirectory() as folder:
-        run = run_of(args.size, text, device, Path(folder), **RECIPE, block=SIZES[args.size].block)
+        run = run_of(size, text, device, Path(folder), **RECIPE, block=SIZES[size].block)
         run.train(lambda step, loss: print(f"step {step}: loss {loss:.3f}", flush=True) if step % 50 == 0 else None)
-        if "training" in parts:
-            store([training_row(args.size, run, text, Path(folder))])
         model = run.model
+        if "training" in parts:  # timed steps train on: what is compiled is the model as it was before
+            trained = {name: value.cpu() for name, value in model.state_dict().items()}
+            store([training_row(size, run, text, Path(folder))])
+            model.load_state_dict(trained)
         del run  # with its optimizer and its captured step, which hold several times the weights
         free_memory()
         if {"decoding", "inference"} & set(parts):
@@ -282,9 +294,41 @@ def main() -> None:
             fast = dg.compile(model, ids_BT, batches=args.tokens, seconds=args.seconds)
             print(fast.plan, flush=True)
             if "decoding" in parts:
-                store(decoding_rows(args.size, model, fast, ids_BT))
+                store(decoding_rows(size, model, fast, ids_BT))
             if "inference" in parts:
-                store(inference_rows(args.size, model, fast, ids_BT, args.tokens))
+                store(inference_rows(size, model, fast, ids_BT, args.tokens))
+
+
+def main() -> None:
+    """Measure each size, and replace those of its rows in the results that are measured again."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, nargs="+", default=["2048"])
+    parser.add_argument("--part", default=",".join(PARTS), help="some of them")
+    parser.add_argument("--tokens", type=int, nargs="+", default=TOKENS, help="of a call that is compiled for")
+    parser.add_argument("--text", default="python")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for the timing of compile")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "gpu_model.json")
+    args = parser.parse_args()
+    parts = args.part.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"unknown parts {', '.join(unknown)}: there are {', '.join(PARTS)}")
+
+    def store(new: list[dict[str, Any]]) -> None:
+        meta = environment(" ".join(["python benchmarks/gpu_model.py", *sys.argv[1:]])) | {"gpu": gpu()}
+        before = read_json(args.out)["runs"] if args.out.exists() else []
+        again = {place_of(row) for row in new}
+        rows = [row for row in before if place_of(row) not in again]
+        write_results(args.out, meta, rows + [{**row, "commit": meta["commit"]} for row in new])
+
+    text = load_text(args.text, "bytes")
+    for size in args.size:
+        measure(size, parts, args, text, store)
+        free_memory()
+
+
+def place_of(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What a row measures."""
+    return row["size"], row["part"], row["tokens"]
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ BENCHMARKS = {
     "gpu": _script("gpu", "--part", "forward,backward", gpu=True),
     "gpu_decode": _script("gpu_decode", gpu=True),
     "gpu_plan": _script("gpu_plan", gpu=True),
-    "gpu_model": _script("gpu_model", "--size", "2048", gpu=True),
+    "gpu_model": _script("gpu_model", "--size", "2048", "1024", "4096", gpu=True),
 }
 
 
