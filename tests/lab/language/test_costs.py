@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dynamicgate.budget import Budget
+from dynamicgate.budget import Budget, OpenLoopBudget
 from dynamicgate.gating.recording import usage
 from dynamicgate.lab.language.costs import Costs, TrainingCost
 from dynamicgate.lab.language.ffn_methods import METHODS, FFNSettings, affordable, prepare
+from dynamicgate.lab.language.load import load_penalty
 from tests.lab.language.conftest import SIZES
 
 CPU = torch.device("cpu")
@@ -66,8 +67,7 @@ def test_the_budget_is_the_cost_of_the_narrow_dense_model() -> None:
 
 def test_as_many_blocks_as_the_router_leaves_money_for() -> None:
     settings = FFNSettings(method="top-k", width=16, executes=1, block=16)
-    prepared = prepare(settings, SIZES, CPU)
-    blocks = affordable(settings, prepared.model)
+    blocks = affordable(settings, SIZES.features)
     cost = blocks * 2 * D * 16 + D * 32  # and one more block would be too much
     assert cost <= 2 * D * D < cost + 2 * D * 16
     with pytest.raises(ValueError, match="does not pay for one block of 8 units"):
@@ -80,6 +80,27 @@ def test_layers_of_top_k_can_have_rates_of_their_own() -> None:
     with usage(prepared.model) as used:
         prepared.model(ids())
     assert [float(rate) for rate in used.mean_open().values()] == [8 / 32, 1 / 32]
+
+
+def test_top_k_refuses_what_it_would_ignore() -> None:
+    asked = FFNSettings(method="top-k", width=16, executes=1, block=16)
+    with pytest.raises(ValueError, match="expected always_open=0, received"):
+        prepare(replace(asked, always_open=0.1), SIZES, CPU)
+    with pytest.raises(ValueError, match="never trained, so that no penalty balances them"):
+        prepare(replace(asked, method="random", gate_balance=0.1), SIZES, CPU)
+    with pytest.raises(ValueError, match="rates has 3 values: expected one for each of the 2 layers"):
+        prepare(replace(asked, rates=(0.1, 0.1, 0.1)), SIZES, CPU)
+
+
+def test_top_k_balances_its_load_where_it_is_asked_to() -> None:
+    asked = FFNSettings(method="top-k", width=16, executes=1, block=16, scale="softmax", gate_balance=0.1)
+    model, budget, _, _ = prepare(asked, SIZES, CPU)
+    assert isinstance(budget, OpenLoopBudget)
+    budget.apply_(model, 0.5)
+    with usage(model) as used:
+        model(ids())
+    assert float(budget.step(used, 0.5).detach()) == pytest.approx(0.1 * float(load_penalty(used).detach()))
+    assert prepare(replace(asked, gate_balance=0.0), SIZES, CPU).budget is None
 
 
 def test_training_is_three_forward_passes_and_what_the_exact_gradient_adds() -> None:

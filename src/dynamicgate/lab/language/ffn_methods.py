@@ -128,31 +128,51 @@ def _gate_and_rigl(settings: FFNSettings, model: GPT, seed: int) -> Prepared:
 
 
 def _top_k(settings: FFNSettings, model: GPT, seed: int) -> Prepared:
-    """Exactly as many blocks as the budget pays for, for every token in every layer."""
-    sites, blocks = ffn_sites(model), blocks_of(settings, model)
-    counts = [affordable(settings, model)] * len(sites)
-    if settings.rates is not None:
-        counts = [max(1, round(rate * blocks)) for rate in settings.rates]
+    """Exactly as many blocks as the budget pays for, for every token in every layer. A balanced load comes from a
+    budget that asks for nothing else."""
+    sites, features = ffn_sites(model), model.config.features
+    _refuse_idle(settings)
+    if settings.rates is None:
+        counts = [affordable(settings, features)] * len(sites)
+    elif len(settings.rates) != len(sites):
+        raise ValueError(f"rates has {len(settings.rates)} values: expected one for each of the {len(sites)} layers")
+    else:
+        counts = [max(1, round(rate * blocks_of(settings, features))) for rate in settings.rates]
+    shared: Any = {"block": settings.block, "net": settings.net, "rank": settings.rank, "scale": settings.scale}
     for site, top_k in zip(sites, counts, strict=True):
-        gate_(
-            model, GateConfig(block=settings.block, net=settings.net, scale=settings.scale, top_k=top_k), where=[site]
-        )
+        gate_(model, GateConfig(top_k=top_k, **shared), where=[site])
     if settings.method == "random":  # choices that depend on the token and are never learned
         for gate in named_gates(model).values():
             gate.requires_grad_(False)
-    return Prepared(model, None, None, _counter(model))
+    budget = OpenLoopBudget(weight=0.0, floor=0.0, on_collapse="ignore", balance=settings.gate_balance)
+    return Prepared(model, budget if settings.gate_balance else None, None, _counter(model))
+
+
+def _refuse_idle(settings: FFNSettings) -> None:
+    """What means nothing where the number of open blocks is fixed, and where gates do not learn."""
+    if settings.always_open:
+        raise ValueError(
+            f"method {settings.method!r} opens the same number of blocks for every token: expected always_open=0, "
+            f"received {settings.always_open!r}"
+        )
+    if settings.method == "random" and settings.gate_balance:
+        raise ValueError(
+            "gates of method 'random' are never trained, so that no penalty balances them: expected gate_balance=0, "
+            f"received {settings.gate_balance!r}"
+        )
 
 
 def _router(settings: FFNSettings, model: GPT, seed: int) -> Prepared:
     """Mixture of experts: a softmax over the blocks, the best of them open, and a penalty that balances their load."""
-    config = GateConfig(kind="router", block=settings.block, top_k=affordable(settings, model))
+    config = GateConfig(kind="router", block=settings.block, top_k=affordable(settings, model.config.features))
     gate_(model, config, where=ffn_sites(model))
     budget = OpenLoopBudget(form="balance", weight=settings.balance) if settings.balance else None
     return Prepared(model, budget, None, _counter(model))
 
 
 def _relu_router(settings: FFNSettings, model: GPT, seed: int) -> Prepared:
-    budget = ReluRouterBudget(rate_at(settings, model, model.config.features * blocks_of(settings, model)))
+    features = model.config.features
+    budget = ReluRouterBudget(rate_at(settings, model, features * blocks_of(settings, features)))
     budget.attach_(model, settings.block)
     return Prepared(model, budget, None, _counter(model))
 
@@ -213,20 +233,19 @@ def rate_at(settings: FFNSettings, model: GPT, network: float) -> float:
     return (2 * executes * model.config.features**2 - network) / (2 * model.config.features * model.config.width)
 
 
-def blocks_of(settings: FFNSettings, model: GPT) -> int:
-    """Blocks of a feed-forward layer."""
-    return math.ceil(model.config.width / settings.block)
+def blocks_of(settings: FFNSettings, features: int) -> int:
+    """Blocks of a feed-forward layer of a model with so many features."""
+    return math.ceil(round(settings.width * features) / settings.block)
 
 
-def affordable(settings: FFNSettings, model: GPT) -> int:
+def affordable(settings: FFNSettings, features: int) -> int:
     """How many blocks of a layer the cost of the dense layer pays for, after its router."""
-    features = model.config.features
     executes = settings.width if settings.executes is None else settings.executes
-    router = features * blocks_of(settings, model)
+    router = features * blocks_of(settings, features)
     count = math.floor((2 * executes * features**2 - router) / (2 * features * settings.block) + 1e-9)
     if count < 1:
         raise ValueError(
             f"a layer of width {executes:g} d does not pay for one block of {settings.block} units and a router over "
-            f"{blocks_of(settings, model)} blocks: expected a larger `executes` or another block"
+            f"{blocks_of(settings, features)} blocks: expected a larger `executes` or another block"
         )
     return count
