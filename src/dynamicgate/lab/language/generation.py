@@ -12,6 +12,7 @@ from dynamicgate.accounting import count_macs
 from dynamicgate.accounting.counter import MacCounter, deployed
 from dynamicgate.gating.recording import Usage, usage
 from dynamicgate.lab.language.gpt import GPT, Cache
+from dynamicgate.lab.language.relu_router import open_rates, routers_of
 from dynamicgate.modules import evaluating
 
 
@@ -70,4 +71,8 @@ def _cost(model: GPT, counter: MacCounter, used: Usage, cache: Cache, tokens: in
     pairs = sum(range(seen - tokens + 1, seen + 1)) - tokens  # beyond those that were counted
     attention = 2 * config.features * config.layers * pairs
     executed = float(counter.executed(deployed(counter.gates, used))) * tokens + attention
-    return executed, counter.dense * tokens + attention
+    dense = counter.dense * tokens + attention
+    if routers := routers_of(model):  # the counter takes them for layers of the model, and their blocks for open
+        executed -= 2 * config.features * config.width * tokens * sum(1.0 - float(rate) for rate in open_rates(routers))
+        dense -= tokens * sum(router.net.weight.numel() for router in routers)
+    return executed, dense

@@ -9,6 +9,7 @@ Shapes in names: B rows (any leading dimensions), D features, N units, G blocks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,7 +63,7 @@ class ReluRouterBudget:
 
     def rates(self) -> list[Tensor]:
         """Open blocks of each layer in the last forward pass."""
-        return [(router.scores_BG > 0).float().mean() for router in self.routers if router.scores_BG is not None]
+        return open_rates(self.routers)
 
     def penalty(self) -> Tensor:
         """What to add to the task loss, once for each step."""
@@ -78,6 +79,16 @@ class ReluRouterBudget:
     def load_state_dict(self, state: dict[str, float]) -> None:
         """Continue where `state_dict` was taken."""
         self.weight, self.opened = state["weight"], state["opened"]
+
+
+def routers_of(model: nn.Module) -> list[ReluRouter]:
+    """The routers of a model, from the first layer to the last."""
+    return [module for module in model.modules() if isinstance(module, ReluRouter)]
+
+
+def open_rates(routers: Sequence[ReluRouter]) -> list[Tensor]:
+    """Open blocks of each layer in the last forward pass."""
+    return [(router.scores_BG > 0).float().mean() for router in routers if router.scores_BG is not None]
 
 
 def _balanced_sum(scores_BG: Tensor, rate: float) -> Tensor:
