@@ -13,7 +13,7 @@ import dynamicgate as dg
 from dynamicgate.inference.decoder_parts import parts_of
 from dynamicgate.inference.gpu import choose_decoding as choosing
 from dynamicgate.inference.gpu import decoding
-from dynamicgate.inference.gpu.choose_decoding import PlainFFN, choose_decoding, parts_for_cache
+from dynamicgate.inference.gpu.choose_decoding import CompiledStep, PlainFFN, choose_decoding, parts_for_cache
 from dynamicgate.inference.gpu.decoding import CachedDecoder, OneToken, Pairs
 from dynamicgate.inference.gpu.whole_model import CAPTURED, LAYERS, ONE_GRAPH, WholeModel
 from dynamicgate.lab.language.gpt import GPT, GPTConfig
@@ -65,6 +65,27 @@ def test_steps_give_what_the_model_gives_beyond_the_room_of_a_cache(monkeypatch:
     decoder = decoder_of(gpt)
     follow(gpt, decoder, pairs, list(pairs), tokens=30)
     assert len(decoder.slots) > 1
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, about itself
+def test_a_compiled_step_is_compiled_for_any_number_of_rooms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoding, "ROOM", 2)
+    gpt, compiled = model(), 0
+
+    def count(graph: Any, _inputs: Any) -> Any:
+        nonlocal compiled
+        compiled += 1
+        return graph
+
+    step = one_token(gpt)
+    decoder = CachedDecoder(CompiledStep(step, backend=count), step.cache, uncaptured)
+    _, pairs = prompt(gpt, 3)
+    follow(gpt, decoder, pairs, list(pairs), tokens=24)
+    assert compiled > torch._dynamo.config.recompile_limit
+    before = compiled
+    _, pairs = prompt(gpt, 3, seed=1)
+    follow(gpt, decoder, pairs, list(pairs), tokens=24)
+    assert compiled == before, "a second conversation finds all of them"
 
 
 def choose_by(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts, cache_kind, parts_of
 from dynamicgate.inference.gpu.cuda_graph import captured
-from dynamicgate.inference.gpu.decoding import MOST_SEQUENCES, CachedDecoder, OneToken, Pairs, Step
+from dynamicgate.inference.gpu.decoding import MOST_SEQUENCES, CachedDecoder, Memory, OneToken, Pairs, Step
 from dynamicgate.inference.gpu.ffn import FeedForward
 from dynamicgate.inference.gpu.timing import time_calls
 from dynamicgate.inference.gpu.whole_model import (
@@ -19,6 +19,7 @@ from dynamicgate.inference.gpu.whole_model import (
     LAYERS,
     ONE_GRAPH,
     WholeModel,
+    compiled_for_one_shape,
     reason_of,
     simplest,
     typical_error,
@@ -96,9 +97,26 @@ def choose_decoding(
     return regimes, notes
 
 
+class CompiledStep:
+    """A step under torch.compile, once for each number of sequences and room of their cache: torch refuses to compile
+    the same code more than a few times, and a generation needs new room every so many positions."""
+
+    def __init__(self, model: Step, **options: Any) -> None:
+        """`options` of torch.compile."""
+        self._model, self._options = model, options
+        self._compiled: dict[tuple[torch.Size, torch.Size], Step] = {}
+
+    def __call__(self, ids_B1: Tensor, position: Tensor, cache: Memory) -> Tensor:
+        """Scores [B, 1, V], as of the model."""
+        shapes = ids_B1.shape, cache[0].shape
+        if shapes not in self._compiled:
+            self._compiled[shapes] = compiled_for_one_shape(self._model, **self._options)
+        return self._compiled[shapes](ids_B1, position, cache)
+
+
 def captured_decoders(model: OneToken) -> dict[str, CachedDecoder]:
     """The captured ways to run a step."""
-    steps: dict[str, Step] = {LAYERS: model, ONE_GRAPH: torch.compile(model, fullgraph=True, dynamic=False)}
+    steps: dict[str, Step] = {LAYERS: model, ONE_GRAPH: CompiledStep(model)}
     return {f"{name}{CAPTURED}": CachedDecoder(step, model.cache, captured) for name, step in steps.items()}
 
 

@@ -166,18 +166,18 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(lines).strip()}"
 
 
-def compiled_for_one_shape(body: nn.Module, **options: Any) -> Call:
-    """`body` under torch.compile, for inputs of one shape.
+def compiled_for_one_shape(body: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
+    """`body` under torch.compile, for arguments of one shape.
 
     torch counts how often a piece of code was compiled, for all models and shapes together, and after a few times runs
     it eagerly. So each shape gets code of its own, which is equal but not the same.
     """
 
-    def run(x: Tensor) -> Tensor:
-        return body(x)
+    def run(*args: Any) -> Tensor:
+        return body(*args)
 
     own = types.FunctionType(run.__code__.replace(), run.__globals__, closure=run.__closure__)
-    found: Call = torch.compile(own, fullgraph=True, dynamic=False, **options)
+    found: Callable[..., Tensor] = torch.compile(own, fullgraph=True, dynamic=False, **options)
     return found
 
 
