@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -60,7 +61,7 @@ def compile(
         tuple (x, y), of which x is used, `dynamicgate.data.Arrays`, or batches (a DataLoader, say), of which only the
         first are read; a DataFrame, by name where the model carries a schema, which the compiled one then carries too.
         For a language model, one call: tokens, a dict of keyword arguments, or a pair of a tuple of arguments and a
-        dict.
+        dict. On a GPU of one tensor, which the model reads first.
     batches: rows of a call (tokens on a GPU), ascending: one choice for each.
     calibration: inputs to look for blocks that never open (the example by default), given like `example` and read to
         the end. Such blocks are reported, and removed only with `drop_never_open`, which changes the outputs for inputs
@@ -91,6 +92,8 @@ def compile(
         )
     if weights is not None:
         raise ValueError("weights='int8' is for language models on the CPU: give an example of tokens, or leave it out")
+    if call is not None and call.tensors:
+        example = _first_argument(model, call)
     schema = schema_of(model)
     x = inputs_by_name(example, schema, rows=MAX_ROWS).detach()
     _check_arguments(x, batches, seconds, memory)
@@ -116,6 +119,18 @@ def compile(
         seconds=seconds,
     )
     return _with_schema(CompiledModel(body, plan, nodes), model)
+
+
+def _first_argument(model: nn.Module, call: Inputs) -> Tensor:
+    """The tensor of a call on a GPU, where plans are made for calls with nothing else."""
+    first = next(iter(inspect.signature(model.forward).parameters), None)
+    if len(call.args) + len(call.kwargs) == 1 and list(call.kwargs) in ([], [first]):
+        return call.tensors[0]
+    names = [*(f"argument {i}" for i in range(1, len(call.args) + 1)), *map(repr, call.kwargs)]
+    raise ValueError(
+        f"on a GPU an example is the one tensor that the model reads first ({first!r}), received {', '.join(names)}: "
+        "give that tensor. The compiled model may be called with more, such as a mask, and runs layer by layer then"
+    )
 
 
 def _check_arguments(x: Tensor, batches: Sequence[int], seconds: float, memory: float | None) -> None:
