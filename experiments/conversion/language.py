@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from dynamicgate.distributed import choose_device
 from dynamicgate.hf import kl_divergence
-from dynamicgate.lab.language.resumable import autocast
+from dynamicgate.lab.language.resumable import DivergenceError, autocast, diverged_run
 from dynamicgate.lab.runner import Job
 from experiments.conversion.measuring import measure_student, parameters
 from experiments.conversion.models import language_model
@@ -27,7 +27,7 @@ CROSS_ENTROPY = 0.1  # beside a weight of 1 for the divergence from the dense mo
 RANKED = 1024  # samples by which units are ranked
 CALIBRATED = 64  # windows of validation text on which budgets and thresholds are put
 AT_ONCE = 32  # windows, where nothing is trained
-ARM = ("method", "ffn", "block", "experts")
+ARM = ("method", "ffn", "block", "experts", "ramp")
 
 
 class NextTokens:
@@ -73,6 +73,7 @@ def train(job: Job, texts: Texts) -> dict[str, Any]:
     task = NextTokens(dense, texts, asked, device)
     student = make_student(arm, dense, task.samples())
     student.model.requires_grad_(True)
+    about = {"model": job.model, "seed": job.seed, "settings": asked}
     trained: dict[str, Any] = {"tokens": 0, "seconds": 0.0, "curve": []}
     if arm.method in TRAINED:
         steps = max(1, asked["tokens"] // (asked["batch"] * asked["context"]))
@@ -80,7 +81,10 @@ def train(job: Job, texts: Texts) -> dict[str, Any]:
             student.model, student.budget, task, Training(steps=steps, seed=job.seed), settings=asked, device=device,
             folder=job.folder,
         )  # fmt: skip
-        run.train()
+        try:
+            run.train()
+        except DivergenceError as error:
+            return {**about, **diverged_run(error, run, "bits_per_byte"), "tokens": run.tokens}
         curve = [[round(x, 4) for x in point] for point in run.curve]
         trained = {"tokens": run.tokens, "seconds": round(run.seconds, 1), "curve": curve}
     student.model.eval()
@@ -88,10 +92,7 @@ def train(job: Job, texts: Texts) -> dict[str, Any]:
     budget = student.budget
     found["macs"]["target"] = None if budget is None else budget.target
     collapses = [] if budget is None else [vars(one) for one in budget.collapses]
-    return {
-        "model": job.model, "seed": job.seed, "settings": asked, **found, **trained,
-        "params": parameters(student.model), "collapses": collapses,
-    }  # fmt: skip
+    return {**about, **found, **trained, "params": parameters(student.model), "collapses": collapses}
 
 
 def measure(student: Student, dense: nn.Module, texts: Texts, asked: Mapping[str, Any]) -> dict[str, Any]:

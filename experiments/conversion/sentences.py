@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate.distributed import choose_device
-from dynamicgate.lab.language.resumable import autocast
+from dynamicgate.lab.language.resumable import DivergenceError, autocast, diverged_run
 from dynamicgate.lab.runner import Job
 from experiments.conversion.measuring import measure_student, on, parameters
 from experiments.conversion.models import sentence_encoder
@@ -27,7 +27,7 @@ SHORTEST, LONGEST = 4, 126  # tokens of a sentence, without those that mark its 
 CALIBRATED, RANKED = 512, 1024  # sentences
 AT_ONCE = 128  # sentences, where nothing is trained
 ENDS = (".", "!", "?")
-ARM = ("method", "ffn", "block")
+ARM = ("method", "ffn", "block", "ramp")
 
 
 class Sentences:
@@ -127,6 +127,7 @@ def train(job: Job, texts: Texts) -> dict[str, Any]:
     task = Embeddings(dense, texts, asked, device)
     student = make_student(arm, dense, task.samples())
     student.model.requires_grad_(True)
+    about = {"model": job.model, "seed": job.seed, "settings": asked}
     trained: dict[str, Any] = {"tokens": 0, "seconds": 0.0, "curve": []}
     if arm.method in TRAINED:
         steps = max(1, round(asked["tokens"] / (asked["batch"] * task.train.mean_length)))
@@ -134,7 +135,10 @@ def train(job: Job, texts: Texts) -> dict[str, Any]:
             student.model, student.budget, task, Training(steps=steps, seed=job.seed), settings=asked, device=device,
             folder=job.folder,
         )  # fmt: skip
-        run.train()
+        try:
+            run.train()
+        except DivergenceError as error:
+            return {**about, **diverged_run(error, run, "cosine"), "tokens": run.tokens}
         curve = [[round(x, 5) for x in point] for point in run.curve]
         trained = {"tokens": run.tokens, "seconds": round(run.seconds, 1), "curve": curve}
     student.model.eval()
@@ -143,7 +147,7 @@ def train(job: Job, texts: Texts) -> dict[str, Any]:
     cosines = cosine(student.model, dense, batches, device)
     budget = student.budget
     return {
-        "model": job.model, "seed": job.seed, "settings": asked,
+        **about,
         "quality": {"cosine": float(cosines.mean()), "least": float(cosines.min()), "sentences": len(cosines)},
         "macs": {**found["macs"], "target": None if budget is None else budget.target},
         "open": found["open"], **trained, "params": parameters(student.model),

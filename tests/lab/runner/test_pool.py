@@ -9,11 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -35,6 +35,7 @@ from tests.places import ROOT
 
 TABLE = "clouds/small"
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 @pytest.fixture
@@ -198,6 +199,35 @@ def test_after_a_kill_only_the_rest_is_run(finished: Experiment, tmp_path: Path)
     for one in (*whole.values(), *found.values()):
         del one["hash"], one["settings"]["data"]  # the path of the data
     assert found == whole
+
+
+class TerminatedAfterOne(InThisProcess):
+    """An engine that gets SIGTERM once its first item is done."""
+
+    def run(self, task: Callable[[T], R], items: Sequence[T], **more: Any) -> Iterator[tuple[T, R]]:
+        for item, result in super().run(task, items, **more):
+            os.kill(os.getpid(), signal.SIGTERM)
+            yield item, result
+
+
+def test_what_is_finished_is_collected_after_sigterm(tmp_path: Path) -> None:
+    experiment = new_experiment(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run(experiment, engine=TerminatedAfterOne())
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert run(experiment, engine=TerminatedAfterOne()) == 5  # a handler of the caller is left alone
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert len(stored(experiment)) == 6
+
+
+def test_a_run_that_diverged_is_said_so() -> None:
+    run = {"quality": {"bits_per_byte": None}, "macs": {"relative": None}, "diverged": "the loss became nan at step 3"}
+    assert describe(run) == "diverged: the loss became nan at step 3"
 
 
 def test_after_a_kill_the_runs_that_follow_finished_ones_are_still_asked_for(tmp_path: Path) -> None:

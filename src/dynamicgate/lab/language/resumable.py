@@ -7,6 +7,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,10 @@ from dynamicgate.training.interrupt import Interrupts
 
 CURVE = 50  # points of the loss curve
 Show = Callable[[int, float], None]
+
+
+class DivergenceError(ValueError):
+    """The loss is no number any more: a result of this run, and no reason to end others."""
 
 
 class ResumableRun(ABC):
@@ -64,19 +69,39 @@ class ResumableRun(ABC):
                     saved = time.monotonic()
                 if interrupts.requested:
                     raise KeyboardInterrupt
+        if self._recent:  # of steps after the last point of the curve
+            self._checked_loss()
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         self.seconds += time.monotonic() - started
 
     def _note(self, show: Show | None = None) -> None:
-        loss = float(torch.stack(self._recent).mean())
+        loss = self._checked_loss()
         self._recent.clear()
-        if not math.isfinite(loss):
-            raise ValueError(f"the loss became {loss} at step {self.step}: lower the learning rate")
         relative = self.relative
         self.curve.append([self.step, loss, *([] if relative is None else [relative])])
         if show is not None:
             show(self.step, loss)
+
+    def _checked_loss(self) -> float:
+        """The mean of the steps since the last point of the curve."""
+        loss = float(torch.stack(self._recent).mean())
+        if not math.isfinite(loss):
+            raise DivergenceError(f"the loss became {loss} at step {self.step}: lower the learning rate")
+        return loss
+
+
+def diverged_run(error: DivergenceError, run: ResumableRun, quality: str) -> dict[str, Any]:
+    """What is stored of a run that came to nothing, in place of what it would have reached: no value of its `quality`,
+    no MACs, how far it came, and why."""
+    return {
+        "quality": {quality: None},
+        "macs": {"relative": None},
+        "seconds": round(run.seconds, 1),
+        "curve": [[round(x, 4) for x in point] for point in run.curve],
+        "collapses": [],
+        "diverged": str(error),
+    }
 
 
 def autocast(device: torch.device) -> torch.autocast:

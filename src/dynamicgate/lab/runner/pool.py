@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -168,11 +170,27 @@ def run_jobs(
 
     try:
         work = jobs[0].work if jobs else None
-        for job, outcome in chosen.run(task, missing, more=ask_for_more if more else None, shared=work):
-            print(progress.line(job, outcome), file=sys.stderr, flush=True)
+        with termination_as_interruption():
+            for job, outcome in chosen.run(task, missing, more=ask_for_more if more else None, shared=work):
+                print(progress.line(job, outcome), file=sys.stderr, flush=True)
     finally:
         collect(results, asked)
     return progress.total
+
+
+@contextmanager
+def termination_as_interruption() -> Iterator[None]:
+    """While entered, SIGTERM acts like Ctrl-C, so that what is finished is collected. A handler of the caller and other
+    threads are left alone."""
+    own = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not own or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def with_what_follows(jobs: Sequence[Job], more: Callable[[Job], Sequence[Job]] | None) -> list[Job]:
@@ -216,6 +234,8 @@ def describe(run: dict[str, Any]) -> str:
     """The result of a run in a few words."""
     if "unreachable" in run:
         return "not possible at this budget"
+    if "diverged" in run:
+        return f"diverged: {run['diverged']}"
     quality = run["quality"]
     if "accuracy" in quality:
         text = f"{quality['accuracy']:.2%}"
