@@ -21,6 +21,7 @@ from experiments.command import asked_experiment, exit_code, parser_of, run_aske
 from experiments.conversion.page import pages
 from experiments.conversion.tables import CONVERSION, MILLION
 from experiments.conversion.texts import TESTED_ON, write_texts
+from experiments.language.asked import only
 
 MODULE = "experiments.conversion"
 READ = {"smollm2": TESTED_ON, "minilm": ("books",)}
@@ -47,8 +48,7 @@ def main() -> None:
         write_pages(experiment.root, pages(experiment))
         return
     jobs = experiment.jobs([experiment.table(name) for name in args.names], seeds=args.seeds, device=args.device)
-    jobs = [job for job in jobs if args.only is None or job.model in args.only]
-    run_asked(experiment, jobs, args, f"python -m {MODULE} {' '.join(args.names)}")
+    run_asked(experiment, only(jobs, args.only), args, f"python -m {MODULE} {' '.join(args.names)}")
 
 
 if __name__ == "__main__":

@@ -35,9 +35,12 @@ def section(experiment: Experiment, tokens: dict[str, int], table_of: Callable[[
     """The tables that have runs, each under the number of tokens that its students were trained with."""
     made = []
     for name, count in tokens.items():
-        rows = read_rows(experiment, experiment.table(name))
+        table = experiment.table(name)
+        rows = read_rows(experiment, table)
         if rows:
-            made.append(f"Trained with {count // MILLION} M tokens each:\n\n{table_of(rows)}")
+            missing = "; ".join(model for model in table.models if model not in rows)
+            shown = (f"Trained with {count // MILLION} M tokens each:", table_of(rows))
+            made.append("\n\n".join([*shown, *([f"No run yet: {missing}."] if missing else [])]))
     return "\n\n".join(made) or MISSING
 
 
@@ -59,37 +62,61 @@ def mean_of(runs: list[Run], *path: str) -> float:
 
 
 def conversion_table(rows: Rows) -> str:
-    """Every student: what it executes, and its test texts, relative to the dense model with the same tokens."""
-    dense = rows.get(DENSE)
-    body = []
-    for name, runs in rows.items():
-        cells = [name, f"{mean_of(runs, 'macs', 'ffn'):.3f}", f"{mean_of(runs, 'macs', 'relative'):.3f}"]
-        for text in TESTED_ON:
-            perplexity = mean_of(runs, "quality", "test", text, "perplexity")
-            bits = mean_of(runs, "quality", "test", text, "bits_per_byte")
-            cells.append(f"{perplexity:.2f} ({bits:.4f})")
-        bits = mean_of(runs, "quality", "bits_per_byte")
-        apart = ABSENT if dense is None else f"{bits / mean_of(dense, 'quality', 'bits_per_byte') - 1.0:+.1%}"
-        tokens = fmean(run["tokens"] for run in runs)
-        body.append([*cells, f"{bits:.4f}", apart, "yes" if tokens else "no"])
+    """Every student: what it executes on each test text, and its perplexity there, relative to the dense model with the
+    same tokens."""
+    done = finished(rows)
+    dense = done.get(DENSE)
     columns = [
-        "student", "MACs of the FFNs", "MACs of the model",
-        *(f"{TITLES[text]}: perplexity (bits per byte)" for text in TESTED_ON),
+        "student", f"MACs of the FFNs: {', '.join(TITLES[text] for text in TESTED_ON)}", "MACs of the model",
+        *(f"{TITLES[text]}: perplexity (against {DENSE})" for text in TESTED_ON),
         "mean bits per byte", f"against {DENSE}", "trained",
     ]  # fmt: skip
+    body = []
+    for name in rows:
+        if name not in done:
+            body.append([name, *["diverged"] * (len(columns) - 2), "yes"])
+            continue
+        runs = done[name]
+        shares = [f"{mean_of(runs, 'quality', 'test', text, 'macs', 'ffn'):.3f}" for text in TESTED_ON]
+        cells = [name, shares[0] if len(set(shares)) == 1 else ", ".join(shares)]
+        cells.append(f"{mean_of(runs, 'macs', 'relative'):.3f}")
+        for text in TESTED_ON:
+            path = ("quality", "test", text, "perplexity")
+            cells.append(f"{mean_of(runs, *path):.2f} ({against(runs, dense, *path)})")
+        cells.append(f"{mean_of(runs, 'quality', 'bits_per_byte'):.4f}")
+        tokens = fmean(run["tokens"] for run in runs)
+        body.append([*cells, against(runs, dense, "quality", "bits_per_byte"), "yes" if tokens else "no"])
     return markdown(columns, body, numbers=True)
+
+
+def against(runs: list[Run], dense: list[Run] | None, *path: str) -> str:
+    """A number of the runs relative to that of the dense model with the same tokens."""
+    return ABSENT if dense is None else f"{mean_of(runs, *path) / mean_of(dense, *path) - 1.0:+.1%}"
+
+
+def finished(rows: Rows) -> Rows:
+    """The runs that came to a result, without those whose loss became no number."""
+    kept = {name: [run for run in runs if "diverged" not in run] for name, runs in rows.items()}
+    return {name: runs for name, runs in kept.items() if runs}
 
 
 def minilm_table(rows: Rows) -> str:
     """Every student: what it executes, and how close its embeddings are to those of the dense model."""
     body = []
-    for name, runs in rows.items():
+    for name, runs in finished(rows).items():
         found = interval([float(run["quality"]["cosine"]) for run in runs])
         half = "" if found.half is None else f" ± {found.half:.4f}"
         body.append([
             name, f"{mean_of(runs, 'macs', 'ffn'):.3f}", f"{mean_of(runs, 'macs', 'relative'):.3f}",
             f"{found.mean:.4f}{half}", f"{mean_of(runs, 'quality', 'least'):.4f}",
-            "yes" if fmean(run["tokens"] for run in runs) else "no", str(found.n),
+            "yes" if fmean(run["tokens"] for run in runs) else "no", str(found.n) + said_lost(rows[name]),
         ])  # fmt: skip
+    body += [[name, *[ABSENT] * 4, "yes", "0" + said_lost(rows[name])] for name in rows if name not in finished(rows)]
     columns = ["student", "MACs of the FFNs", "MACs of the model", "mean cosine", "least cosine", "trained", "seeds"]
     return markdown(columns, body, numbers=True)
+
+
+def said_lost(runs: list[Run]) -> str:
+    """How many of the runs diverged."""
+    lost = sum("diverged" in run for run in runs)
+    return f", {lost} diverged" if lost else ""

@@ -21,7 +21,6 @@ Method = Literal[
     "threshold",
 ]  # fmt: skip
 TRAINED: tuple[Method, ...] = ("dense", "gate", "static width", "experts")
-RAMP = 0.5  # the fraction of training over which the budget falls
 # 2 M tokens are 61 steps, in which gates that all start far above their threshold, or move with the default steer of
 # 0.3, do not come down to the budget.
 START = 0.98  # of the MACs of the feed-forward layers, at which gates start
@@ -34,12 +33,14 @@ class Arm:
 
     method: see `METHODS` in docs/language-models.md. ffn: executed MACs of the feed-forward layers relative to the
         dense ones, gate networks included. block: units that open together. experts: that the units are clustered into.
+        ramp: the fraction of training over which the budget of gates falls.
     """
 
     method: Method
     ffn: float = 1.0
     block: int = 32
     experts: int = 16
+    ramp: float = 0.5
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -92,7 +93,7 @@ def _gated(arm: Arm, model: nn.Module, samples: Samples) -> Student:
     """Gates that are nearly all open where they are trained, and at the budget where they are not."""
     target = model_target(model, arm.ffn, samples.validation)
     start = model_target(model, START, samples.validation) if arm.method == "gate" else target
-    budget = Budget(target=target, warmup=0.0, anneal=RAMP, steer=STEER)
+    budget = Budget(target=target, warmup=0.0, anneal=arm.ramp, steer=STEER)
     convert_(model, budget, samples.training, block=arm.block, show=False)
     calibrate_(model, samples.validation, macs=start)
     return Student(model, budget)

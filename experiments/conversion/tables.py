@@ -12,6 +12,7 @@ from experiments.conversion.texts import TESTED_ON, Texts, load_texts, own_texts
 
 DENSE = "dense + same tokens"
 FRACTIONS = (0.75, 0.5, 0.25)  # of the MACs of the feed-forward layers
+SECOND = "blocks of 16, longer ramp"
 MILLION = 1_000_000
 SMOLLM2_TOKENS = {"smollm2": 60 * MILLION, "smollm2-10m": 10 * MILLION, "smollm2-2m": 2 * MILLION}
 MINILM_TOKENS = {"minilm": 20 * MILLION, "minilm-2m": 2 * MILLION}
@@ -43,13 +44,16 @@ def smollm2_models(tokens: int) -> dict[str, dict[str, Any]]:
             if method == "threshold" and ffn <= 1 / 3:  # the gate projection, which is always computed, is a third
                 continue
             models[f"{method} {percent(ffn)}"] = {**shared, "method": method, "ffn": ffn}
+    for ffn in FRACTIONS:  # the second design: half the block, and a budget that takes longer to fall
+        models[f"gate {percent(ffn)}, {SECOND}"] = {**shared, "method": "gate", "ffn": ffn, "block": 16, "ramp": 0.8}
     return models
 
 
 def minilm_models(tokens: int) -> dict[str, dict[str, Any]]:
-    """Gates at half of the feed-forward layers, and their controls."""
+    """Gates at half and at a quarter of the feed-forward layers, and their controls."""
     return {
-        f"{method} {percent(0.5)}": {**MINILM, "tokens": tokens, "method": method, "ffn": 0.5}
+        f"{method} {percent(ffn)}": {**MINILM, "tokens": tokens, "method": method, "ffn": ffn}
+        for ffn in (0.5, 0.25)
         for method in ("gate", "static width", "converted")
     }
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from dynamicgate.lab.language.corpora import fetch_python
 from dynamicgate.lab.runner.docs_pages import write_pages
 from experiments.command import asked_experiment, exit_code, parser_of, run_asked
+from experiments.language.asked import only
 from experiments.language.page import pages
 from experiments.language.save import save_model
 from experiments.language.tables import GATE, LANGUAGE
@@ -31,6 +32,7 @@ def main() -> None:
     parser.add_argument("names", nargs="+", help=f"{tables}; all, fetch or page; or save and a table and a model")
     parser.add_argument("--only", nargs="*", default=None, help="models; all")
     parser.add_argument("--out", type=Path, default=Path("gpt.safetensors"), help="the file that save writes")
+    parser.add_argument("--half", action="store_true", help="for save: weights in bfloat16, gate networks as they are")
     args = parser.parse_args()
     if args.names == ["fetch"]:
         print(f"checked: {fetch_python(args.data_dir)}")
@@ -40,15 +42,14 @@ def main() -> None:
         if len(args.names) != 3:
             raise ValueError(f'save needs a table and a model: python -m {MODULE} save python "{GATE}"')
         _, table, model = args.names
-        save_model(experiment, table, model, args.out, device=args.device, data_dir=args.data_dir)
+        save_model(experiment, table, model, args.out, device=args.device, data_dir=args.data_dir, half=args.half)
         return
     if args.names == ["page"]:
         write_pages(experiment.root, pages(experiment))
         return
     names = [t.name for t in experiment.tables] if args.names == ["all"] else args.names
     jobs = experiment.jobs([experiment.table(name) for name in names], seeds=args.seeds, device=args.device)
-    jobs = [job for job in jobs if args.only is None or job.model in args.only]
-    run_asked(experiment, jobs, args, f"python -m {MODULE} {' '.join(args.names)}")
+    run_asked(experiment, only(jobs, args.only), args, f"python -m {MODULE} {' '.join(args.names)}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
-from experiments.conversion import experts, language, page, sentences, tables
+from experiments.conversion import experts, language, sentences, tables
 from experiments.conversion import texts as texts_module
 from experiments.conversion.measuring import measure_student
 from experiments.conversion.models import ffn_macs, ffn_sites, language_model, sentence_encoder
@@ -30,7 +30,6 @@ from transformers import LlamaForCausalLM
 import dynamicgate as dg
 from dynamicgate.lab.language.text import PARTS, Text
 from dynamicgate.lab.language.tokenizers import Bytes
-from dynamicgate.lab.result_file import write_runs
 from dynamicgate.lab.runner import Experiment
 
 CPU = torch.device("cpu")
@@ -318,38 +317,6 @@ def test_a_sentence_encoder_is_measured_by_its_cosine(tmp_path: Path) -> None:
     places = torch.Generator().manual_seed(0)
     drawn = [torch.randint(0, len(found.starts), (batch,), generator=places).numpy() for _ in range(steps)]
     assert run["tokens"] == sum(int((found.lengths[rows] + 2).sum()) for rows in drawn)
-
-
-def stored(experiment: Experiment, name: str, runs: dict[str, dict[str, Any]]) -> None:
-    """Runs of these models, as a finished experiment leaves them."""
-    data = {"name": "x", "train": 1, "valid": 1, "test": 1, "features": "smollm2", "classes": 9}
-    found = []
-    for job in experiment.jobs([experiment.table(name)]):
-        if job.model in runs and job.seed == 0:
-            meta = {"data": data, "created": "2026-01-01"}
-            found.append({"model": job.model, "seed": 0, "hash": job.hash, "meta": meta, **runs[job.model]})
-    write_runs(experiment.results / f"{name}.jsonl", found)
-
-
-def test_the_page_compares_with_the_dense_model_that_had_the_same_tokens(tmp_path: Path) -> None:
-    experiment = Experiment("conversion", tables.tables(), tmp_path)
-    assert page.pages(experiment) == {page.PAGE: {"conversion": page.MISSING, "minilm": page.MISSING}}
-
-    def language_run(bits: float, tokens: int, ffn: float) -> dict[str, Any]:
-        test = {name: {"perplexity": 20.0, "bits_per_byte": bits} for name in TESTED_ON}
-        macs = {"ffn": ffn, "relative": 0.68}
-        return {"quality": {"bits_per_byte": bits, "test": test}, "macs": macs, "tokens": tokens}
-
-    dense, gate, oracle = language_run(1.0, 5, 1.0), language_run(1.1, 5, 0.5), language_run(1.2, 0, 0.5)
-    stored(experiment, "smollm2-2m", {tables.DENSE: dense, "gate 50 %": gate, "block oracle 50 %": oracle})
-    encoder = {"quality": {"cosine": 0.98, "least": 0.9}, "macs": {"ffn": 0.5, "relative": 0.7}, "tokens": 5}
-    stored(experiment, "minilm", {"gate 50 %": encoder})
-    sections: Any = page.pages(experiment)[page.PAGE]
-    assert "Trained with 2 M tokens each:" in sections["conversion"]
-    texts = "20.00 (1.1000) | 20.00 (1.1000) | 20.00 (1.1000)"
-    assert f"| gate 50 % | 0.500 | 0.680 | {texts} | 1.1000 | +10.0% | yes |" in sections["conversion"]
-    assert "| 1.2000 | +20.0% | no |" in sections["conversion"]
-    assert "| gate 50 % | 0.500 | 0.700 | 0.9800 | 0.9000 | yes | 1 |" in sections["minilm"]
 
 
 def test_weights_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

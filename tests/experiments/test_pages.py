@@ -33,7 +33,7 @@ def datasets_run() -> int:
 
 
 def texts_run() -> int:
-    """The tables of language models with a figure that have results."""
+    """The tables of language models with figures that have results."""
     names = [table.name for table in LANGUAGE.tables if not table.name.endswith(("-rates", "-variants"))]
     return sum(table_path(LANGUAGE.results, name).exists() for name in names)
 
@@ -42,7 +42,7 @@ MAKERS: dict[str, tuple[Callable[[], Any], int]] = {
     "paper": (lambda: paper.pages(PAPER), 1),
     "frontier": (lambda: frontier.pages(FRONTIER), 2 + datasets_run()),  # page, README, and a figure for each dataset
     "stages": (lambda: stages.pages(STAGES), 1),
-    "language": (lambda: language.pages(LANGUAGE), 1 + texts_run()),  # page, and a figure for each table of results
+    "language": (lambda: language.pages(LANGUAGE), 1 + 4 * texts_run()),  # page, and four figures for each
     "conversion": (lambda: conversion.pages(CONVERSION), 1),
     "transfer": (lambda: transfer.pages(TRANSFER), 1),
     "sparse-mnist": (lambda: sparse_mnist.pages(sparse_mnist.SPARSE_MNIST), 1),

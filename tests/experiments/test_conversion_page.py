@@ -1,0 +1,76 @@
+"""What is asked of converted models, and what the page says of their runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from experiments.conversion import language, page, tables
+from experiments.conversion.students import Arm
+from experiments.conversion.texts import TESTED_ON
+
+from dynamicgate.lab.result_file import write_runs
+from dynamicgate.lab.runner import Experiment
+
+
+def stored(experiment: Experiment, name: str, runs: dict[str, dict[str, Any]]) -> None:
+    """Runs of these models, as a finished experiment leaves them."""
+    data = {"name": "x", "train": 1, "valid": 1, "test": 1, "features": "smollm2", "classes": 9}
+    found = []
+    for job in experiment.jobs([experiment.table(name)]):
+        if job.model in runs and job.seed == 0:
+            meta = {"data": data, "created": "2026-01-01"}
+            found.append({"model": job.model, "seed": 0, "hash": job.hash, "meta": meta, **runs[job.model]})
+    write_runs(experiment.results / f"{name}.jsonl", found)
+
+
+def test_the_page_compares_with_the_dense_model_that_had_the_same_tokens(tmp_path: Path) -> None:
+    experiment = Experiment("conversion", tables.tables(), tmp_path)
+    assert page.pages(experiment) == {page.PAGE: {"conversion": page.MISSING, "minilm": page.MISSING}}
+
+    def language_run(bits: float, tokens: int, ffn: float) -> dict[str, Any]:
+        macs = {"ffn": ffn}
+        test = {name: {"perplexity": 20.0 * bits, "bits_per_byte": bits, "macs": macs} for name in TESTED_ON}
+        macs = {"ffn": ffn, "relative": 0.68}
+        return {"quality": {"bits_per_byte": bits, "test": test}, "macs": macs, "tokens": tokens}
+
+    dense, gate, oracle = language_run(1.0, 5, 1.0), language_run(1.1, 5, 0.5), language_run(1.2, 0, 0.5)
+    stored(experiment, "smollm2-2m", {tables.DENSE: dense, "gate 50 %": gate, "block oracle 50 %": oracle})
+    encoder = {"quality": {"cosine": 0.98, "least": 0.9}, "macs": {"ffn": 0.5, "relative": 0.7}, "tokens": 5}
+    stored(experiment, "minilm", {"gate 50 %": encoder})
+    sections: Any = page.pages(experiment)[page.PAGE]
+    assert "Trained with 2 M tokens each:" in sections["conversion"]
+    texts = "22.00 (+10.0%) | 22.00 (+10.0%) | 22.00 (+10.0%)"
+    assert f"| gate 50 % | 0.500 | 0.680 | {texts} | 1.1000 | +10.0% | yes |" in sections["conversion"]
+    assert "| 1.2000 | +20.0% | no |" in sections["conversion"]
+    assert "No run yet: unit oracle 75 %; " in sections["conversion"]
+    assert "| gate 50 % | 0.500 | 0.700 | 0.9800 | 0.9000 | yes | 1 |" in sections["minilm"]
+
+
+def test_the_page_says_what_is_executed_where_it_differs_by_text_and_which_runs_diverged() -> None:
+    def quality(ffn: float) -> dict[str, Any]:
+        test = {
+            name: {"perplexity": 20.0, "bits_per_byte": 1.0, "macs": {"ffn": ffn + 0.01 * number}}
+            for number, name in enumerate(TESTED_ON)
+        }
+        return {"quality": {"bits_per_byte": 1.0, "test": test}, "macs": {"ffn": ffn, "relative": 0.7}, "tokens": 5}
+
+    lost = {"quality": {"bits_per_byte": None}, "macs": {"relative": None}, "tokens": 5, "diverged": "at step 3"}
+    text = page.conversion_table({"gate 50 %": [quality(0.5)], "experts 50 %": [lost]})
+    assert "| gate 50 % | 0.500, 0.510, 0.520 |" in text
+    assert "| experts 50 % | diverged |" in text
+    assert "| 0, 1 diverged |" in page.minilm_table({"gate 50 %": [lost]})
+
+
+def test_the_second_design_is_asked_for_at_every_fraction() -> None:
+    models = tables.smollm2_models(tables.MILLION)
+    for ffn in tables.FRACTIONS:
+        asked = models[f"gate {tables.percent(ffn)}, {tables.SECOND}"]
+        arm = Arm(**{name: asked[name] for name in language.ARM if name in asked})
+        assert (arm.method, arm.ffn, arm.block, arm.ramp) == ("gate", ffn, 16, 0.8)
+    assert Arm(method="gate").ramp == 0.5
+    assert {asked["ffn"] for asked in tables.minilm_models(tables.MILLION).values()} == {0.5, 0.25}
