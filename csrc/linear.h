@@ -1,5 +1,6 @@
 // One linear map from start to end: which zero inputs it skips, which panels it computes, and on how many threads.
 #pragma once
+#include "panels.h"
 #include "rows.h"
 #include "workspace.h"
 

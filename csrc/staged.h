@@ -55,7 +55,7 @@ StageBuffers allot_stages(const Call& call, int rows, Allotter& memory) {
       nonzero = most<int64_t>(nonzero, part.linear.inputs * static_cast<int64_t>(part.linear.skip_zeros ? rows : 1));
     }
   StageBuffers b = {};
-  b.hidden_stride = width + kPanel;  // not a power of two: rows would fall into the same sets of the cache
+  b.hidden_stride = spread(width);
   b.sum_stride = program.parts(0)[program.layers - 1].linear.width;
   const bool moves = (rows > 1 && moves_inputs(program)) || call.x_column_stride != 1;
   if (moves) b.x = memory.take<float>(static_cast<int64_t>(rows) * program.inputs);

@@ -108,61 +108,68 @@ void tiles(int rows, const float* const* a, const Weight* w, const uint16_t* ind
   }
 }
 
-// Two panels of weights side by side, and where each lies from the first: weights, outputs and what is prefetched.
-struct Pair {
-  int64_t weights, column, ahead;
+// Several panels of weights side by side: how many weights are between them, and how many bytes between what is prefetched.
+struct Beside {
+  int64_t weights, ahead;
 };
 
-// `tile` for the panel of outputs at `column` and the one `pair.column` after it. Every output adds in the same order as in
-// a tile of more than seven rows of one panel, so that the same bits come out.
-template <int kRows>
-DG_NOINLINE void pair_tile(const float* const* a, const float* w, int64_t depth, float* const* c, int64_t column,
-                           const char* soon, int64_t stride, const Pair& pair, const Pieces& pieces) {
-  Vec acc[2][kRows];
+// `tile` for several panels of outputs, from the one at `column` on, where one register holds a row of a panel. With one,
+// each multiply-add needs an input of its own from memory, and a processor that decodes four instructions at a time decodes
+// little else. Every output adds in the same order as in a tile of more than seven rows of one panel, so that the same bits
+// come out.
+template <int kRows, int kPanels>
+DG_NOINLINE void wide_tile(const float* const* a, const float* w, int64_t depth, float* const* c, int64_t column,
+                           const char* soon, int64_t stride, const Beside& beside, const Pieces& pieces) {
+  Vec acc[kPanels][kRows];
   DG_UNROLL for (int m = 0; m < kRows; ++m) {
-    acc[0][m] = load(c[m] + column), acc[1][m] = load(c[m] + column + pair.column);
-    __builtin_prefetch(c[m] + column + pair.column + dynamicgate::kPanel, 1);
+    DG_UNROLL for (int p = 0; p < kPanels; ++p) acc[p][m] = load(c[m] + column + p * dynamicgate::kPanel);
+    DG_UNROLL for (int p = 0; p < kPanels; ++p) __builtin_prefetch(c[m] + column + (kPanels + p) * dynamicgate::kPanel, 1);
   }
   for (int piece = 0; piece < pieces.count; ++piece, w += pieces.weights) {
     const float* in[kRows];
     DG_UNROLL for (int m = 0; m < kRows; ++m) in[m] = a[m] + piece * pieces.inputs;
     const char* ahead = soon + piece * pieces.ahead;
-    const float *first = w, *second = w + pair.weights;
-    for (int64_t k = 0; k < depth; ++k, ahead += stride, first += dynamicgate::kPanel, second += dynamicgate::kPanel) {
-      __builtin_prefetch(ahead);
-      __builtin_prefetch(ahead + pair.ahead);
-      const Vec one = load(first), two = load(second);
+    const float* row = w;
+    const auto step = [&](int64_t k, int64_t at) {
+      Vec weight[kPanels];
+      DG_UNROLL for (int p = 0; p < kPanels; ++p) weight[p] = load(row + p * beside.weights + at * dynamicgate::kPanel);
       DG_UNROLL for (int m = 0; m < kRows; ++m) {
-        const Vec value = in[m][k] - Vec{};
-        acc[0][m] += one * value, acc[1][m] += two * value;
+        const Vec value = in[m][k + at] - Vec{};
+        DG_UNROLL for (int p = 0; p < kPanels; ++p) acc[p][m] += weight[p] * value;
       }
-    }
+    };
+    int64_t k = 0;
+    for (; k + kPanels <= depth; k += kPanels, row += kPanels * dynamicgate::kPanel, ahead += kPanels * stride)
+      DG_UNROLL for (int p = 0; p < kPanels; ++p) {
+        __builtin_prefetch(ahead + p * beside.ahead);
+        step(k, p);
+      }
+    for (; k < depth; ++k, row += dynamicgate::kPanel) step(k, 0);
   }
-  DG_UNROLL for (int m = 0; m < kRows; ++m) {
-    store(c[m] + column, acc[0][m]);
-    store(c[m] + column + pair.column, acc[1][m]);
-  }
+  DG_UNROLL for (int m = 0; m < kRows; ++m)
+    DG_UNROLL for (int p = 0; p < kPanels; ++p) store(c[m] + column + p * dynamicgate::kPanel, acc[p][m]);
 }
 
-template <int kRows>
-DG_INLINE void pair_tile_of(int rows, const float* const* a, const float* w, int64_t depth, float* const* c, int64_t column,
-                            const char* soon, int64_t stride, const Pair& pair, const Pieces& pieces) {
+template <int kRows, int kPanels>
+DG_INLINE void wide_tile_of(int rows, const float* const* a, const float* w, int64_t depth, float* const* c, int64_t column,
+                            const char* soon, int64_t stride, const Beside& beside, const Pieces& pieces) {
   if constexpr (kRows > 0) {
-    if (rows == kRows) return pair_tile<kRows>(a, w, depth, c, column, soon, stride, pair, pieces);
-    pair_tile_of<kRows - 1>(rows, a, w, depth, c, column, soon, stride, pair, pieces);
+    if (rows == kRows) return wide_tile<kRows, kPanels>(a, w, depth, c, column, soon, stride, beside, pieces);
+    wide_tile_of<kRows - 1, kPanels>(rows, a, w, depth, c, column, soon, stride, beside, pieces);
   }
 }
 
-// `tiles` for two panels and many rows.
-void pair_tiles(int rows, const float* const* a, const float* w, int64_t depth, float* const* c, int64_t column,
-                const void* next, int64_t row_bytes, const Pair& pair, const Pieces& pieces = kOnePiece) {
-  constexpr int kMost = most(kPairRows, 1);
+// `tiles` for several panels and many rows.
+template <int kPanels>
+void wide_tiles(int rows, const float* const* a, const float* w, int64_t depth, float* const* c, int64_t column,
+                const void* next, int64_t row_bytes, const Beside& beside, const Pieces& pieces) {
+  constexpr int kMost = kPanels == 2 ? 8 : 6;  // sums, a row of weights and an input in 32 registers
   const int count = (rows + kMost - 1) / kMost;
   const int64_t stride = (row_bytes / 4 + count - 1) / count * 4;
   const char* soon = static_cast<const char*>(next);
   for (int left = count; left > 0; --left) {
     const int height = (rows + left - 1) / left;
-    pair_tile_of<kPairRows>(height, a, w, depth, c, column, soon, stride, pair, pieces);
+    wide_tile_of<kMost, kPanels>(height, a, w, depth, c, column, soon, stride, beside, pieces);
     a += height, c += height, rows -= height, soon += depth * stride;
   }
 }

@@ -41,9 +41,7 @@ constexpr int kLaneRows = 3;
 constexpr int kTileRows = DG_VECTOR_BYTES == 64 ? 12 : 6;  // 12 accumulators in 16 AVX2 or 32 AVX-512 registers
 constexpr int kLaneRows = 0;                               // a broadcast from memory is free
 #endif
-// Of a tile of two panels. Where one register holds a whole row of a panel, twelve rows need more addresses than there are
-// registers and one load for each multiply-add; with two panels, a load serves two.
-constexpr int kPairRows = kVectors16 == 1 ? 8 : 0;
+constexpr bool kWideTiles = kVectors16 == 1;  // tiles of several panels, where one register holds a row of a panel
 
 #if defined(__clang__)
 #define DG_SHUFFLE(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)

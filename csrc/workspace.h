@@ -41,6 +41,9 @@ struct Allotter {
   }
 };
 
+// The distance between rows of so many panels of floats: an odd number of cache lines, or rows would share sets of the cache.
+constexpr int64_t spread(int64_t width) { return (width / kPanel | 1) * kPanel; }
+
 struct Buffers {
   int64_t hidden_stride, value_stride;
   float *hidden[2], *logits[2], *value, *x, *packed;
@@ -66,7 +69,7 @@ Buffers allot(const Call& call, int rows, Allotter& memory) {
     nonzero = most<int64_t>(nonzero, layer.main.inputs * (layer.main.skip_zeros ? rows : 1));
   }
   Buffers b = {};
-  b.hidden_stride = width + kPanel, b.value_stride = value + kPanel;  // no powers of two: rows would share sets of the cache
+  b.hidden_stride = spread(width), b.value_stride = spread(value);
   for (int i = 0; i < 2; ++i) {
     b.hidden[i] = memory.take<float>(rows * b.hidden_stride);
     b.logits[i] = memory.take<float>(rows * logits);
