@@ -21,7 +21,7 @@ def connections(linear: nn.Module) -> Tensor | None:
     """The mask of existing connections, if the layer has one: ours, in bool, or that of `torch.nn.utils.prune`, in the
     dtype of the weight. Always the tensor that the layer holds, so that its version says when it changes."""
     buffers = linear._buffers
-    mask = buffers.get("mask", vars(linear).get("mask"))
+    mask = buffers.get("mask", vars(linear).get("mask", linear._parameters.get("mask")))
     if mask is None and type(linear) is not nn.Linear:  # every training step asks, and a search that fails takes long
         mask = getattr(linear, "mask", None)
     return mask if isinstance(mask, Tensor) else buffers.get(PRUNED)

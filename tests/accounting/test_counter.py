@@ -141,6 +141,15 @@ def test_relative_at_is_the_cost_at_a_uniform_open_rate() -> None:
     assert counter.relative_at(0.5) == pytest.approx((24 * 0.5 + 30 * 0.25 + 15 * 0.5) / 69)
 
 
+def test_what_nothing_closes_is_not_rounded_to_float32() -> None:
+    model = nn.Sequential(
+        nn.Linear(501, 503, bias=False), nn.Linear(503, 64, bias=False), nn.Linear(64, 10, bias=False)
+    )
+    dg.gate_(model, GateConfig(block=16), where=["1"])
+    counter = MacCounter(model, rows={"0": 7.0, "1": 7.0, "2": 7.0}, other=123_456_789_013.0)
+    assert counter.relative_at(1.0) == counter.all_open
+
+
 # --- trace: any model, by running it
 
 

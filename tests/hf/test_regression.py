@@ -26,6 +26,16 @@ def test_batches_give_the_ridge_regression_on_all_rows() -> None:
     assert abs(found.explained - float(1.0 - residual / centred_y.square().sum())) < 1e-9
 
 
+def test_a_batch_without_rows_changes_nothing() -> None:
+    x, y = data()
+    ridge = RunningRidge(7, 5)
+    ridge.add(x[:0], y[:0])
+    ridge.add(x, y)
+    whole = RunningRidge(7, 5)
+    whole.add(x, y)
+    assert torch.equal(ridge.solve().weight, whole.solve().weight)
+
+
 def test_more_rows_come_nearer_to_the_truth() -> None:
     truth = torch.randn(7, 1)
     errors = []

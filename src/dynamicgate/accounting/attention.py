@@ -14,7 +14,7 @@ from itertools import takewhile
 import torch
 from torch import Tensor
 
-from dynamicgate.accounting.sides import Side
+from dynamicgate.accounting.sides import Side, as_count
 from dynamicgate.gating.sites import Site
 
 
@@ -46,7 +46,7 @@ class AttentionMacs:
 
     def executed(self, decisions: Mapping[str, Tensor]) -> Tensor:
         """MACs of each row under `decisions`."""
-        macs = torch.as_tensor(self.written.open_units(decisions) * (self.per_row / self.written.units))
+        macs = as_count(self.written.open_units(decisions) * (self.per_row / self.written.units))
         if self.keys is None or macs.numel() != self.keys.numel():  # rates for any token, not decisions of these
             return macs
         keys = self.keys.to(macs).view_as(macs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.accounting.sides import Side
+from dynamicgate.accounting.sides import Side, as_count
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.linears import outer_name
 from dynamicgate.masks import connections, present
@@ -48,7 +48,7 @@ class ConvMacs:
     def executed(self, decisions: Mapping[str, Tensor]) -> Tensor:
         """MACs of each image under `decisions` (site name -> [images, blocks]); a scalar where no gate acts."""
         if self.conv.groups == 1 and connections(self.conv) is None:
-            pairs = torch.as_tensor(self.read.open_units(decisions) * self.written.open_units(decisions))
+            pairs = as_count(self.read.open_units(decisions) * self.written.open_units(decisions))
             return pairs * (self.positions * self.conv.weight[0, 0].numel())
         weights_OI = self.read.sum_groups(self.written.sum_groups(self._weights_between(), dim=0), dim=1)
         g_in, g_out = self.read.open(decisions), self.written.open(decisions)

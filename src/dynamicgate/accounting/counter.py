@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from dynamicgate.accounting.attention import AttentionMacs, module_around
 from dynamicgate.accounting.convolutions import ConvMacs
 from dynamicgate.accounting.scaling import Costs, Scaling
-from dynamicgate.accounting.sides import Side, StageSides
+from dynamicgate.accounting.sides import Side, StageSides, as_count
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.gating.sites import Site
@@ -65,7 +65,7 @@ class LayerMacs:
         """MACs of each row under `decisions` (site name -> [rows, blocks]); a scalar where no gate acts."""
         mask = connections(self.linear)
         if mask is None:
-            return torch.as_tensor(self.read.open_units(decisions) * self.written.open_units(decisions))
+            return as_count(self.read.open_units(decisions) * self.written.open_units(decisions))
         counts_OI = self.between_groups(mask)
         g_in, g_out = self.read.open(decisions), self.written.open(decisions)
         given = next((g for g in (g_in, g_out) if g is not None), counts_OI)
@@ -295,13 +295,17 @@ class MacCounter:
 
     def executed(self, decisions: Mapping[str, Tensor]) -> Tensor:
         """Mean MACs per sample under `decisions`, gate networks and everything else included."""
-        total: Tensor | float = self.gate + self.other  # in float64, as far as nothing can close
+        constant: Tensor | float = self.gate + self.other  # by itself, in float64: float32 would round it at every sum
+        varying = self._deciding(decisions)
         for part in self.parts:
             macs = part.executed(decisions)
             if macs.ndim:
-                macs = macs.sum() / max(1, macs.numel())  # no rows (an empty slice of a rank) cost 0
-            total = macs * part.rows + total
-        return torch.as_tensor(total + self._deciding(decisions))
+                varying = macs.sum() / max(1, macs.numel()) * part.rows + varying  # no rows (of a rank) cost 0
+            else:
+                constant = macs * part.rows + constant
+        if not isinstance(varying, Tensor):
+            return torch.as_tensor(constant)
+        return varying + (constant.to(varying) if isinstance(constant, Tensor) else constant)
 
     def _deciding(self, decisions: Mapping[str, Tensor]) -> Tensor | float:
         """Mean MACs per sample of the heads that decide on stages: each runs where its stage is open."""

@@ -131,3 +131,8 @@ class StageSides:
         of_blocks = None if gate is None else stage_of_blocks(self.gate, position, gate)
         of_units = self.gate.stage_of_units(position)
         return Side(units=units, site=site, gate=gate, stage_of_units=of_units, stage_of_blocks=of_blocks)
+
+
+def as_count(macs: Tensor | float) -> Tensor:
+    """A count as a tensor; a number, where nothing can close, in float64: float32 cannot hold the MACs of a large model."""
+    return macs if isinstance(macs, Tensor) else torch.tensor(macs, dtype=torch.float64)

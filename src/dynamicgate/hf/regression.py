@@ -40,6 +40,8 @@ class RunningRidge:
 
     def add(self, x_BD: Tensor, y_BG: Tensor) -> None:
         """Take in more rows."""
+        if not len(x_BD):
+            return
         both = torch.cat([x_BD, y_BG], dim=1)
         if self._centre is None:
             self._centre = both.mean(0)
