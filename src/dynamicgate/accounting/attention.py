@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
 
-import torch
 from torch import Tensor
 
 from dynamicgate.accounting.sides import Side, as_count

@@ -134,5 +134,5 @@ class StageSides:
 
 
 def as_count(macs: Tensor | float) -> Tensor:
-    """A count as a tensor; a number, where nothing can close, in float64: float32 cannot hold the MACs of a large model."""
+    """A count as a tensor; where nothing can close, in float64: float32 cannot hold the MACs of a large model."""
     return macs if isinstance(macs, Tensor) else torch.tensor(macs, dtype=torch.float64)
