@@ -1,7 +1,9 @@
 """Language models with weights rounded to int8 on the CPU: how much faster, and what that costs in loss.
 
 `dynamicgate.compile` with and without `weights="int8"`, dense and gated, in one process and in turns; medians are
-compared, in processor time on one thread. The plan without is the fastest that rounds nothing: for weights that
+compared, in processor time on one thread. Rivals are the dense model with int8 weights by ONNX Runtime and by dynamic
+quantization of torch; both round the inputs of every product too, which ours do not. A rival that fails is left out,
+and the row says why. The plan without is the fastest that rounds nothing: for weights that
 bfloat16 holds it reads them from half of the bytes. With the weights of SmolLM2-135M (`python examples/hf_weights.py
 smollm2 FOLDER`, where FOLDER/smollm2 is then given here) the loss is that of WikiText-2, by both plans; random weights
 have no loss worth naming.
@@ -22,6 +24,7 @@ from typing import Any
 
 import torch
 from cpu_language import Candidates, Case, gated_of, gpt_case, smollm_case, time_in_turns
+from language_rivals import ONNX_INT8, torch_int8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -36,7 +39,8 @@ HERE = Path(__file__).resolve().parent
 OUT = HERE / "results" / "int8_weights.json"
 ROUNDS = {"decode": 21, "prompt": 5}
 WINDOW = 512
-DENSE = "dense"
+DENSE, TORCH_INT8 = "dense", "torch int8"
+RIVALS = (ONNX_INT8, TORCH_INT8)
 
 
 def measure(case: Case, *, seconds: float, steps: int, windows: Tensor | None) -> list[dict[str, Any]]:
@@ -58,6 +62,9 @@ def measure(case: Case, *, seconds: float, steps: int, windows: Tensor | None) -
             candidates.add(f"{name}, {what}", fast.body)
             if windows is not None and name == DENSE:
                 losses[what] = loss(fast, windows)
+    rounded = add_rivals(candidates, dense)
+    if windows is not None and rounded is not None:
+        losses[TORCH_INT8] = loss(rounded, windows)
     us = {what: time_in_turns(calls, ROUNDS[what]) for what, calls in candidates.calls.items()}
     rows = []
     for name in models:
@@ -69,6 +76,12 @@ def measure(case: Case, *, seconds: float, steps: int, windows: Tensor | None) -
             "int8 over exact": {what: times[exact] / times[int8] for what, times in us.items()},
             "int8 over dense in int8": {what: times[f"{DENSE}, int8"] / times[int8] for what, times in us.items()},
             "int8 over exact dense": {what: times[f"{DENSE}, exact"] / times[int8] for what, times in us.items()},
+            "us of rivals": {what: {key: times[key] for key in RIVALS if key in times} for what, times in us.items()},
+            "int8 over rivals": {
+                key: {what: times[key] / times[int8] for what, times in us.items() if key in times}
+                for key in RIVALS if any(key in times for times in us.values())
+            },
+            "skipped": candidates.skipped,
             "memory": [plans[exact].memory, plans[int8].memory], "plan": plans[int8].to_dict(),
         }  # fmt: skip
         if losses and name == DENSE:
@@ -79,9 +92,24 @@ def measure(case: Case, *, seconds: float, steps: int, windows: Tensor | None) -
                 "perplexity, int8": math.exp(after), "more perplexity": math.exp(after - before) - 1.0,
                 "tokens": windows.numel(),
             }  # fmt: skip
+            if TORCH_INT8 in losses:
+                row["loss of rivals"] = {TORCH_INT8: losses[TORCH_INT8]}
         rows.append(row)
         show(row)
     return rows
+
+
+def add_rivals(candidates: Candidates, dense: nn.Module) -> nn.Module | None:
+    """Let the dense model in int8 by others take its turn; that of torch, if it runs."""
+    candidates.add_rivals(dense, [ONNX_INT8])
+    try:
+        rounded = torch_int8(dense)
+        candidates.add(TORCH_INT8, rounded)
+    except Exception as error:
+        candidates.skipped[TORCH_INT8] = f"{type(error).__name__}: {error!s:.200}"
+        print(f"{TORCH_INT8} is left out: {candidates.skipped[TORCH_INT8]}", flush=True)
+        return None
+    return rounded
 
 
 @torch.no_grad()
@@ -122,6 +150,9 @@ def show(row: dict[str, Any]) -> None:
             f"over the dense plan in int8 {row['int8 over dense in int8'][what]:.2f} x",
             flush=True,
         )
+        for name, ratios in row["int8 over rivals"].items():
+            if what in ratios:
+                print(f"   over the dense model by {name} {ratios[what]:.2f} x", flush=True)
     if "loss" in row:
         print("   loss:", row["loss"], flush=True)
 

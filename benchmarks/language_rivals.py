@@ -1,103 +1,110 @@
-"""The dense rivals of `cpu_language.py`: one step of a decoder, written for a cache of fixed length, as torch.compile
-and ONNX Runtime like it. Everything about the model comes from its `DecoderParts`.
+"""The dense rivals of `cpu_language.py` and `int8_weights.py`: one step of a decoder by torch.compile and ONNX Runtime.
 
-Shapes in names: L layers, B sequences, T new positions, S cached positions, K heads of keys, E features of a head.
+They do the work of our plans: every position of a prompt is scored, and its keys and values are kept. torch.compile
+writes them into a cache of fixed room. ONNX Runtime has no memory of its own to write, so that a step copies the cache
+into a longer one, as decoders that are exported do.
 """
 
 from __future__ import annotations
 
+import copy
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from dynamicgate.activations import ACTIVATIONS
-from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts, parts_of, rotate
+from dynamicgate.inference.decoder_parts import DecoderParts, parts_of
+from dynamicgate.lab.cli.decoder_step import DecoderStep
 
 Calls = dict[str, Callable[[], object]]
+COMPILE, AUTOTUNE = "torch.compile", "torch.compile max-autotune"
+ONNX, ONNX_INT8 = "onnxruntime", "onnxruntime int8"
+RIVALS = (COMPILE, AUTOTUNE, ONNX, ONNX_INT8)
+RECOMPILATIONS = 64  # one for each rival and width: with fullgraph more than the limit is an error, never eager
 
 
-class Step(nn.Module):
-    """Tokens to the scores of the next one, after the positions of a cache that is not changed."""
+class Rivals(NamedTuple):
+    """What can be timed, and of what cannot the reason."""
 
-    speed: Tensor
-
-    def __init__(self, parts: DecoderParts) -> None:
-        """On the weights of the model itself."""
-        super().__init__()
-        self.parts = parts
-        self.held = nn.ModuleList([parts.embed, parts.norm, parts.head])
-        for block in parts.blocks:
-            held = (block.norm1, *block.qkv, block.mix, block.norm2, block.up, block.value, block.down)
-            self.held.extend(module for module in held if module is not None)
-        self.register_buffer("speed", parts.speed.detach().float())
-
-    def forward(self, ids_BT: Tensor, cache_LBKSE2: Tensor | None = None) -> Tensor:
-        """Scores at the last position."""
-        past = 0 if cache_LBKSE2 is None else cache_LBKSE2.shape[4]
-        position = torch.arange(past, past + ids_BT.shape[1])
-        angle = position[:, None].float() * self.speed
-        scale = self.parts.rotation_scale
-        turn = (angle.cos() * scale, angle.sin() * scale)
-        x = self.parts.embed(ids_BT)
-        for number, block in enumerate(self.parts.blocks):
-            x = x + self._attention(block, x, turn, None if cache_LBKSE2 is None else cache_LBKSE2[number])
-            y = block.norm2(x)
-            h = ACTIVATIONS[block.activation].function(block.up(y))
-            x = x + block.down(h if block.value is None else h * block.value(y))
-        return self.parts.head(self.parts.norm(x[:, -1:]))
-
-    def _attention(
-        self, block: BlockParts, x: Tensor, turn: tuple[Tensor, Tensor], cache_2BKSE: Tensor | None
-    ) -> Tensor:
-        p, y = self.parts, block.norm1(x)
-        E = 2 * len(p.speed)
-        qkv = torch.cat([linear(y) for linear in block.qkv], dim=-1) if len(block.qkv) > 1 else block.qkv[0](y)
-        q, k, v = qkv.unflatten(-1, (-1, E)).transpose(1, 2).split([p.heads, p.key_heads, p.key_heads], dim=1)
-        q, k = rotate(q, turn), rotate(k, turn)
-        if cache_2BKSE is not None:
-            k, v = torch.cat((cache_2BKSE[0], k), dim=2), torch.cat((cache_2BKSE[1], v), dim=2)
-        if p.heads != p.key_heads:
-            k, v = (part.repeat_interleave(p.heads // p.key_heads, dim=1) for part in (k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=cache_2BKSE is None, scale=p.score_scale)
-        return block.mix(mixed.transpose(1, 2).flatten(2))
+    calls: Calls
+    skipped: dict[str, str]
 
 
-def decode_rivals(model: nn.Module, before_BS: Tensor, new_B1: Tensor, names: Sequence[str]) -> Calls:
+def decode_rivals(model: nn.Module, before_BS: Tensor, new_B1: Tensor, names: Sequence[str]) -> Rivals:
     """One more token after `before_BS`."""
-    step = Step(parts_of(model)).eval()
-    p = step.parts
-    E, shape = 2 * len(p.speed), (len(p.blocks), 2, len(before_BS), p.key_heads, before_BS.shape[1])
-    return _calls(step, (new_B1, torch.randn(*shape, E)), names)
+    return _rivals(parts_of(model), before_BS.shape[1], new_B1, names)
 
 
-def prompt_rivals(model: nn.Module, ids_BT: Tensor, names: Sequence[str]) -> Calls:
+def prompt_rivals(model: nn.Module, ids_BT: Tensor, names: Sequence[str]) -> Rivals:
     """A prompt."""
-    return _calls(Step(parts_of(model)).eval(), (ids_BT,), names)
+    return _rivals(parts_of(model), 0, ids_BT, names)
 
 
-def _calls(step: nn.Module, inputs: tuple[Tensor, ...], names: Sequence[str]) -> Calls:
-    found: Calls = {}
-    if "torch.compile" in names:
-        compiled = torch.compile(step, dynamic=False)
-        found["torch.compile"] = lambda: compiled(*inputs)
-    if "onnxruntime" in names:
-        found["onnxruntime"] = _onnxruntime(step, inputs)
+def torch_int8(model: nn.Module) -> nn.Module:
+    """The model with the weights of its linear layers in int8, and their inputs too, call by call: dynamic quantization
+    of torch."""
+    torch.backends.quantized.engine = "onednn"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated, and there is no replacement in torch
+        return torch.ao.quantization.quantize_dynamic(copy.deepcopy(model), {nn.Linear}, dtype=torch.qint8)
+
+
+def _rivals(parts: DecoderParts, past: int, ids_BT: Tensor, names: Sequence[str]) -> Rivals:
+    found = Rivals({}, {})
+    for name in names:
+        step = DecoderStep(parts, past, in_place=name in (COMPILE, AUTOTUNE)).eval()
+        cache = step.cache(*ids_BT.shape)
+        try:
+            with torch.inference_mode():
+                made = MAKERS[name](step, ids_BT, cache)
+                made()
+            found.calls[name] = made
+        except Exception as error:  # of a compiler or an exporter: anything
+            reason = next(iter(str(error).splitlines()), "")
+            found.skipped[name] = f"{type(error).__name__}: {reason:.200}"
+            print(f"{name} is left out: {found.skipped[name]}", flush=True)
     return found
 
 
-def _onnxruntime(step: nn.Module, inputs: tuple[Tensor, ...]) -> Callable[[], object]:
+def _compiled(mode: str, step: DecoderStep, ids_BT: Tensor, cache: list[Tensor]) -> Callable[[], object]:
+    torch._dynamo.config.recompile_limit = RECOMPILATIONS
+    compiled = torch.compile(step, dynamic=False, fullgraph=True, mode=mode)
+    return lambda: compiled(ids_BT, cache)
+
+
+def _onnxruntime(step: DecoderStep, ids_BT: Tensor, cache: list[Tensor], *, int8: bool) -> Callable[[], object]:
     import onnxruntime
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.onnx"
-        with torch.no_grad():
-            torch.onnx.export(step, inputs, path, dynamo=True, verbose=False)
+        with torch.inference_mode(False), torch.no_grad():
+            torch.onnx.export(step, (ids_BT, cache), path, dynamo=True, verbose=False)
+        if int8:
+            path = _in_int8(path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    fed = {given.name: tensor.numpy() for given, tensor in zip(session.get_inputs(), inputs, strict=True)}
+    given = (ids_BT, *cache)
+    fed = {one.name: tensor.numpy() for one, tensor in zip(session.get_inputs(), given, strict=True)}
     return lambda: session.run(None, fed)
+
+
+def _in_int8(path: Path) -> Path:
+    """The same graph with weights in int8, one scale for each output, and inputs of its products in uint8."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    out = path.with_name("step-int8.onnx")
+    quantize_dynamic(path, out, weight_type=QuantType.QInt8, per_channel=True)
+    return out
+
+
+MAKERS: dict[str, Callable[[DecoderStep, Tensor, list[Tensor]], Callable[[], object]]] = {
+    COMPILE: lambda *given: _compiled("default", *given),
+    AUTOTUNE: lambda *given: _compiled("max-autotune", *given),
+    ONNX: lambda *given: _onnxruntime(*given, int8=False),
+    ONNX_INT8: lambda *given: _onnxruntime(*given, int8=True),
+}

@@ -40,9 +40,11 @@ class DecoderStep(nn.Module):
 
     def cache(self, sequences: int, new: int) -> list[Tensor]:
         """Keys and values of each layer, one tensor after the other: random ones for the positions before, and room for
-        `new` positions where the step writes in place."""
+        `new` positions where the step writes in place. Nothing where there is neither."""
         p = self.parts
         room = self.past + (new if self.in_place else 0)
+        if not room:
+            return []
         return [torch.randn(sequences, p.key_heads, room, 2 * len(p.speed)) for _ in range(2 * len(p.blocks))]
 
     def forward(self, ids_BT: Tensor, cache: Sequence[Tensor]) -> Tensor | tuple[Tensor, list[Tensor]]:
@@ -54,7 +56,7 @@ class DecoderStep(nn.Module):
         x = self.parts.embed(ids_BT)
         longer: list[Tensor] = []
         for number, block in enumerate(self.parts.blocks):
-            mixed, k, v = self._attention(block, x, turn, cache[2 * number], cache[2 * number + 1])
+            mixed, k, v = self._attention(block, x, turn, cache[2 * number : 2 * number + 2])
             longer += [k, v]
             x = x + mixed
             y = block.norm2(x)
@@ -64,7 +66,7 @@ class DecoderStep(nn.Module):
         return scores if self.in_place else (scores, longer)
 
     def _attention(
-        self, block: BlockParts, x: Tensor, turn: tuple[Tensor, Tensor], keys_BKSE: Tensor, values_BKSE: Tensor
+        self, block: BlockParts, x: Tensor, turn: tuple[Tensor, Tensor], cache_BKSE: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         p, y = self.parts, block.norm1(x)
         E = 2 * len(p.speed)
@@ -72,11 +74,12 @@ class DecoderStep(nn.Module):
         q, k, v = qkv.unflatten(-1, (-1, E)).transpose(1, 2).split([p.heads, p.key_heads, p.key_heads], dim=1)
         q, k = rotate(q, turn), rotate(k, turn)
         if self.in_place:
-            keys_BKSE[:, :, self.past :] = k
-            values_BKSE[:, :, self.past :] = v
-            k, v = keys_BKSE, values_BKSE
+            keys, values = cache_BKSE
+            keys[:, :, self.past :] = k
+            values[:, :, self.past :] = v
+            k, v = keys, values
         elif self.past:
-            k, v = torch.cat((keys_BKSE, k), dim=2), torch.cat((values_BKSE, v), dim=2)
+            k, v = (torch.cat((before, new), dim=2) for before, new in zip(cache_BKSE, (k, v), strict=True))
         shared = p.heads // p.key_heads
         all_k, all_v = (part.repeat_interleave(shared, dim=1) if shared > 1 else part for part in (k, v))
         mask = None
