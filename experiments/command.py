@@ -56,6 +56,17 @@ def run_asked(
     write_for_report(experiment.results, jobs)
 
 
+def only(jobs: Sequence[Job], models: Sequence[str] | None) -> list[Job]:
+    """The jobs of these models (--only), None: of all. A name that no table has would run nothing, and is a mistake."""
+    if models is None:
+        return list(jobs)
+    known = list(dict.fromkeys(job.model for job in jobs))
+    unknown = [name for name in models if name not in known]
+    if unknown or not models:
+        raise ValueError(f"--only names unknown models {'; '.join(unknown) or '(none)'}: there are {'; '.join(known)}")
+    return [job for job in jobs if job.model in models]
+
+
 def exit_code(main: Callable[[], None], module: str) -> int:
     """Run a command; a mistake in what was asked for is one sentence and 2."""
     try:

@@ -17,11 +17,10 @@ import sys
 from pathlib import Path
 
 from dynamicgate.lab.runner.docs_pages import write_pages
-from experiments.command import asked_experiment, exit_code, parser_of, run_asked
+from experiments.command import asked_experiment, exit_code, only, parser_of, run_asked
 from experiments.conversion.page import pages
 from experiments.conversion.tables import CONVERSION, MILLION
 from experiments.conversion.texts import TESTED_ON, write_texts
-from experiments.language.asked import only
 
 MODULE = "experiments.conversion"
 READ = {"smollm2": TESTED_ON, "minilm": ("books",)}

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from dynamicgate.lab.language.corpora import fetch_python
 from dynamicgate.lab.runner.docs_pages import write_pages
-from experiments.command import asked_experiment, exit_code, parser_of, run_asked
-from experiments.language.asked import only
+from experiments.command import asked_experiment, exit_code, only, parser_of, run_asked
 from experiments.language.page import pages
 from experiments.language.save import save_model
 from experiments.language.tables import GATE, LANGUAGE
