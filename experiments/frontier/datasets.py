@@ -83,6 +83,7 @@ DATASETS = {
         activation="gelu",
         options={"labels": "louvain"},
         tuning_seeds=SEVERAL_SEEDS,
+        again=True,
     ),
 }
 
