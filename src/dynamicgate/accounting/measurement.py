@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from dynamicgate.accounting.attention import AttentionMacs
 from dynamicgate.accounting.convolutions import ConvMacs
 from dynamicgate.accounting.counted import CountsRows, measure_rows
-from dynamicgate.accounting.counter import LayerMacs, MacCounter, deployed
+from dynamicgate.accounting.counter import MacCounter, deployed
+from dynamicgate.accounting.linear import LayerMacs
 from dynamicgate.accounting.proxies import Openness, product_of_means, proxies, where_products_mislead
 from dynamicgate.accounting.quality import Quality, check_answers, check_metrics, infer_task, task_of_schema
 from dynamicgate.accounting.shape_counters import ShapeCounters

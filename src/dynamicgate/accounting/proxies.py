@@ -15,7 +15,8 @@ from torch import Tensor
 
 from dynamicgate.accounting.attention import AttentionMacs
 from dynamicgate.accounting.convolutions import ConvMacs
-from dynamicgate.accounting.counter import LayerMacs, MacCounter
+from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.accounting.linear import LayerMacs
 from dynamicgate.gating.gate import Gate
 
 MISLEADING = 0.05  # of the exact count

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dynamicgate.accounting.counter import LayerMacs, MacCounter
+from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.accounting.linear import LayerMacs
 from dynamicgate.gating.stages import STAGES
 
 CURVE_POINTS = 25

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.accounting.counter import LayerMacs
+from dynamicgate.accounting.linear import LayerMacs
 from dynamicgate.gating.gate import Gate
 from dynamicgate.linears import out_features
 from dynamicgate.masks import connections, present

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dynamicgate.accounting.counter import LayerMacs, deployed
+from dynamicgate.accounting.counter import deployed
+from dynamicgate.accounting.linear import LayerMacs
 from dynamicgate.accounting.shape_counters import ShapeCounters
 from dynamicgate.data.contract import iterate, move
 from dynamicgate.gating.recording import Usage, named_gates, usage
