@@ -228,7 +228,7 @@ def test_a_gate_that_ignores_its_input_loses_nothing_with_its_mean_mask() -> Non
 @pytest.mark.slow
 def test_a_gate_that_is_not_folded_is_also_measured_with_its_mean_mask(tmp_path: Path) -> None:
     dataset = DATASETS["digits"]
-    models = {"gate 0.2": asked("gate", 0.2, dataset, Choice(dataset.lr, 0.0, other=1))}
+    models = {"gate 0.2": asked("gate", 0.2, dataset, Choice(dataset.lr, 0.0, other=2))}
     experiment = Experiment("frontier", (table_of("digits", dataset, models, blind=False),), tmp_path, quick=True)
     (job,) = experiment.jobs(seeds=1, device="cpu")
     run = train(job, load_splits(job, None))
