@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 from cpu_language import Candidates, Case, gated_of, gpt_case, smollm_case, time_in_turns
-from language_rivals import ONNX_INT8, torch_int8
+from language_rivals import ONNX_INT8, left_out, torch_int8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -106,8 +106,7 @@ def add_rivals(candidates: Candidates, dense: nn.Module) -> nn.Module | None:
         rounded = torch_int8(dense)
         candidates.add(TORCH_INT8, rounded)
     except Exception as error:
-        candidates.skipped[TORCH_INT8] = f"{type(error).__name__}: {error!s:.200}"
-        print(f"{TORCH_INT8} is left out: {candidates.skipped[TORCH_INT8]}", flush=True)
+        candidates.skipped[TORCH_INT8] = left_out(TORCH_INT8, error)
         return None
     return rounded
 

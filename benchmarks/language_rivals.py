@@ -64,10 +64,16 @@ def _rivals(parts: DecoderParts, past: int, ids_BT: Tensor, names: Sequence[str]
                 made()
             found.calls[name] = made
         except Exception as error:  # of a compiler or an exporter: anything
-            reason = next(iter(str(error).splitlines()), "")
-            found.skipped[name] = f"{type(error).__name__}: {reason:.200}"
-            print(f"{name} is left out: {found.skipped[name]}", flush=True)
+            found.skipped[name] = left_out(name, error)
     return found
+
+
+def left_out(name: str, error: Exception) -> str:
+    """Why a rival cannot be timed, which is said at once."""
+    first = next(iter(str(error).splitlines()), "")
+    reason = f"{type(error).__name__}: {first:.200}"
+    print(f"{name} is left out: {reason}", flush=True)
+    return reason
 
 
 def _compiled(mode: str, step: DecoderStep, ids_BT: Tensor, cache: list[Tensor]) -> Callable[[], object]:

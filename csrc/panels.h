@@ -71,13 +71,12 @@ void skip_vectors(const float* a, const float* w, const uint16_t* index, int cou
 
 // Weights as floats, for tiles of many rows: each row of a panel would be widened once for every tile.
 template <class Weight>
-DG_INLINE const float* widen(const Weight* from, int64_t rows, float* to) {
+DG_INLINE void widen(const Weight* from, int64_t rows, float* to) {
   for (int64_t row = 0; row < rows; ++row) {
     Vec weight[kVectors16];
     load_row(from + row * kPanel, weight);
     for (int v = 0; v < kVectors16; ++v) store(to + row * kPanel + v * kLanes, weight[v]);
   }
-  return to;
 }
 
 // Rows times some inputs of the panels of a group, which are adjacent: of many rows four side by side, then two, then one.
@@ -100,7 +99,8 @@ void multiply_group(const Panels& group, int rows, const float* const* a, const 
       of.weights = depth * kPanel, apart.weights = pieces.count * of.weights;
       for (int which = 0; which < beside; ++which)
         for (int piece = 0; piece < pieces.count; ++piece)
-          widen(weight + which * panel_weights + piece * pieces.weights, depth, wide + which * apart.weights + piece * of.weights);
+          widen(weight + which * panel_weights + piece * pieces.weights, depth,
+                wide + which * apart.weights + piece * of.weights);
       panels = wide;
     } else {
       panels = weight;

@@ -24,7 +24,7 @@ class Dataset:
     """A dataset, the dense network that costs are relative to, and its training.
 
     every: optimizer steps between two mask updates; even pruning, which begins after a fifth of training, then updates
-    its masks 50 times or more. again: whether `gate` is tuned and run in the fifth round of protocol.md.
+    its masks 50 times or more. fifth_round: whether `gate` is tuned and run in the fifth round of protocol.md.
     """
 
     data: str
@@ -39,7 +39,7 @@ class Dataset:
     quick_rows: int = 400
     seeds: tuple[int, ...] = TEN_SEEDS
     tuning_seeds: tuple[int, ...] = (100,)  # several where there are few validation rows
-    again: bool = False
+    fifth_round: bool = False
 
     def tuning_seeds_of(self, method: str) -> tuple[int, ...]:
         """The tuning seeds of a method: more for those of the fourth round, where one is not enough."""
@@ -61,7 +61,9 @@ def without_test(splits: Splits) -> Splits:
 
 WITHOUT_TEST = Change("without_test", without_test)
 DATASETS = {
-    "digits": Dataset("digits", (128,), epochs=60, batch=32, lr=4e-3, every=24, tuning_seeds=SEVERAL_SEEDS, again=True),
+    "digits": Dataset(
+        "digits", (128,), epochs=60, batch=32, lr=4e-3, every=24, tuning_seeds=SEVERAL_SEEDS, fifth_round=True
+    ),
     "mnist": Dataset("mnist", (256,), epochs=25, batch=512, lr=5e-3, every=28),
     "mnist-wide": Dataset("mnist", (1024,), epochs=12, batch=512, lr=3e-3, every=13),
     "cifar10": Dataset(
@@ -83,7 +85,7 @@ DATASETS = {
         activation="gelu",
         options={"labels": "louvain"},
         tuning_seeds=SEVERAL_SEEDS,
-        again=True,
+        fifth_round=True,
     ),
 }
 

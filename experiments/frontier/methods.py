@@ -42,8 +42,8 @@ TRIED: dict[str, tuple[dict[str, Any], ...]] = {
     "static": ({}, {"policy": "gumbel"}, {**HEAVY, "anneal": CALM["anneal"]}),
 }
 """By method the usual setting, and the alternatives."""
-TRIED_AGAIN = {**TRIED, "gate": (CALM, {**HEAVY, **CALM}, {**HEAVY, **NOISY})}
-"""The same in the fifth round of protocol.md."""
+TRIED_IN_FIFTH_ROUND = {**TRIED, "gate": (CALM, {**HEAVY, **CALM}, {**HEAVY, **NOISY})}
+"""The same on the datasets of the fifth round of protocol.md."""
 DECAYS_TRIED: tuple[dict[str, Any], ...] = ({}, HEAVY, {"weight_decay": 0.0})
 """The same for methods that have only dense layers."""
 
@@ -70,7 +70,7 @@ def alternatives(method: str) -> int:
 
 def close_to_best(method: str, dataset: Dataset) -> float:
     """How much less accurate than the best learning rate one at the edge may be to lead the search on."""
-    return 0.001 if method == "gate" and dataset.again else 0.0
+    return 0.001 if method == "gate" and dataset.fifth_round else 0.0
 
 
 def asked(method: str, budget: float, dataset: Dataset, choice: Choice) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def asked(method: str, budget: float, dataset: Dataset, choice: Choice) -> dict[
         if method.endswith(TILES):
             own["pattern"] = TILES
     else:
-        tried = TRIED_AGAIN if dataset.again else TRIED
+        tried = TRIED_IN_FIFTH_ROUND if dataset.fifth_round else TRIED
         own |= tried.get(method, DECAYS_TRIED)[choice.other]
     return {**dataset.shared, **own}
 
