@@ -73,7 +73,14 @@ DATASETS = {
         "tiny-imagenet", (256,), epochs=30, batch=512, lr=5e-4, every=11, changes=(IN_MEMORY,), seeds=TEN_SEEDS[:5]
     ),
     "speech": Dataset(
-        "speech-commands", (512, 256), epochs=40, batch=64, lr=1e-3, every=12, tuning_seeds=SEVERAL_SEEDS
+        "speech-commands",
+        (512, 256),
+        epochs=40,
+        batch=64,
+        lr=1e-3,
+        every=12,
+        tuning_seeds=SEVERAL_SEEDS,
+        fifth_round=True,
     ),
     "pbmc3k": Dataset(
         "pbmc3k",
