@@ -139,6 +139,20 @@ def _time(call: Call, repeats: int) -> float:
     return start.elapsed_time(end) / repeats
 
 
+def kernels_of(call: Call, calls: int = 3, most: int = 24) -> list[list[Any]]:
+    """Where the time of a call goes on the GPU: kernels with microseconds and launches of a call, the slowest first."""
+    call()
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        for _ in range(calls):
+            call()
+        torch.cuda.synchronize()
+    found = sorted(
+        ((e.self_device_time_total / calls, e.count / calls, e.key) for e in seen.key_averages()), reverse=True
+    )
+    return [[name[:100], round(us, 1), round(launches, 1)] for us, launches, name in found[:most] if us]
+
+
 def against_dense(times: dict[str, list[float]], name: str) -> dict[str, float]:
     """Of one candidate: milliseconds, and the speed-up over the faster dense one, round by round."""
     dense = min((times[d] for d in times if d.startswith("dense")), key=statistics.median)

@@ -9,8 +9,9 @@ steps first, so that its gates decide about real text as gates do. The rivals ar
 its quality, and of 1 d, each by the faster of eager torch, torch.compile, and either captured as a CUDA graph. "union"
 is a dense model as wide as the blocks that the tokens of a call open together: what reading weights allows. One more
 token is another one of the text at every call, as in use; "open" is the mean share of a token, "union" of a call.
-All calls of a row take turns in one process; ratios are medians over the rounds. Gates are inside. Each row names the
-commit it was measured at, because sizes and parts are measured one by one.
+All calls of a row take turns in one process; ratios are medians over the rounds. Gates are inside. "kernels"
+says where the time of ours goes. Each row names the commit it was measured at, because sizes and parts are measured one
+by one.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from gpu_common import gpu, time_in_turns
+from gpu_common import gpu, kernels_of, time_in_turns
 from torch import Tensor, nn
 
 import dynamicgate as dg
@@ -147,11 +148,11 @@ def in_turn(call: Callable[[Tensor], Any], following: Sequence[Tensor]) -> Call:
 
 @torch.no_grad()
 def inference_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor, each: Sequence[int]) -> list[dict[str, Any]]:
-    """One row for each number of tokens, without a cache."""
+    """One row for each number of tokens of prompts, without a cache; a few tokens are what `decoding_rows` is for."""
     features = model.config.features
     device, rows = ids_BT.device, []
     rivals = {f"{width}d": dense(size, width * features, device) for width in (1, 8)}
-    for tokens in each:
+    for tokens in (tokens for tokens in each if tokens > max(SEQUENCES)):
         ids = inputs_of_tokens(ids_BT, tokens)
         shares = shares_of(model, ids)
         calls: dict[str, Call] = {"plan": partial(fast, ids)}
@@ -166,8 +167,8 @@ def inference_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor, each:
         for other in ("dense 1d", "dense 8d", "union"):
             if any(name.startswith(other) for name in times):
                 row[f"over {other}"] = ratio(times, other, "plan")
-        rows.append(row | {"ms": medians(times)})
-        print(rows[-1], flush=True)
+        print(row | {"ms": medians(times)}, flush=True)
+        rows.append(row | {"ms": medians(times), "kernels": kernels_of(calls["plan"])})
         free_memory()
     return rows
 
@@ -254,7 +255,7 @@ def training_row(size: str, gated: LanguageRun, text: Text, folder: Path) -> dic
         del rival
     row["ms"] = ms
     print(row, flush=True)
-    return row
+    return row | {"kernels": kernels_of(step)}
 
 
 def ways_to_train(run: LanguageRun) -> dict[str, Call]:
