@@ -17,7 +17,7 @@ from dynamicgate.inference.gpu.choose import DENSE_MARGIN
 from dynamicgate.inference.gpu.choose_decoding import CompiledStep, PlainFFN
 from dynamicgate.inference.gpu.cuda_graph import CapturedCall, captured
 from dynamicgate.inference.gpu.decoding import CachedDecoder, OneToken, Pairs
-from dynamicgate.inference.gpu.whole_model import captures_of
+from dynamicgate.inference.gpu.whole_model import WholeModel, captures_of
 from dynamicgate.lab.language.gpt import GPT, GPTConfig
 from tests.inference.gpu.models import feed_forwards
 
@@ -84,6 +84,8 @@ def test_a_captured_graph_is_not_replayed_inside_the_users_own_graph() -> None:
     compiled = dg.compile(model, x, batches=(1,), seconds=0.5)
     (layer,) = feed_forwards(compiled)
     layer.use_([(None, "gated")], {1: CapturedCall(lambda rows: gated(layer, rows), x[:1])})
+    (whole,) = (module for module in compiled.modules() if isinstance(module, WholeModel))
+    whole.use_({})  # a graph of the whole model would run the layer as it was, in another order of sums
     here = x[:1].clone()
     with torch.no_grad():
         expected = compiled(here)
@@ -166,8 +168,8 @@ def test_views_are_handed_out_without_a_copy() -> None:
 
 
 def test_a_capture_that_fails_leaves_the_gpu_as_it_was() -> None:
-    def too_large(x: Tensor) -> Tensor:
-        return x + torch.empty(1 << 42 if torch.cuda.is_current_stream_capturing() else 1, device="cuda")[:1]
+    def too_large(x: Tensor) -> Tensor:  # a graph without any kernel would make torch warn, here an error of its own
+        return (x + 1) + torch.empty(1 << 42 if torch.cuda.is_current_stream_capturing() else 1, device="cuda")[:1]
 
     x, now = torch.ones(4, 3, device="cuda"), torch.cuda.current_stream()
     found, (note,) = captures_of({"large": too_large, "fine": lambda x: x + 1}, x, 4)

@@ -27,11 +27,16 @@ def made(tokens: int, units: int, block: int, *, value: bool = False, unused: in
     return {"product_TM": product_TM, "units": units, "block": block, "cut": 0.1, "value_TN": value_TN, **more}
 
 
+def in_float64(given: dict[str, Any]) -> dict[str, Any]:
+    """The same arguments for the reference."""
+    return {name: v.cpu().double() if isinstance(v, Tensor) else v for name, v in given.items()}
+
+
 def error(given: dict[str, Any]) -> float:
     """The largest difference from the reference in float64."""
-    names = ("product_TM", "value_TN")
-    exact = {k: v.cpu().double() if k in names and v is not None else v for k, v in given.items()}
-    return float((fused_gate_activation(**given).cpu().double() - fused_gate_activation(**exact)).abs().max())
+    return float(
+        (fused_gate_activation(**given).cpu().double() - fused_gate_activation(**in_float64(given))).abs().max()
+    )
 
 
 def allowed(exact: dict[str, Any], right_TN: Tensor, dtype: torch.dtype) -> Tensor:
