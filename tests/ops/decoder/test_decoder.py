@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,18 @@ def test_prompts_and_steps_match_float64(name: str, sequences: int) -> None:
         assert float((got - want).abs().max()) < 2e-5 * float(want.abs().max()), (prompt, step)
 
 
+@pytest.mark.parametrize("name", ["odd sizes", "as many keys as queries", "groups of five"])
+def test_prompts_of_many_positions_match_float64(name: str) -> None:
+    """Their keys are read in panels."""
+    model = build(**SHAPES[name])  # type: ignore[arg-type]
+    packed = decoder.pack_decoder(model)
+    x = torch.randn(2, 101, model.features)
+    want = decoder.reference_decoder(model, x.double())
+    for prompt, step in ((101, 1), (40, 61), (64, 37), (3, 98)):
+        got = step_by_step(packed, x, prompt, step)
+        assert float((got - want).abs().max()) < 2e-5 * float(want.abs().max()), (prompt, step)
+
+
 @pytest.mark.parametrize("sequences", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("past", [0, 1, 15, 16, 33, 70])
 def test_one_more_token_after_any_number_matches_float64(sequences: int, past: int) -> None:
@@ -91,18 +104,19 @@ def test_one_more_token_after_any_number_matches_float64(sequences: int, past: i
     assert bool(cache[..., past + 1 :, :].isnan().all()), "nothing is written behind the new positions"
 
 
-def test_padding_is_not_looked_at() -> None:
-    model = build()
+@pytest.mark.parametrize("times", [1, 5], ids=["short", "long"])
+def test_padding_is_not_looked_at(times: int) -> None:
+    model, T, prompt = build(), 12 * times, 9 * times
     packed = decoder.pack_decoder(model)
-    x = torch.randn(3, 12, model.features)
-    padding = torch.tensor([0, 5, 11])
-    position = (torch.arange(12) - padding[:, None]).clamp(min=0)
+    x = torch.randn(3, T, model.features)
+    padding = torch.tensor([0, 5, 11]) * times
+    position = (torch.arange(T) - padding[:, None]).clamp(min=0)
     want = decoder.reference_decoder(model, x.double(), padding)
-    cache = decoder.new_cache(packed, 3, 12)
-    _, first = decoder.run_decoder(
-        packed, x[:, :9], cache, 0, position_BT=position[:, :9], padding_B=padding.clamp(max=9)
-    )
-    _, rest = decoder.run_decoder(packed, x[:, 9:], cache, 9, position_BT=position[:, 9:], padding_B=padding)
+    cache = decoder.new_cache(packed, 3, T)
+    early: dict[str, Any] = {"position_BT": position[:, :prompt], "padding_B": padding.clamp(max=prompt)}
+    _, first = decoder.run_decoder(packed, x[:, :prompt], cache, 0, **early)
+    late: dict[str, Any] = {"position_BT": position[:, prompt:], "padding_B": padding}
+    _, rest = decoder.run_decoder(packed, x[:, prompt:], cache, prompt, **late)
     assert first is not None
     assert rest is not None
     got = torch.cat((first, rest), dim=1)
@@ -110,17 +124,18 @@ def test_padding_is_not_looked_at() -> None:
         assert float((got - want)[row, start:].abs().max()) < 2e-5 * float(want.abs().max())
 
 
-def test_nan_reaches_later_positions_of_its_sequence_and_nothing_else() -> None:
-    model = build()
+@pytest.mark.parametrize("times", [1, 5], ids=["short", "long"])
+def test_nan_reaches_later_positions_of_its_sequence_and_nothing_else(times: int) -> None:
+    model, T, at = build(), 11 * times, 6 * times
     packed = decoder.pack_decoder(model)
-    x = torch.randn(2, 11, model.features)
-    clean = step_by_step(packed, x, 11)
-    x[1, 6, 3] = torch.nan
-    for prompt in (11, 1, 7):
+    x = torch.randn(2, T, model.features)
+    clean = step_by_step(packed, x, T)
+    x[1, at, 3] = torch.nan
+    for prompt in (T, 1, at + 1):
         got = step_by_step(packed, x, prompt)
-        assert bool(got[1, 6:].isnan().all())
+        assert bool(got[1, at:].isnan().all())
         assert torch.allclose(got[0], clean[0], atol=1e-5)
-        assert torch.allclose(got[1, :6], clean[1, :6], atol=1e-5)
+        assert torch.allclose(got[1, :at], clean[1, :at], atol=1e-5)
 
 
 def test_only_the_last_positions_are_scored_where_asked() -> None:
