@@ -17,6 +17,7 @@ from experiments.language.tables import EIGHT_EXPERTS, FOUR_EXPERTS, GATE
 
 CERTAIN = 0.05  # a corrected p below it tells two models apart
 BARELY = 1e-3  # above what is always open: up to this, all tokens open about equally many blocks of a layer
+DENSE = ("dense 4d", "dense 8d")
 TITLES = {"python": "Python source", "books": "books", "books-large": "books, d = 1024"}
 
 
@@ -27,7 +28,7 @@ Found = Mapping[str, Rows]
 def shown_table(found: Found) -> str:
     """A row for each question, a column for each text."""
     models = {
-        "at least as good as dense 8d": ("dense 8d",),
+        **{f"at least as good as {name}": (name,) for name in DENSE},
         "better than top-k": ("top-k 16d",),
         "better than the router of 1d": ("router 16d",),
         "better than the router of a block more": (FOUR_EXPERTS, EIGHT_EXPERTS),
@@ -38,7 +39,10 @@ def shown_table(found: Found) -> str:
     body = [[question, *(said_lead(lead, names) for lead in own)] for question, names in models.items()]
     plain = [leads(rows, bits_on_plain) if any(map(has_plain, rows.values())) else {} for rows in texts]
     body += [
-        ["at least as good as dense 8d on WikiText-2", *(said_lead(lead, ("dense 8d",)) for lead in plain)],
+        *(
+            [f"at least as good as {name} on WikiText-2", *(said_lead(lead, (name,)) for lead in plain)]
+            for name in DENSE
+        ),
         ["no more training MACs than dense 4d", *map(said_training, texts)],
         ["budget met within a point", *map(said_budget, texts)],
         ["layers that only open what is always open", *map(said_floor, texts)],
