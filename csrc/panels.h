@@ -127,9 +127,10 @@ constexpr int wide_floats() {
   return kPanel * (kWideTiles ? most(kDepth, 4 * kDepthBeside) : kDepth);
 }
 
-// One block of inputs times the panels of one block of outputs.
+// One block of inputs times the panels of one block of outputs. start: as in `Pieces`.
 template <class Weight>
-void accumulate_panels(const Step& s, int in_block, const Panels& group, int rows, const float** a, float** c) {
+void accumulate_panels(const Step& s, int in_block, const Panels& group, int rows, const float** a, float** c,
+                       const float* start) {
   const int units = s.units(in_block);
   const Weight* weight = reinterpret_cast<const Weight*>(s.weight) +
                          static_cast<int64_t>(in_block) * s.in_open.block * s.linear->width;
@@ -148,11 +149,13 @@ void accumulate_panels(const Step& s, int in_block, const Panels& group, int row
     }
     return;
   }
+  Pieces piece = kOnePiece;
+  piece.start = start;
   if (rows <= kTileRows) {  // one tile reads the panel, once
     for (int p = 0; p < group.count; ++p) {
       const Weight* panel = weight + group.panel[p] * panel_weights;
       const Weight* next = p + 1 < group.count ? panel + panel_weights : panel;
-      tiles<kStraight>(rows, a, panel, nullptr, units, c, group.panel[p] * kPanel, next, kPanel * sizeof(Weight));
+      tiles<kStraight>(rows, a, panel, nullptr, units, c, group.panel[p] * kPanel, next, kPanel * sizeof(Weight), piece);
     }
     return;
   }
@@ -162,13 +165,14 @@ void accumulate_panels(const Step& s, int in_block, const Panels& group, int row
   const int depth = ((units + parts - 1) / parts + 3) / 4 * 4;  // parts of nearly equal length
   for (int k = 0; k < units; k += depth) {
     const Weight* first = weight + group.panel[0] * panel_weights + static_cast<int64_t>(k) * kPanel;
-    multiply_group(group, rows, a, first, panel_weights, least(depth, units - k), kOnePiece, c, first + depth * kPanel, wide);
+    multiply_group(group, rows, a, first, panel_weights, least(depth, units - k), piece, c, first + depth * kPanel, wide);
+    piece.start = nullptr;
     if (k + depth < units)
       for (int m = 0; m < rows; ++m) a[m] += depth;
   }
 }
 
-void accumulate(const Step& s, int in_block, const Panels& group) {
+void accumulate(const Step& s, int in_block, const Panels& group, const float* start = nullptr) {
   const float* a[kChunkRows];
   float* c[kChunkRows];
   const int rows = gather(s, in_block, group.block, a, c);
@@ -189,9 +193,9 @@ void accumulate(const Step& s, int in_block, const Panels& group) {
     }
     return;
   }
-  if (s.linear->layout == dynamicgate::kHalfPanels) return accumulate_panels<Half>(s, in_block, group, rows, a, c);
-  if (s.linear->layout == dynamicgate::kBytePanels) return accumulate_panels<Byte>(s, in_block, group, rows, a, c);
-  accumulate_panels<float>(s, in_block, group, rows, a, c);
+  if (s.linear->layout == dynamicgate::kHalfPanels) return accumulate_panels<Half>(s, in_block, group, rows, a, c, start);
+  if (s.linear->layout == dynamicgate::kBytePanels) return accumulate_panels<Byte>(s, in_block, group, rows, a, c, start);
+  accumulate_panels<float>(s, in_block, group, rows, a, c, start);
 }
 
 // The same for blocks of inputs that are all open for all rows, as many at once as a deep block has inputs: a tile then
@@ -208,7 +212,7 @@ void accumulate_whole(const Step& s, const Panels& group) {
   alignas(64) float wide[wide_floats<Weight>()];
   for (int first = 0; first < full; first += at_once) {
     const int64_t ahead = apart * static_cast<int64_t>(sizeof(Weight));
-    const Pieces pieces = {least(at_once, full - first), s.in_open.block_width, apart, ahead};
+    const Pieces pieces = {least(at_once, full - first), s.in_open.block_width, apart, ahead, nullptr};
     const Weight* panel = weight + first * apart + group.panel[0] * panel_weights;
     multiply_group(group, rows, a, panel, panel_weights, block, pieces, c, panel + at_once * apart, wide);
     for (int m = 0; m < rows; ++m) a[m] += pieces.count * pieces.inputs;
@@ -286,8 +290,15 @@ void run_panels(const Step& s, int begin, int end) {
     }
   };
   const bool by_input = s.linear->layout == dynamicgate::kVectors && s.linear->skip_zeros;
-  if (!s.in_open.is_open && !by_input)
-    return each_group([&](const Panels& g) { start(s, g), accumulate(s, 0, g), finish(s, g); });
+  if (!s.in_open.is_open && !by_input) {
+    // The first tiles may begin with the biases, which spares a pass over outputs that are not in a cache yet.
+    const bool biases = !s.skip && (s.linear->layout == dynamicgate::kPanels || s.linear->layout == dynamicgate::kHalfPanels);
+    return each_group([&](const Panels& g) {
+      if (!biases) start(s, g);
+      accumulate(s, 0, g, biases ? s.bias : nullptr);
+      finish(s, g);
+    });
+  }
   each_group([&](const Panels& g) { start(s, g); });
   if (by_input)
     accumulate_inputs(s, s.panels[begin], s.panels[end - 1]);

@@ -14,9 +14,10 @@ enum Walk {
 struct Pieces {
   int count;
   int64_t inputs, weights;
-  int64_t ahead;  // bytes between what is prefetched for one piece and for the next
+  int64_t ahead;       // bytes between what is prefetched for one piece and for the next
+  const float* start;  // what is added to, the same for all rows; null: the outputs themselves
 };
-constexpr Pieces kOnePiece = {1, 0, 0, 0};
+constexpr Pieces kOnePiece = {1, 0, 0, 0, nullptr};
 
 // c[m][0:16] += sum over k of a[m][k] * w[k][0:16], rows given by pointers (indirect GEMM: no gather, no scatter).
 // Prefetches the weights that are needed next: from `soon` on, `stride` bytes for each step, or, where weights are taken
@@ -34,7 +35,7 @@ DG_NOINLINE void tile(const float* const* a, const Weight* w, const uint16_t* in
   DG_UNROLL for (int m = 0; m < kRows; ++m) __builtin_prefetch(c[m] + column + dynamicgate::kPanel, 1);
   DG_UNROLL for (int m = 0; m < kRows; ++m)
     DG_UNROLL for (int v = 0; v < kVectors16; ++v) {
-      acc[0][m][v] = load(c[m] + column + v * kLanes);
+      acc[0][m][v] = load((pieces.start ? pieces.start : c[m]) + column + v * kLanes);
       DG_UNROLL for (int phase = 1; phase < kPhases; ++phase) acc[phase][m][v] = Vec{};
     }
   for (int piece = 0; piece < (kWalk == kStraight ? pieces.count : 1); ++piece, w += pieces.weights) {
@@ -122,7 +123,8 @@ DG_NOINLINE void wide_tile(const float* const* a, const float* w, int64_t depth,
                            const char* soon, int64_t stride, const Beside& beside, const Pieces& pieces) {
   Vec acc[kPanels][kRows];
   DG_UNROLL for (int m = 0; m < kRows; ++m) {
-    DG_UNROLL for (int p = 0; p < kPanels; ++p) acc[p][m] = load(c[m] + column + p * dynamicgate::kPanel);
+    const float* start = pieces.start ? pieces.start : c[m];
+    DG_UNROLL for (int p = 0; p < kPanels; ++p) acc[p][m] = load(start + column + p * dynamicgate::kPanel);
     DG_UNROLL for (int p = 0; p < kPanels; ++p) __builtin_prefetch(c[m] + column + (kPanels + p) * dynamicgate::kPanel, 1);
   }
   for (int piece = 0; piece < pieces.count; ++piece, w += pieces.weights) {
