@@ -140,17 +140,23 @@ def _time(call: Call, repeats: int) -> float:
 
 
 def kernels_of(call: Call, calls: int = 3, most: int = 24) -> list[list[Any]]:
-    """Where the time of a call goes on the GPU: kernels with microseconds and launches of a call, the slowest first."""
+    """Where the time of a call goes on the GPU: kernels with microseconds and launches of a call, the slowest first.
+    The last entry is the sum of all, which is more than the call takes where kernels wait beside others."""
     call()
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
         for _ in range(calls):
             call()
         torch.cuda.synchronize()
-    found = sorted(
-        ((e.self_device_time_total / calls, e.count / calls, e.key) for e in seen.key_averages()), reverse=True
-    )
-    return [[name[:100], round(us, 1), round(launches, 1)] for us, launches, name in found[:most] if us]
+    found = [(e.self_device_time_total / calls, e.count / calls, e.key) for e in seen.key_averages()]
+    found = sorted(((us, launches, key) for us, launches, key in found if us), reverse=True)
+    everything = (sum(us for us, _, _ in found), sum(launches for _, launches, _ in found), "all")
+    return [[_ends_of(name), round(us, 1), round(launches, 1)] for us, launches, name in (*found[:most], everything)]
+
+
+def _ends_of(name: str) -> str:
+    """Names of kernels are long, and differ at the end."""
+    return name if len(name) <= 120 else f"{name[:60]} ... {name[-60:]}"
 
 
 def against_dense(times: dict[str, list[float]], name: str) -> dict[str, float]:

@@ -9,9 +9,9 @@ steps first, so that its gates decide about real text as gates do. The rivals ar
 its quality, and of 1 d, each by the faster of eager torch, torch.compile, and either captured as a CUDA graph. "union"
 is a dense model as wide as the blocks that the tokens of a call open together: what reading weights allows. One more
 token is another one of the text at every call, as in use; "open" is the mean share of a token, "union" of a call.
-All calls of a row take turns in one process; ratios are medians over the rounds. Gates are inside. "kernels"
-says where the time of ours goes. Each row names the commit it was measured at, because sizes and parts are measured one
-by one.
+All calls of a row take turns in one process; ratios are medians over the rounds. Gates are inside. "ms"
+has medians, "kernels" says where the time of ours goes, in microseconds. Each row names the commit it was measured at,
+because sizes and parts are measured one by one.
 """
 
 from __future__ import annotations

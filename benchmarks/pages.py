@@ -144,7 +144,7 @@ def gpu_model(results: dict[str, Any]) -> str:
     found = []
     for row in rows:
         ours = min(ms for name, ms in row["ms"].items() if name == "plan" or name.startswith("gated"))
-        ratios = [row.get(f"over {rival}") for rival in ("dense 8d", "dense 1d", "union")]
+        ratios = [row.get(f"over {rival}") for rival in ("dense 8d", "dense 4d", "dense 1d", "union")]
         done = what[row["part"]].format(f"{row['tokens']:,}", row.get("cached")).replace("1 sequences", "a sequence")
         shared = f"{row['union']:.2f}" if "union" in row else "-"
         found.append([row["size"], done, f"{ours:.2f}", *(f"{r:.2f}" if r else "-" for r in ratios), shared])
@@ -153,6 +153,7 @@ def gpu_model(results: dict[str, Any]) -> str:
         "what",
         "ms",
         "dense 8d",
+        "dense 4d",
         "dense 1d",
         "dense, as wide as what is open",
         "blocks open for any",
