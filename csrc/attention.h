@@ -116,16 +116,12 @@ void softmax(float* score, int64_t begin, int64_t end, float scale, const float*
   for (s = begin; s < end; ++s) score[s] *= inverse;
 }
 
-// Keys as panels, [seen / 16][features][16]. The places after the last key get copies of it, which nothing reads.
+// Keys as panels of sixteen, [panels][features][16]. The places after the last key get copies of it, which nothing reads.
 void pack_keys(const Attention& a, int64_t seen, float* to) {
   const float* key[kPanel];
-  const int fours = a.features / 4 * 4;
   for (int64_t first = 0; first < seen; first += kPanel, to += a.features * kPanel) {
     for (int64_t n = 0; n < kPanel; ++n) key[n] = a.keys + least(first + n, seen - 1) * a.features;
-    for (int k = 0; k < fours; k += 4)
-      for (int n = 0; n < kPanel; n += 4) transpose_four(key + n, k, to + k * kPanel + n, kPanel);
-    for (int k = fours; k < a.features; ++k)
-      for (int n = 0; n < kPanel; ++n) to[k * kPanel + n] = key[n][k];
+    transpose_sixteen(key, a.features, to);
   }
 }
 
@@ -151,6 +147,21 @@ void score_panels(const Attention& a, int rows, const float* const* q, const flo
   }
 }
 
+// The same for few queries, key by key. fetch: whether keys may be far away, so that some are fetched ahead.
+void score_keys(const Attention& a, int rows, const float* const* q, int64_t from, int64_t until, bool fetch,
+                float* const* score) {
+  const float* key[kQueries];
+  float* to[kQueries];
+  for (int64_t s = from; s < until; s += kQueries) {
+    const int keys = static_cast<int>(least<int64_t>(kQueries, until - s));
+    for (int n = 0; n < keys; ++n) key[n] = a.keys + (s + n) * a.features;
+    if (fetch)
+      for (int64_t line = 0; line < kQueries * a.features; line += kPanel) __builtin_prefetch(key[0] + kAhead + line);
+    for (int m = 0; m < rows; ++m) to[m] = score[m] + s;
+    dots_of<kQueries, kQueries>(rows, keys, q, key, a.features, to);
+  }
+}
+
 void attend(const Attention& a) {
   static thread_local Workspace workspace;
   const int64_t seen = a.past + a.positions;
@@ -159,9 +170,8 @@ void attend(const Attention& a) {
   workspace.reserve(sizeof(float) * (kQueries * rounded(seen) + panels * kPanel * a.features));
   float* const packed = reinterpret_cast<float*>(workspace.base) + kQueries * rounded(seen);
   if (pack) pack_keys(a, seen, packed);
-  float *score[kQueries], *to[kQueries], *out[kQueries];
-  const float *q[kQueries], *key[kQueries];
-  const float* p[kQueries];
+  float *score[kQueries], *out[kQueries];
+  const float *q[kQueries], *p[kQueries];
   int64_t begin[kQueries], end[kQueries];
   const int64_t count = a.positions * a.queries_per_key;
   for (int64_t first = 0; first < count; first += kQueries) {
@@ -179,15 +189,10 @@ void attend(const Attention& a) {
       from = least(from, begin[m]), until = most(until, end[m]);
       shared_from = most(shared_from, begin[m]), shared_until = least(shared_until, end[m]);
     }
-    if (pack) score_panels(a, rows, q, packed, from, until, score);
-    for (int64_t s = pack ? until : from; s < until; s += kQueries) {
-      const int keys = static_cast<int>(least<int64_t>(kQueries, until - s));
-      for (int n = 0; n < keys; ++n) key[n] = a.keys + (s + n) * a.features;
-      if (!first)  // only the first queries find the keys in memory
-        for (int64_t line = 0; line < kQueries * a.features; line += kPanel) __builtin_prefetch(key[0] + kAhead + line);
-      for (int m = 0; m < rows; ++m) to[m] = score[m] + s;
-      dots_of<kQueries, kQueries>(rows, keys, q, key, a.features, to);
-    }
+    if (pack)
+      score_panels(a, rows, q, packed, from, until, score);
+    else
+      score_keys(a, rows, q, from, until, !first, score);  // only the first queries find the keys in memory
     for (int m = 0; m < rows; ++m)
       softmax(score[m], begin[m], end[m], a.scale, a.values + begin[m] * a.features + m * (end[m] - begin[m]) * kPanel);
     // What only some of the queries see is added for each by itself: a later value must not touch an earlier query.

@@ -127,10 +127,10 @@ constexpr int wide_floats() {
   return kPanel * (kWideTiles ? most(kDepth, 4 * kDepthBeside) : kDepth);
 }
 
-// One block of inputs times the panels of one block of outputs. start: as in `Pieces`.
+// One block of inputs times the panels of one block of outputs. begin: `start` of `Pieces`.
 template <class Weight>
 void accumulate_panels(const Step& s, int in_block, const Panels& group, int rows, const float** a, float** c,
-                       const float* start) {
+                       const float* begin) {
   const int units = s.units(in_block);
   const Weight* weight = reinterpret_cast<const Weight*>(s.weight) +
                          static_cast<int64_t>(in_block) * s.in_open.block * s.linear->width;
@@ -150,7 +150,7 @@ void accumulate_panels(const Step& s, int in_block, const Panels& group, int row
     return;
   }
   Pieces piece = kOnePiece;
-  piece.start = start;
+  piece.start = begin;
   if (rows <= kTileRows) {  // one tile reads the panel, once
     for (int p = 0; p < group.count; ++p) {
       const Weight* panel = weight + group.panel[p] * panel_weights;
@@ -172,7 +172,7 @@ void accumulate_panels(const Step& s, int in_block, const Panels& group, int row
   }
 }
 
-void accumulate(const Step& s, int in_block, const Panels& group, const float* start = nullptr) {
+void accumulate(const Step& s, int in_block, const Panels& group, const float* begin = nullptr) {
   const float* a[kChunkRows];
   float* c[kChunkRows];
   const int rows = gather(s, in_block, group.block, a, c);
@@ -193,9 +193,9 @@ void accumulate(const Step& s, int in_block, const Panels& group, const float* s
     }
     return;
   }
-  if (s.linear->layout == dynamicgate::kHalfPanels) return accumulate_panels<Half>(s, in_block, group, rows, a, c, start);
-  if (s.linear->layout == dynamicgate::kBytePanels) return accumulate_panels<Byte>(s, in_block, group, rows, a, c, start);
-  accumulate_panels<float>(s, in_block, group, rows, a, c, start);
+  if (s.linear->layout == dynamicgate::kHalfPanels) return accumulate_panels<Half>(s, in_block, group, rows, a, c, begin);
+  if (s.linear->layout == dynamicgate::kBytePanels) return accumulate_panels<Byte>(s, in_block, group, rows, a, c, begin);
+  accumulate_panels<float>(s, in_block, group, rows, a, c, begin);
 }
 
 // The same for blocks of inputs that are all open for all rows, as many at once as a deep block has inputs: a tile then

@@ -102,11 +102,7 @@ constexpr int kSparseTileRows = 6;  // from this many rows on, a tile of 16, eve
 void pack_tile(const Step& s, int first, int height, float* to) {
   const float* row[kPanel];
   for (int m = 0; m < kPanel; ++m) row[m] = s.input(first + least(m, height - 1));
-  const int inputs = s.linear->inputs, fours = inputs / 4 * 4;
-  for (int k = 0; k < fours; k += 4)
-    for (int m = 0; m < kPanel; m += 4) transpose_four(row + m, k, to + static_cast<int64_t>(k) * kPanel + m, kPanel);
-  for (int k = fours; k < inputs; ++k)
-    for (int m = 0; m < kPanel; ++m) to[static_cast<int64_t>(k) * kPanel + m] = row[m][k];
+  transpose_sixteen(row, s.linear->inputs, to);
 }
 
 // All rows: [rows][inputs] -> [rows / 16][inputs][16].

@@ -15,7 +15,7 @@ struct Pieces {
   int count;
   int64_t inputs, weights;
   int64_t ahead;       // bytes between what is prefetched for one piece and for the next
-  const float* start;  // what is added to, the same for all rows; null: the outputs themselves
+  const float* start;  // what is added to: a number for each output, the same for all rows; null: what c holds
 };
 constexpr Pieces kOnePiece = {1, 0, 0, 0, nullptr};
 

@@ -160,6 +160,16 @@ DG_INLINE void transpose_four(const float* const* row, int64_t offset, float* to
   *reinterpret_cast<FourInMemory*>(to + 3 * stride) = DG_SHUFFLE(b, d, 2, 3, 6, 7);
 }
 
+// As many rows as a panel is wide, of `count` values each -> [count][16].
+DG_INLINE void transpose_sixteen(const float* const* row, int count, float* to) {
+  using dynamicgate::kPanel;
+  const int fours = count / 4 * 4;
+  for (int k = 0; k < fours; k += 4)
+    for (int m = 0; m < kPanel; m += 4) transpose_four(row + m, k, to + static_cast<int64_t>(k) * kPanel + m, kPanel);
+  for (int k = fours; k < count; ++k)
+    for (int m = 0; m < kPanel; ++m) to[static_cast<int64_t>(k) * kPanel + m] = row[m][k];
+}
+
 template <class T>
 constexpr T least(T a, T b) {
   return a < b ? a : b;
