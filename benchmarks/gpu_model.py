@@ -9,9 +9,9 @@ steps first, so that its gates decide about real text as gates do. The rivals ar
 its quality, and of 1 d, each by the faster of eager torch, torch.compile, and either captured as a CUDA graph. "union"
 is a dense model as wide as the blocks that the tokens of a call open together: what reading weights allows. One more
 token is another one of the text at every call, as in use; "open" is the mean share of a token, "union" of a call.
-All calls of a row take turns in one process; ratios are medians over the rounds. Gates are inside. "ms"
-has medians, "kernels" says where the time of ours goes, in microseconds. Each row names the commit it was measured at,
-because sizes and parts are measured one by one.
+All calls of a row take turns in one process; ratios are medians over the rounds. Gates are inside. "ms" has medians,
+"kernels" says where the time of ours goes, in microseconds. Each row names the commit it was measured at, because sizes
+and parts are measured one by one.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def inference_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor, each:
     features = model.config.features
     device, rows = ids_BT.device, []
     rivals = {f"{width}d": dense(size, width * features, device) for width in (1, 8)}
-    for tokens in (tokens for tokens in each if tokens > max(SEQUENCES)):
+    for tokens in filter(lambda tokens: tokens > max(SEQUENCES), each):
         ids = inputs_of_tokens(ids_BT, tokens)
         shares = shares_of(model, ids)
         calls: dict[str, Call] = {"plan": partial(fast, ids)}
@@ -167,8 +167,9 @@ def inference_rows(size: str, model: GPT, fast: nn.Module, ids_BT: Tensor, each:
         for other in ("dense 1d", "dense 8d", "union"):
             if any(name.startswith(other) for name in times):
                 row[f"over {other}"] = ratio(times, other, "plan")
-        print(row | {"ms": medians(times)}, flush=True)
-        rows.append(row | {"ms": medians(times), "kernels": kernels_of(calls["plan"])})
+        row["ms"] = medians(times)
+        print(row, flush=True)
+        rows.append(row | {"kernels": kernels_of(calls["plan"])})
         free_memory()
     return rows
 
