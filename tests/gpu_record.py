@@ -1,6 +1,7 @@
 """When, where and at which commit the GPU tests last passed: tests/gpu_last_run.json.
 
     python -m tests.gpu_record             # run the GPU tests; if all pass, write the record (also: make test-gpu)
+    python -m tests.gpu_record --jobs 4    # in four processes on the one GPU: most of the time is compiling
 
 Machines without a GPU skip these tests. `make test` says there which kernels have changed since the record was written.
 """
@@ -68,6 +69,7 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--commit", help="commit of this source tree, where it has no history of its own")
+    parser.add_argument("--jobs", type=int, default=1, help="processes; several need pytest-xdist")
     parser.add_argument("--out", type=Path, default=RECORD, help="where to write the record")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -76,7 +78,9 @@ def main() -> int:
     count = _Count()
     # only the files with such tests: others import packages that a GPU machine may lack
     files = [str(path) for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
-    code = pytest.main(["-m", "gpu", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", *files], plugins=[count])
+    several = ["-n", str(args.jobs), "--dist", "worksteal"] if args.jobs > 1 else []
+    options = ["-m", "gpu", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark", *several]
+    code = pytest.main([*options, *files], plugins=[count])
     if code or not count.passed:
         return int(code) or 1
     meta = environment("python -m tests.gpu_record")
