@@ -154,11 +154,15 @@ def test_65537_tokens_and_more_than_two_to_the_31_hidden_values() -> None:
     assert all(t.isfinite().all() for t in found.values())
 
 
-def test_float32_uses_tf32_only_where_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_float32_uses_tf32_only_where_torch_does() -> None:
     given = tensors(512, 512, 1024, 512, 128, device="cuda")
+    before = torch.backends.cuda.matmul.fp32_precision
     assert errors(given, block=128)["y"] < 1e-6
-    monkeypatch.setattr(torch.backends.cuda.matmul, "fp32_precision", "tf32")
-    assert 1e-5 < errors(given, block=128)["y"] < 5e-3
+    try:
+        torch.backends.cuda.matmul.fp32_precision = "tf32"  # no attribute that monkeypatch could take back
+        assert 1e-5 < errors(given, block=128)["y"] < 5e-3
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch warns about its own code
