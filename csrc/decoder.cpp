@@ -22,6 +22,12 @@ struct DecoderChecker {
 
   bool has_floats(int64_t line, int64_t count) const { return line >= 0 && line * kPanel + count <= floats; }
 
+  bool has_norm(const Norm& norm, int64_t features) const {
+    return has_floats(norm.weight, features) && (norm.bias == -1 || has_floats(norm.bias, features));
+  }
+
+  bool has_norm_of_heads(const Norm& norm) const { return norm.weight == -1 || has_norm(norm, p.head_features); }
+
   std::string sub(const SubChain& sub, int64_t inputs, int64_t outputs) const {
     constexpr int64_t kHead = sizeof(Program) / 4;
     if (sub.words < 0 || sub.words > words - kHead || sub.lines < 0) return "it does not lie within the program";
@@ -37,7 +43,8 @@ struct DecoderChecker {
 
   std::string block(const Block& b) const {
     const int64_t mixed = int64_t{p.heads} * p.head_features, all = mixed + 2ll * p.key_heads * p.head_features;
-    if (!has_floats(b.before_attention.weight, p.features) || !has_floats(b.before_ffn.weight, p.features))
+    if (!has_norm(b.before_attention, p.features) || !has_norm(b.before_ffn, p.features) ||
+        !has_norm_of_heads(b.of_queries) || !has_norm_of_heads(b.of_keys))
       return "a norm does not lie within the weights";
     const struct {
       const char* name;
@@ -56,7 +63,7 @@ struct DecoderChecker {
         !is_count(p.outputs) || p.head_features % 2 || p.heads % p.key_heads ||
         int64_t{p.heads} * p.head_features > kMostFeatures)
       return "its heads do not fit its features";
-    if (!has_floats(p.speed, p.head_features / 2) || !has_floats(p.norm.weight, p.features))
+    if (!has_floats(p.speed, p.head_features / 2) || !has_norm(p.norm, p.features))
       return "a norm or the rotation does not lie within the weights";
     for (int l = 0; l < p.layers; ++l) {
       const std::string problem = block(p.block()[l]);

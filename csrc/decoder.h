@@ -46,19 +46,33 @@ void run_sub(const DecoderCall& call, const SubChain& sub, const float* x, int64
   dynamicgate::DG_NAME(chain_, DG_LEVEL)(inner);
 }
 
-// y = weight * x / root mean square. The mean in double: of 4,096 squares float32 loses more than all that follows.
-void rms_norm(const DecoderCall& call, const Norm& norm, const float* x, int64_t rows, float* y) {
-  const int features = call.program->features;
+// The mean of (x - center)^2 for a power of 2, of x - center for 1. In double: of 4,096 numbers float32 loses more than
+// all that follows.
+template <int Power>
+double mean_of(const float* x, int features, double center) {
+  double sums[4] = {};
+  const auto term = [&](int k) {
+    const double apart = x[k] - center;
+    return Power == 2 ? apart * apart : apart;
+  };
+  int k = 0;
+  for (; k + 4 <= features; k += 4)
+    for (int lane = 0; lane < 4; ++lane) sums[lane] += term(k + lane);
+  for (; k < features; ++k) sums[0] += term(k);
+  return (sums[0] + sums[1] + sums[2] + sums[3]) / features;
+}
+
+// RMS norm: y = weight * x / root mean square. Layer norm: the same of x without its mean, and a bias.
+void normalize(const DecoderCall& call, const Norm& norm, const float* x, int64_t rows, int features, float* y) {
   const float* weight = call.weights + static_cast<int64_t>(norm.weight) * kPanel;
+  const float* bias = norm.bias < 0 ? nullptr : call.weights + static_cast<int64_t>(norm.bias) * kPanel;
   for (int64_t row = 0; row < rows; ++row, x += features, y += features) {
-    double squares[4] = {};
-    int k = 0;
-    for (; k + 4 <= features; k += 4)
-      for (int lane = 0; lane < 4; ++lane) squares[lane] += static_cast<double>(x[k + lane]) * x[k + lane];
-    for (; k < features; ++k) squares[0] += static_cast<double>(x[k]) * x[k];
-    const double mean = (squares[0] + squares[1] + squares[2] + squares[3]) / features;
-    const float factor = static_cast<float>(1.0 / sqrt(mean + norm.epsilon));
-    for (int n = 0; n < features; ++n) y[n] = x[n] * factor * weight[n];
+    const double center = bias ? mean_of<1>(x, features, 0.0) : 0.0;
+    const float factor = static_cast<float>(1.0 / sqrt(mean_of<2>(x, features, center) + norm.epsilon));
+    if (bias)
+      for (int n = 0; n < features; ++n) y[n] = static_cast<float>(x[n] - center) * factor * weight[n] + bias[n];
+    else
+      for (int n = 0; n < features; ++n) y[n] = x[n] * factor * weight[n];
   }
 }
 
@@ -91,11 +105,12 @@ struct LayerOfCall {
   int layer;
 };
 
-// One sequence and one head of keys: rotate, write into the cache, attend.
+// One sequence and one head of keys: normalize, rotate, write into the cache, attend.
 void run_head(int index, void* context) {
   const LayerOfCall& at = *static_cast<const LayerOfCall*>(context);
   const DecoderCall& call = *at.call;
   const Decoder& p = *call.program;
+  const Block& block = p.block()[at.layer];
   const int64_t sequence = index / p.key_heads, head = index % p.key_heads, size = p.head_features;
   const int64_t row_width = (p.heads + 2ll * p.key_heads) * size, group = p.heads / p.key_heads;
   const int64_t plane = call.sequences * p.key_heads * call.room * size;
@@ -105,11 +120,11 @@ void run_head(int index, void* context) {
     const int64_t row = sequence * call.positions + t;
     float* qkv = at.qkv + row * row_width;
     const float* turn = at.turn + row * size;
-    for (int64_t g = 0; g < group; ++g) {
-      float* q = qkv + (head * group + g) * size;
-      rotate(turn, p.head_features, q, q);
-    }
-    rotate(turn, p.head_features, qkv + (p.heads + head) * size, keys + (call.past + t) * size);
+    float *q = qkv + head * group * size, *k = qkv + (p.heads + head) * size;
+    if (block.of_queries.weight >= 0) normalize(call, block.of_queries, q, group, p.head_features, q);
+    if (block.of_keys.weight >= 0) normalize(call, block.of_keys, k, 1, p.head_features, k);
+    for (int64_t g = 0; g < group; ++g) rotate(turn, p.head_features, q + g * size, q + g * size);
+    rotate(turn, p.head_features, k, keys + (call.past + t) * size);
     memcpy(values + (call.past + t) * size, qkv + (p.heads + p.key_heads + head) * size, sizeof(float) * size);
   }
   const int64_t first = sequence * call.positions, column = head * group * size;
@@ -153,7 +168,7 @@ void run_decoder(const DecoderCall& call) {
   angles(call, rows, turn);
   for (int l = 0; l < p.layers; ++l) {
     const Block& block = p.block()[l];
-    rms_norm(call, block.before_attention, call.x, rows, normed);
+    normalize(call, block.before_attention, call.x, rows, p.features, normed);
     watch.add_to(dynamicgate::kNorms);
     run_sub(call, block.qkv, normed, D, rows, qkv);
     watch.add_to(dynamicgate::kProjections);
@@ -162,13 +177,13 @@ void run_decoder(const DecoderCall& call) {
     run_sub(call, block.mix, out, mixed, rows, y);
     watch.add_to(dynamicgate::kProjections);
     add(y, rows * D, call.x);
-    rms_norm(call, block.before_ffn, call.x, rows, normed);
+    normalize(call, block.before_ffn, call.x, rows, p.features, normed);
     watch.add_to(dynamicgate::kNorms);
     run_sub(call, block.ffn, normed, D, rows, y);
     watch.add_to(dynamicgate::kFfn);
     add(y, rows * D, call.x);
   }
-  rms_norm(call, p.norm, call.x, rows, call.x);
+  normalize(call, p.norm, call.x, rows, p.features, call.x);
   watch.add_to(dynamicgate::kNorms);
   if (!call.y) return;
   const int64_t skipped = call.positions - call.scored;

@@ -6,10 +6,10 @@
 
 namespace dynamicgate {
 
-constexpr int32_t kDecoderMagic = 0x44474C01;  // "DGL", format 1
+constexpr int32_t kDecoderMagic = 0x44474C02;  // "DGL", format 2
 
 struct Norm {
-  int32_t weight;  // where its weights start, in units of 16 floats
+  int32_t weight, bias;  // where they start, in units of 16 floats; without a bias (-1) the mean is not taken away
   float epsilon;
 };
 
@@ -19,6 +19,7 @@ struct SubChain {
 
 struct Block {
   Norm before_attention, before_ffn;
+  Norm of_queries, of_keys;  // of each head, before they are turned; -1 as weight for none
   SubChain qkv, mix, ffn;  // qkv gives all queries, then all keys, then all values
 };
 
@@ -37,7 +38,7 @@ struct Decoder {
   }
 };
 
-static_assert(sizeof(Decoder) == 64 && sizeof(Block) == 40, "must match packing.py");
+static_assert(sizeof(Decoder) == 68 && sizeof(Block) == 72, "must match packing.py");
 
 enum DecoderPart { kNorms, kProjections, kAttention, kFfn, kHeadPart, kParts };
 

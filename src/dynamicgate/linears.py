@@ -7,6 +7,8 @@ Beside them `nn.Conv2d`, which multiplies by one at every position of an image, 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -22,6 +24,21 @@ def is_linear(module: nn.Module) -> bool:
 def is_conv1d(module: nn.Module) -> bool:
     """Whether it is a linear layer of GPT-2, whose weight is [inputs, outputs]."""
     return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
+
+
+def as_linear(module: nn.Module) -> nn.Linear:
+    """A layer of GPT-2 as an `nn.Linear`: on the same weights, with the same hooks and children. A Linear as it is."""
+    if not is_conv1d(module):
+        assert isinstance(module, nn.Linear)
+        return module
+    old: Any = module
+    new = nn.Linear(old.nx, old.nf, device="meta")
+    new.weight = nn.Parameter(old.weight.detach().T, requires_grad=False)
+    new.bias = nn.Parameter(old.bias.detach(), requires_grad=False)
+    new._forward_pre_hooks, new._forward_hooks = old._forward_pre_hooks, old._forward_hooks
+    for name, child in old.named_children():
+        new.add_module(name, child)
+    return new.train(old.training)
 
 
 def is_conv2d(module: nn.Module) -> bool:

@@ -37,8 +37,11 @@ def random_decoder(rng: random.Random, draw: torch.Generator) -> decoder.Decoder
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw) / shape[-1] ** 0.5
 
-    def norm() -> decoder.Norm:
-        return decoder.Norm(torch.rand(features, generator=draw) + 0.5, rng.choice((1e-6, 1e-2)))
+    of_layers, of_heads, learned = rng.random() < 0.3, rng.random() < 0.3, rng.random() < 0.2
+
+    def norm(features: int = features) -> decoder.Norm:
+        bias = torch.randn(features, generator=draw) if of_layers else None
+        return decoder.Norm(torch.rand(features, generator=draw) + 0.5, rng.choice((1e-6, 1e-2)), bias)
 
     def block() -> decoder.Block:
         width, per_block = rng.choice((1, 16, 40, 77, 128, 200)), rng.choice((0, 1, 7, 16, 32, 64))
@@ -55,11 +58,12 @@ def random_decoder(rng: random.Random, draw: torch.Generator) -> decoder.Decoder
         all_heads = (heads + 2 * key_heads) * size
         qkv = Layer(normal(all_heads, features), normal(all_heads) if rng.random() < 0.5 else None)
         return decoder.Block(
-            norm(), qkv, Layer(normal(features, heads * size)), norm(), (up, Layer(normal(features, width)))
-        )
+            norm(), qkv, Layer(normal(features, heads * size)), norm(), (up, Layer(normal(features, width))),
+            *(norm(size) if of_heads else None for _ in range(2)),
+        )  # fmt: skip
 
     blocks = tuple(block() for _ in range(rng.choice((1, 2, 3))))
-    speed = 10_000.0 ** (-torch.arange(0, size, 2) / size)
+    speed = torch.zeros(size // 2) if learned else 10_000.0 ** (-torch.arange(0, size, 2) / size)
     head = Layer(normal(rng.choice((1, 17, 50, 100)), features))
     return decoder.Decoder(blocks, norm(), head, heads, key_heads, speed, size**-0.5, rng.choice((1.0, 1.3)))
 
@@ -144,7 +148,7 @@ def _run_changed(packed: decoder.PackedDecoder, rng: random.Random) -> None:
     """A program with changed words: refused, or run to the end. Only a sanitizer, or a crash, says more."""
     program = packed.program.clone()
     for _ in range(rng.choice((1, 1, 2, 4))):
-        at = rng.randrange(len(program)) if rng.random() < 0.5 else rng.randrange(26)
+        at = rng.randrange(len(program)) if rng.random() < 0.5 else rng.randrange(35)
         near = int(program[at]) + rng.choice((-16, -1, 1, 2, 16))
         value = rng.choice((*ODD_NUMBERS, int(program[rng.randrange(len(program))]), near, near, near))
         program[at] = max(-(1 << 31), min((1 << 31) - 1, value))

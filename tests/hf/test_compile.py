@@ -1,4 +1,4 @@
-"""Hugging Face models compiled on the CPU: decoders of the Llama kind as a whole, others layer by layer."""
+"""Hugging Face models compiled on the CPU: decoders of known kinds as a whole, others layer by layer."""
 
 from __future__ import annotations
 
@@ -18,16 +18,25 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
     StaticCache,
 )
 
 import dynamicgate as dg
+from dynamicgate.hf.decoder import decoder_parts
 from dynamicgate.inference import CompiledModel
-from dynamicgate.inference.language.plan import BY_LAYER, HALVES, TORCH, WHOLE, LanguagePlan
+from dynamicgate.inference.language.plan import BY_LAYER, BYTES, HALVES, TORCH, WHOLE, LanguagePlan
 from dynamicgate.ops import native
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason="no compiled kernels")
@@ -46,6 +55,10 @@ KINDS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         }},
     ),
     "qwen 2, with biases": (Qwen2ForCausalLM, Qwen2Config, {}),
+    "qwen 3, norms of queries and keys": (Qwen3ForCausalLM, Qwen3Config, {"head_dim": 6}),
+    "starcoder 2, layer norms": (Starcoder2ForCausalLM, Starcoder2Config, {"sliding_window": None}),
+    "gpt-2": (GPT2LMHeadModel, GPT2Config, {"n_positions": 64}),
+    "opt": (OPTForCausalLM, OPTConfig, {"ffn_dim": 88, "word_embed_proj_dim": 36, "max_position_embeddings": 64}),
 }  # fmt: skip
 
 
@@ -75,7 +88,7 @@ def is_close(got: torch.Tensor, want: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_decoder_of_the_llama_kind_runs_as_a_whole_and_generates_the_same(kind: str) -> None:
+def test_a_decoder_runs_as_a_whole_and_generates_the_same(kind: str) -> None:
     model = gated(kind)
     ids = torch.randint(2, 61, (3, 14))
     mask = torch.ones_like(ids)
@@ -92,7 +105,7 @@ def test_a_decoder_of_the_llama_kind_runs_as_a_whole_and_generates_the_same(kind
         assert torch.equal(fast.generate(ids, attention_mask=mask, max_new_tokens=20, do_sample=False, **options), want)
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama, tied"])
+@pytest.mark.parametrize("kind", ["llama", "llama, tied", "gpt-2"])
 def test_a_checkpoint_in_bfloat16_runs_from_half_of_the_bytes(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +157,44 @@ def test_what_a_native_decoder_cannot_do_is_refused_with_a_remedy() -> None:
         fast(input_ids=torch.tensor([[61]]))
 
 
-@pytest.mark.parametrize("kind", ["llama", "llama, tied"])
+@pytest.mark.parametrize("kind", ["gpt-2", "opt"])
+def test_learned_positions_end_where_those_of_the_model_do(kind: str) -> None:
+    model = gated(kind)
+    fast = quickly(model, {"input_ids": torch.randint(2, 61, (2, 6))})
+    assert fast.plan.chosen == WHOLE
+    ids, mask = torch.randint(2, 61, (2, 64)), torch.ones(2, 64, dtype=torch.long)
+    with torch.no_grad():
+        assert is_close(fast(ids).logits, model(ids).logits)
+        mask[1, :9] = 0
+        got, want = (one(input_ids=ids, attention_mask=mask).logits for one in (fast, model))
+        assert is_close(got[0], want[0])
+        assert is_close(got[1, 9:], want[1, 9:])
+    with pytest.raises(IndexError, match="64 positions, received number 64"):
+        fast(torch.randint(2, 61, (1, 65)))
+    if kind == "gpt-2":
+        with pytest.raises(ValueError, match="leave out token_type_ids"):
+            fast(input_ids=ids, token_type_ids=torch.zeros_like(ids))
+
+
+def test_gpt_2_with_weights_rounded_to_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = gated("gpt-2")
+    ids = torch.randint(2, 61, (2, 20))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: BYTES)
+    fast = dg.compile(model, {"input_ids": ids}, seconds=0.01, weights="int8")
+    assert fast.plan.chosen == BYTES
+    assert fast.plan.rounding is not None  # type: ignore[union-attr]
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_a_rotation_of_part_of_each_head_is_refused() -> None:
+    model = gated("llama")
+    model.model.rotary_emb.inv_freq = model.model.rotary_emb.inv_freq[:1]
+    with pytest.raises(ValueError, match="turns part of each head"):
+        decoder_parts(model)
+
+
+@pytest.mark.parametrize("kind", ["llama", "llama, tied", "gpt-2", "opt"])
 def test_a_plan_is_saved_and_loaded_into_the_model(kind: str, tmp_path: Path) -> None:
     model = gated(kind)
     ids = torch.randint(2, 61, (1, 6))
@@ -159,8 +209,19 @@ def test_a_plan_is_saved_and_loaded_into_the_model(kind: str, tmp_path: Path) ->
 
 OTHERS: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "a sliding window": (MistralForCausalLM, MistralConfig, {**SIZES, "sliding_window": 8}, "sliding window"),
-    "norms of queries": (Qwen3ForCausalLM, Qwen3Config, {**SIZES, "head_dim": 6}, "not of the Llama kind"),
-    "gpt-2": (GPT2LMHeadModel, GPT2Config, {"vocab_size": 61, "n_embd": 36, "n_layer": 2, "n_head": 6}, "Llama kind"),
+    "norms behind layers": (Olmo2ForCausalLM, Olmo2Config, SIZES, "not of the kind of Llama"),
+    "part of a head turned": (
+        StableLmForCausalLM,
+        StableLmConfig,
+        {**SIZES, "partial_rotary_factor": 0.34},
+        "kind of Llama",
+    ),
+    "layers scaled apart": (
+        GPT2LMHeadModel,
+        GPT2Config,
+        {**SIZES, "scale_attn_by_inverse_layer_idx": True},
+        "scale their scores differently",
+    ),
 }
 
 

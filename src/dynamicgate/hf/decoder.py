@@ -1,4 +1,4 @@
-"""Decoders of the Llama kind (RMS norms, rotary positions, grouped keys, SwiGLU) as native decoders on the CPU.
+"""Hugging Face decoders around a native decoder on the CPU: the same arguments, outputs and `generate`.
 
 Shapes in names: B sequences, T new positions, S positions, D features.
 """
@@ -6,70 +6,54 @@ Shapes in names: B sequences, T new positions, S positions, D features.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
-from dynamicgate.activations import of_module
-from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts
+from dynamicgate.hf.decoder_kinds import Found, find_decoder
+from dynamicgate.inference.decoder_parts import DecoderParts
 from dynamicgate.inference.language.native import NativeDecoder, Pairs
 
-OF_BLOCK = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}
-OF_ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
-OF_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")  # the others change their speeds with the length
+REFUSED = (
+    "output_attentions",
+    "output_hidden_states",
+    "token_type_ids",
+    "encoder_hidden_states",
+    "encoder_attention_mask",
+)
 
 
 def decoder_parts(model: nn.Module) -> DecoderParts:
-    """The parts of a model with a language head; ValueError if it is of another kind."""
-    inner: Any = getattr(model, "model", None)
-    head = getattr(model, "lm_head", None)
-    if not isinstance(model, PreTrainedModel) or inner is None or not isinstance(head, nn.Linear):
-        raise ValueError("it is no language model of the Llama kind (model and lm_head): only its feed-forward layers")
-    rotary = getattr(inner, "rotary_emb", None)
-    names = {"embed_tokens", "layers", "norm", "rotary_emb"}
-    if rotary is None or not _has_only(inner, names):
-        raise ValueError(f"{type(model).__name__} is not of the Llama kind: only its feed-forward layers are native")
-    config: Any = model.config
-    if getattr(rotary, "rope_type", "") not in FIXED_ROTATIONS or rotary.inv_freq.ndim != 1:
-        raise ValueError(f"its rotation {getattr(rotary, 'rope_type', 'is unknown')!r} changes with the length")
-    kinds = {*(getattr(config, "layer_types", None) or ["full_attention"])}
-    if kinds != {"full_attention"} or (getattr(config, "use_sliding_window", True) and _window(config) is not None):
-        raise ValueError("its attention has a sliding window")
-    if getattr(config, "final_logit_softcapping", None) or getattr(config, "attn_logit_softcapping", None):
-        raise ValueError("its scores are capped")
-    scales = {block.self_attn.scaling for block in inner.layers}
-    if len(scales) != 1:
-        raise ValueError("its layers scale their scores differently")
-    key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return DecoderParts(
-        inner.embed_tokens, tuple(map(_block, inner.layers)), inner.norm, head, config.num_attention_heads, key_heads,
-        rotary.inv_freq, float(scales.pop()), float(rotary.attention_scaling),
-        lambda decoder: with_decoder(model, decoder),
-    )  # fmt: skip
+    """The parts of a model with a language head; ValueError if it is of no kind that the kernels know."""
+    found = find_decoder(model)
+    assert isinstance(model, PreTrainedModel)
+    return replace(found.parts, into=lambda decoder: with_decoder(model, found, decoder))
 
 
-def with_decoder(model: PreTrainedModel, decoder: NativeDecoder) -> nn.Module:
+def with_decoder(model: PreTrainedModel, found: Found, decoder: NativeDecoder) -> nn.Module:
     """A copy of `model` around a native decoder: same arguments and outputs, and `generate`."""
-    memo: dict[int, Any] = {id(child): None for child in (model.model, model.lm_head)}  # not copied
-    found = copy.deepcopy(model, memo)
-    found.model = NativeLlama(decoder, model.config)
-    found.lm_head = NativeHead(decoder)
-    found.train(False)
-    return found
+    above, _, last = found.place.rpartition(".")
+    inner = model.get_submodule(found.place)
+    memo: dict[int, Any] = {id(child): None for child in (inner, model.lm_head)}  # not copied
+    made = copy.deepcopy(model, memo)
+    setattr(made.get_submodule(above), last, NativeBody(decoder, model.config, found.counts_padding))
+    made.lm_head = NativeHead(decoder)
+    made.train(False)
+    return made
 
 
-class NativeLlama(nn.Module):
+class NativeBody(nn.Module):
     """What a model with a language head calls for the features of tokens."""
 
-    def __init__(self, decoder: NativeDecoder, config: Any) -> None:
-        """`config` is that of the model."""
+    def __init__(self, decoder: NativeDecoder, config: Any, counts_padding: bool) -> None:
+        """`config` is that of the model; counts_padding: see `Found`."""
         super().__init__()
-        self.decoder, self.config = decoder, config
+        self.decoder, self.config, self.counts_padding = decoder, config, counts_padding
         self.nothing = nn.Parameter(torch.empty(0), requires_grad=False)  # Transformers asks parameters for the device
 
     def forward(
@@ -81,24 +65,27 @@ class NativeLlama(nn.Module):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
-    ) -> BaseModelOutputWithPast:
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Features after the last norm, and the cache, which is extended."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("specify exactly one of input_ids or inputs_embeds")
-        asked = [name for name in ("output_attentions", "output_hidden_states") if kwargs.get(name)]
+        asked = [name for name in REFUSED if kwargs.get(name) is not None and kwargs[name] is not False]
         if asked:
-            raise ValueError(f"a native decoder does not keep what is inside: leave out {', '.join(asked)}")
+            raise ValueError(f"a native decoder does not read or keep this: leave out {', '.join(asked)}")
         x_BTD = self.decoder.embed(input_ids) if inputs_embeds is None else inputs_embeds  # type: ignore[arg-type]
         cache = past_key_values
         if cache is None and (self.config.use_cache if use_cache is None else use_cache):
             cache = DynamicCache(config=self.config)
         pairs = _pairs(cache)
         past = 0 if pairs is None else pairs[0][0].shape[2]
-        padding_B = None if attention_mask is None else _padding(attention_mask, past + x_BTD.shape[1])
+        positions = past + x_BTD.shape[1]
+        padding_B = None if attention_mask is None else _padding(attention_mask, positions)
+        if position_ids is None and padding_B is not None and self.counts_padding:
+            position_ids = (torch.arange(past, positions) - padding_B[:, None]).clamp(min=0)
         features, _, pairs = self.decoder(x_BTD, pairs, position_BT=position_ids, padding_B=padding_B, scored=0)
         if cache is not None:
             _store(cache, pairs)
-        return BaseModelOutputWithPast(last_hidden_state=features, past_key_values=cache)
+        return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=features, past_key_values=cache)
 
 
 class NativeHead(nn.Module):
@@ -112,30 +99,6 @@ class NativeHead(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The scores of tokens."""
         return self._decoder[0].score(x)
-
-
-def _has_only(module: nn.Module, names: set[str]) -> bool:
-    found = {name for name, child in module.named_children() if not isinstance(child, nn.Identity)}
-    return found == names
-
-
-def _block(block: Any) -> BlockParts:
-    attention: Any = getattr(block, "self_attn", None)
-    mlp: Any = getattr(block, "mlp", None)
-    if not _has_only(block, OF_BLOCK) or not _has_only(attention, OF_ATTENTION) or not _has_only(mlp, OF_MLP):
-        raise ValueError(f"{type(block).__name__} is not of the Llama kind: only its feed-forward layer is native")
-    activation = of_module(mlp.act_fn)
-    if activation is None:
-        raise ValueError(f"its activation {type(mlp.act_fn).__name__} is not known")
-    qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
-    return BlockParts(
-        block.input_layernorm, qkv, attention.o_proj, block.post_attention_layernorm, mlp.gate_proj, mlp.up_proj,
-        mlp.down_proj, activation,
-    )  # fmt: skip
-
-
-def _window(config: Any) -> int | None:
-    return getattr(config, "sliding_window", None)
 
 
 def _pairs(cache: Any) -> Pairs | None:

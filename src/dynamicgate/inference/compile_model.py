@@ -53,7 +53,7 @@ def compile(
     torch, and the plan says why. `model` is not changed. docs/gpu.md says what happens on a GPU.
 
     A language model, given an example of tokens, runs natively as a whole where it is known how (attention with a
-    cache, norms, gated feed-forward layers, head: Hugging Face models of the Llama kind and models that have
+    cache, norms, gated feed-forward layers, head: Hugging Face models of known kinds and models that have
     `decoder_parts`), else its gated feed-forward layers do, one by one, as in every model that cannot be traced. It is
     verified in float64 on tokens that it generates, timed as a whole, and called like the model, `generate` included.
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.gating import integrations
+from dynamicgate.linears import is_linear
 
 CacheKind = Literal["list", "past_key_values"]
 
@@ -23,6 +24,7 @@ class BlockParts:
     """One block: x + mix(attention(norm1(x))), then x + down(activation(up(norm2(x))) [* value(norm2(x))]).
 
     qkv: one projection to queries, keys and values, or three, one after the other.
+    norm_q, norm_k: of each head of queries and of keys, before they are turned.
     """
 
     norm1: nn.Module
@@ -33,12 +35,15 @@ class BlockParts:
     value: nn.Linear | None
     down: nn.Linear
     activation: str
+    norm_q: nn.Module | None = None
+    norm_k: nn.Module | None = None
 
 
 @dataclass(frozen=True)
 class DecoderParts:
-    """A decoder with RMS norms before its layers and rotary positions; see `ops.decoder.Decoder` for the numbers.
+    """A decoder with norms before its layers; see `ops.decoder.Decoder` for the numbers.
 
+    positions: learned ones, [positions, features], added to the features of tokens; rotation then has speeds of zero.
     into: makes a model out of the native decoder, that is called as this one is; None makes one with
     ``forward(ids, cache=None)``.
     """
@@ -52,6 +57,7 @@ class DecoderParts:
     speed: Tensor
     score_scale: float
     rotation_scale: float = 1.0
+    positions: Tensor | None = None
     into: Callable[[Any], nn.Module] | None = None
 
 
@@ -91,6 +97,6 @@ def rotate(x_BHTE: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 def _refuse_hooks(model: nn.Module) -> None:
     """A hook must see its module run; those of gates are replaced together with their layers, which are looked at."""
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) or not (module._forward_hooks or module._forward_pre_hooks):
+        if is_linear(module) or not (module._forward_hooks or module._forward_pre_hooks):
             continue
         raise ValueError(f"{name or 'the model'} has a hook, which would not run")

@@ -210,14 +210,22 @@ def test_memory_is_used_again_after_the_stream_whose_caller_held_it(monkeypatch:
     assert other.waited_for == [one, one]
 
 
-def test_grouped_heads_and_three_projections(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["Llama", "Qwen3", "GPT2", "OPT"])
+def test_grouped_heads_norms_of_heads_and_learned_positions(kind: str) -> None:
     transformers = pytest.importorskip("transformers")
-    config = transformers.LlamaConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64,
-    )  # fmt: skip
+    sizes = {
+        "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "max_position_embeddings": 64,
+    }  # fmt: skip
+    of_kind = {
+        "Llama": {"intermediate_size": 64, "num_key_value_heads": 2},
+        "Qwen3": {"intermediate_size": 64, "num_key_value_heads": 2, "head_dim": 8},
+        "GPT2": {}, "OPT": {"ffn_dim": 64, "word_embed_proj_dim": 32},
+    }  # fmt: skip
+    config = getattr(transformers, f"{kind}Config")(**sizes, **of_kind[kind])
     torch.manual_seed(0)
-    llama = transformers.LlamaForCausalLM(config).double().eval()
+    name = "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM"
+    llama = getattr(transformers, name)(config).double().eval()
     parts = parts_of(llama)
     step = OneToken(parts, [PlainFFN(block) for block in parts.blocks]).double()
     ids = torch.randint(50, (2, 7))

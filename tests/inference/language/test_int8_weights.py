@@ -121,6 +121,6 @@ def test_int8_is_refused_where_nothing_is_native_as_a_whole() -> None:
     with pytest.raises(ValueError, match="weights must be None or 'int8'"):
         dg.compile(gpt(), torch.randint(50, (1, 12)), weights="int4")
     model = gpt()
-    model.norm = nn.LayerNorm(model.norm.weight.numel())  # type: ignore[union-attr, operator]
+    model.norm = nn.BatchNorm1d(model.norm.weight.numel())  # type: ignore[union-attr, operator]
     with pytest.raises(ValueError, match="models that run natively as a whole: not native as a whole"):
         dg.compile(model, torch.randint(50, (1, 12)), weights="int8", seconds=0.0)

@@ -102,12 +102,26 @@ def test_options_of_other_models_are_refused(tmp_path: Path, capsys: pytest.Capt
         assert f"{option[0]} means nothing for a language model" in capsys.readouterr().err
 
 
+def other(kind: str) -> Any:
+    """A small model of Hugging Face, whose scores are its output."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8}
+    grouped = {"num_key_value_heads": 2} if kind == "Qwen3" else {}
+    made = getattr(transformers, f"{kind}Config")(**sizes, **grouped, max_position_embeddings=64)
+    model = getattr(transformers, "GPT2LMHeadModel" if kind == "GPT2" else f"{kind}ForCausalLM")(made).eval()
+    model.register_forward_hook(lambda *found: found[-1].logits)
+    return model
+
+
+@pytest.mark.parametrize("kind", ["ours", "GPT2", "Qwen3"])
 @pytest.mark.parametrize("in_place", [True, False])
-def test_the_step_of_the_rivals_is_that_of_the_model(in_place: bool) -> None:
-    model = gpt(gates=False)
+def test_the_step_of_the_rivals_is_that_of_the_model(in_place: bool, kind: str) -> None:
+    model = gpt(gates=False) if kind == "ours" else other(kind)
     ids, past = torch.randint(50, (2, 12)), 7
     with torch.no_grad():
         want = model(ids)
+        model._forward_hooks.clear()
         first, later = (DecoderStep(parts_of(model), count, in_place=in_place).eval() for count in (0, past))
         cache = first.cache(2, past)
         got = first(ids[:, :past], cache)

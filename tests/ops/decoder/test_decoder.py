@@ -17,15 +17,17 @@ pytestmark = pytest.mark.skipif(bool(native.missing()), reason="no compiled kern
 
 def build(
     *, features: int = 24, heads: int = 4, key_heads: int = 2, size: int = 6, width: int = 40, block: int = 16,
-    cut: float = 0.1, value: bool = True, layers: int = 2, tokens: int = 37, seed: int = 0,
+    cut: float = 0.1, value: bool = True, layers: int = 2, tokens: int = 37, seed: int = 0, layer_norms: bool = False,
+    norms_of_heads: bool = False,
 ) -> decoder.Decoder:  # fmt: skip
     draw = torch.Generator().manual_seed(seed)
 
     def linear(outputs: int, inputs: int) -> Tensor:
         return torch.randn(outputs, inputs, generator=draw) / inputs**0.5
 
-    def norm() -> decoder.Norm:
-        return decoder.Norm(torch.rand(features, generator=draw) + 0.5, 1e-6)
+    def norm(features: int = features) -> decoder.Norm:
+        bias = torch.randn(features, generator=draw) if layer_norms else None
+        return decoder.Norm(torch.rand(features, generator=draw) + 0.5, 1e-6, bias)
 
     def one() -> decoder.Block:
         gate = GateNet((linear(-(-width // block), features),), (None,), cut=cut) if block else None
@@ -34,7 +36,8 @@ def build(
         )
         qkv = Layer(linear((heads + 2 * key_heads) * size, features), torch.randn((heads + 2 * key_heads) * size))
         mix = Layer(linear(features, heads * size))
-        return decoder.Block(norm(), qkv, mix, norm(), (up, Layer(linear(features, width))))
+        of_heads = [norm(size) if norms_of_heads else None for _ in range(2)]
+        return decoder.Block(norm(), qkv, mix, norm(), (up, Layer(linear(features, width))), *of_heads)
 
     blocks = tuple(one() for _ in range(layers))
     speed = 10_000.0 ** (-torch.arange(0, size, 2) / size)
@@ -60,6 +63,9 @@ SHAPES = {
     "all closed": {"cut": torch.inf},
     "one head": {"heads": 1, "key_heads": 1, "size": 10},
     "as many keys as queries": {"heads": 3, "key_heads": 3, "size": 32, "features": 96, "width": 128, "block": 64},
+    "layer norms": {"layer_norms": True},
+    "norms of queries and keys": {"norms_of_heads": True, "heads": 6},
+    "layer norms of queries and keys": {"norms_of_heads": True, "layer_norms": True, "size": 34},
     "groups of five": {"heads": 5, "key_heads": 1, "size": 16, "tokens": 100, "block": 7},
 }
 
@@ -152,6 +158,18 @@ def test_only_the_last_positions_are_scored_where_asked() -> None:
     assert decoder.run_decoder(packed, x, decoder.new_cache(packed, 3, 7), 0, scored=0)[1] is None
 
 
+def test_a_layer_norm_takes_a_large_mean_away_in_double() -> None:
+    """In float32 a mean of 1,000 times the spread would cost three digits."""
+    model = build(layer_norms=True, block=0)
+    packed = decoder.pack_decoder(model)
+    x = torch.randn(2, 5, model.features) + 1e3
+    got = step_by_step(packed, x, 5)
+    want = decoder.reference_decoder(model, x.double())
+    assert float((got - want).abs().max()) < 1e-3 * float(want.abs().max())
+    alone = torch.full((1, 1, model.features), 3.0)  # no spread at all: what is left is the bias
+    assert bool(step_by_step(packed, alone, 1).isfinite().all())
+
+
 def test_the_same_bits_on_any_number_of_threads() -> None:
     model = build(features=256, heads=8, key_heads=4, size=32, width=512, block=64)
     packed = decoder.pack_decoder(model)
@@ -190,10 +208,10 @@ def test_a_call_that_does_not_fit_is_refused() -> None:
 
 
 def test_no_changed_word_makes_the_kernels_leave_their_memory() -> None:
-    packed = decoder.pack_decoder(build(layers=1))
+    packed = decoder.pack_decoder(build(layers=1, layer_norms=True, norms_of_heads=True))
     draw = torch.Generator().manual_seed(0)
     x, refused = torch.randn(1, 3, 24), 0
-    for at in range(16 + 10):
+    for at in range(17 + 18):
         for value in (-1, 0, 1, 7, 1 << 20, (1 << 31) - 1, int(torch.randint(1 << 30, (), generator=draw))):
             program = packed.program.clone()
             program[at] = value

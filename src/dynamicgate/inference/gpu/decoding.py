@@ -34,6 +34,8 @@ Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 class OneToken(nn.Module):
     """The scores of the next token of each sequence; keys and values are written into the cache."""
 
+    positions: Tensor | None
+
     def __init__(self, parts: DecoderParts, layers: Sequence[nn.Module]) -> None:
         """`layers` are the feed-forward layers of the blocks of `parts`."""
         super().__init__()
@@ -41,11 +43,16 @@ class OneToken(nn.Module):
         self.norm1 = nn.ModuleList(block.norm1 for block in parts.blocks)
         self.qkv = nn.ModuleList(nn.ModuleList(block.qkv) for block in parts.blocks)
         self.mix = nn.ModuleList(block.mix for block in parts.blocks)
+        self.norm_q, self.norm_k = (
+            nn.ModuleList(nn.Identity() if norm is None else norm for norm in norms)
+            for norms in zip(*((block.norm_q, block.norm_k) for block in parts.blocks), strict=True)
+        )
         self.norm2 = nn.ModuleList(block.norm2 for block in parts.blocks)
         self.ffn = nn.ModuleList(layers)
         self.heads, self.key_heads = parts.heads, parts.key_heads
         self.score_scale, self.rotation_scale = parts.score_scale, parts.rotation_scale
         self.register_buffer("speed", parts.speed.detach().clone())
+        self.register_buffer("positions", None if parts.positions is None else parts.positions.detach())
 
     def cache(self, sequences: int, room: int) -> Memory:
         """Memory for keys and values. Zeros: what is not written yet must not be NaN. One tensor for each: of a single
@@ -58,12 +65,14 @@ class OneToken(nn.Module):
     def forward(self, ids_B1: Tensor, position: Tensor, cache: Memory) -> Tensor:
         """Scores [B, 1, V]. `position`: one number, how many positions there are before."""
         x_B1D = self.embed(ids_B1)
+        if self.positions is not None:
+            x_B1D = x_B1D + F.embedding(position, self.positions)
         angle = position[:, None] * self.speed  # type: ignore[operator]
         turn = angle.cos() * self.rotation_scale, angle.sin() * self.rotation_scale
         seen_S = torch.arange(cache[0].shape[2], device=x_B1D.device) <= position
         for number, ffn in enumerate(self.ffn):
             q, k, v = self._heads(number, self.norm1[number](x_B1D))
-            q, k = rotate(q, turn), rotate(k, turn)
+            q, k = rotate(self.norm_q[number](q), turn), rotate(self.norm_k[number](k), turn)
             keys, values = cache[2 * number : 2 * number + 2]
             keys.index_copy_(2, position, k)
             values.index_copy_(2, position, v)

@@ -18,7 +18,7 @@ from dynamicgate.inference.gates import without_prefix
 from dynamicgate.inference.gpu.find import TracedModule, find_ffns
 from dynamicgate.inference.graph import replace_nodes, trace
 from dynamicgate.inference.shadow_copy import copy_sharing_memory
-from dynamicgate.linears import is_conv1d
+from dynamicgate.linears import as_linear, is_conv1d
 from dynamicgate.ops import native
 
 
@@ -90,16 +90,10 @@ def _copy_with_linears(model: nn.Module) -> nn.Module:
     for name, gate in named_gates(body).items():
         site = gate.site_at(name)
         for layer in (*site.producers, site.consumer):
-            old: Any = body.get_submodule(layer)
+            old = body.get_submodule(layer)
             if not is_conv1d(old):
                 continue
-            new = nn.Linear(old.nx, old.nf, device="meta")
-            new.weight = nn.Parameter(old.weight.detach().T.contiguous(), requires_grad=False)
-            new.bias = nn.Parameter(old.bias.detach(), requires_grad=False)
-            new._forward_pre_hooks, new._forward_hooks = old._forward_pre_hooks, old._forward_hooks
-            for child_name, child in old.named_children():
-                new.add_module(child_name, child)
-            _put(body, layer, new)
+            _put(body, layer, as_linear(old))
     return body
 
 

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from dynamicgate import ops
 from dynamicgate.ops.chain.packing import PANEL
+from dynamicgate.ops.decoder.packing import BLOCK_WORDS, FFN, HEADER_WORDS
 
 Pairs = list[tuple[Tensor, Tensor]]
 MORE_ROOM = 256  # positions behind the new ones; a full cache is copied into one with room for half as many more
@@ -32,14 +33,19 @@ class NativeDecoder(nn.Module):
     weights: Tensor
     program: Tensor
     embedding: Tensor | None
+    positions: Tensor | None
 
-    def __init__(self, packed: ops.decoder.PackedDecoder, embedding_VD: Tensor | None) -> None:
-        """embedding_VD: None if it is tied to the head, whose weights are then read."""
+    def __init__(
+        self, packed: ops.decoder.PackedDecoder, embedding_VD: Tensor | None, positions_PD: Tensor | None = None
+    ) -> None:
+        """embedding_VD: None if it is tied to the head, whose weights are then read. positions_PD: what is added to the
+        features of a token for its position; None where rotation tells positions apart."""
         super().__init__()
         ops.decoder.check_decoder(packed)
         self.register_buffer("weights", packed.weights)
         self.register_buffer("program", packed.program)
         self.register_buffer("embedding", embedding_VD)
+        self.register_buffer("positions", positions_PD)
         self.seconds: Tensor | None = None
         """While it is set, the time of each of `ops.decoder.PARTS` is added to it."""
         self._remember()
@@ -47,16 +53,16 @@ class NativeDecoder(nn.Module):
     def _remember(self) -> None:
         self.packed = ops.decoder.PackedDecoder(self.weights, self.program)
         self.sizes, self.tokens = self.packed.sizes, self.packed.outputs
-        words = self.program[13:15].tolist()
-        chain = self.program[words[0] : words[0] + int(self.program[words[0] + 5])]
-        floats = self.weights[words[1] * PANEL : (words[1] + int(chain[4])) * PANEL]
+        words, lines = self.packed.head
+        chain = self.program[words : words + int(self.program[words + 5])]
+        floats = self.weights[lines * PANEL : (lines + int(chain[4])) * PANEL]
         self.ffn_floats = self._floats_of_ffns()
         self.head = ops.chain.Packed(floats, chain, self.tokens)
 
     def _floats_of_ffns(self) -> int:
         """The weights of all feed-forward layers, which gates read in part."""
-        blocks = self.program[16 : 16 + 10 * self.sizes[0]].view(-1, 10)
-        return sum(int(self.program[words + 4]) * PANEL for words in blocks[:, 8].tolist())
+        blocks = self.program[HEADER_WORDS : HEADER_WORDS + BLOCK_WORDS * self.sizes[0]].view(-1, BLOCK_WORDS)
+        return sum(int(self.program[words + 4]) * PANEL for words in blocks[:, FFN].tolist())
 
     def _apply(self, fn: Any, recurse: bool = True) -> NativeDecoder:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -86,11 +92,14 @@ class NativeDecoder(nn.Module):
         padding_B: Tensor | None = None,
         scored: int | None = None,
     ) -> tuple[Tensor, Tensor | None, Pairs]:
-        """Features after the last norm, scores at the last `scored` positions, and keys and values of all positions."""
+        """Features after the last norm, scores at the last `scored` positions, and keys and values of all positions.
+        x_BTD: the features of tokens alone."""
         if x_BTD.requires_grad and torch.is_grad_enabled():
             raise RuntimeError("a compiled decoder is for inference and has no derivatives: differentiate the model")
         B, T, _ = x_BTD.shape
         past = 0 if not pairs else pairs[0][0].shape[2]
+        if self.positions is not None:
+            x_BTD = x_BTD + self._of_positions(position_BT, past, T)
         cache = self._found(pairs, B, past + T) if pairs else None
         if cache is None:
             room = past + T + max(MORE_ROOM, (past + T) // 2)
@@ -105,6 +114,14 @@ class NativeDecoder(nn.Module):
     def score(self, features: Tensor) -> Tensor:
         """The scores of tokens from features after the last norm."""
         return ops.chain.run(features, self.head)
+
+    def _of_positions(self, position_BT: Tensor | None, past: int, T: int) -> Tensor:
+        positions_PD = self.positions
+        assert positions_PD is not None
+        numbers = torch.arange(past, past + T) if position_BT is None else position_BT.clamp(min=0)  # padding has none
+        if numbers.numel() and int(numbers.max()) >= len(positions_PD):
+            raise IndexError(f"the model has {len(positions_PD)} positions, received number {int(numbers.max())}")
+        return F.embedding(numbers, positions_PD)
 
     def _found(self, pairs: Sequence[tuple[Tensor, Tensor]], B: int, needed: int) -> Tensor | None:
         """The cache that `pairs` are views of, if it has room for `needed` positions and nobody wrote behind them."""

@@ -21,6 +21,8 @@ def decoder_of(parts: DecoderParts) -> ops.decoder.Decoder:
     """The decoder for the kernels; ValueError if a part computes something else than it seems to."""
     if type(parts.embed) is not nn.Embedding or parts.embed.max_norm is not None:
         raise ValueError("its embedding is not a plain one")
+    if parts.positions is not None and parts.positions.dtype is not torch.float32:
+        raise ValueError(f"the kernels are float32, its positions are {parts.positions.dtype}")
     blocks = tuple(map(_block, parts.blocks))
     head = _plain(parts.head, None)
     return ops.decoder.Decoder(
@@ -78,7 +80,8 @@ def _block(block: BlockParts) -> ops.decoder.Block:
     bias = None if biases[0] is None else torch.cat([b for b in biases if b is not None])
     weight = torch.cat([p.weight for p in projections]) if len(projections) > 1 else projections[0].weight
     qkv = ops.chain.Layer(weight, bias)
-    return ops.decoder.Block(_norm(block.norm1), qkv, _plain(block.mix, None), _norm(block.norm2), layers)
+    of_heads = [None if norm is None else _norm(norm) for norm in (block.norm_q, block.norm_k)]
+    return ops.decoder.Block(_norm(block.norm1), qkv, _plain(block.mix, None), _norm(block.norm2), layers, *of_heads)
 
 
 def _plain(linear: nn.Linear, gate: Gate | None) -> ops.chain.Layer:
@@ -92,13 +95,16 @@ def _plain(linear: nn.Linear, gate: Gate | None) -> ops.chain.Layer:
 def _norm(norm: nn.Module) -> ops.decoder.Norm:
     if norm._forward_hooks or norm._forward_pre_hooks or "forward" in vars(norm):
         raise ValueError("one of its norms has a hook or a forward of its own")
-    weight = getattr(norm, "weight", None)
-    if type(norm) is nn.RMSNorm:
-        epsilon: Any = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
+    weight, bias = getattr(norm, "weight", None), None
+    if type(norm) is nn.LayerNorm and norm.weight is not None:
+        epsilon: Any = norm.eps
+        bias = torch.zeros_like(norm.weight) if norm.bias is None else norm.bias.detach()
+    elif type(norm) is nn.RMSNorm:
+        epsilon = torch.finfo(torch.float32).eps if norm.eps is None else norm.eps
     elif type(norm).__name__.endswith("RMSNorm") and hasattr(norm, "variance_epsilon"):
         epsilon = norm.variance_epsilon
     else:
-        raise ValueError(f"its norms are {type(norm).__name__}, and the kernels know RMS norms only")
+        raise ValueError(f"its norms are {type(norm).__name__}, and the kernels know RMS and layer norms")
     if weight is None or weight.ndim != 1 or weight.dtype is not torch.float32:
         raise ValueError("its norms need one float32 weight for each feature")
-    return ops.decoder.Norm(weight.detach(), float(epsilon))
+    return ops.decoder.Norm(weight.detach(), float(epsilon), bias)

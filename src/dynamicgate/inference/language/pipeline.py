@@ -120,7 +120,8 @@ def native_body(parts: DecoderParts, decoder: ops.decoder.Decoder | None = None)
     """A model around the native decoder of these parts; around another of the same parts where one is given."""
     packed = ops.decoder.pack_decoder(decoder_of(parts) if decoder is None else decoder)
     tied = parts.embed.weight is parts.head.weight
-    native_decoder = NativeDecoder(packed, None if tied else parts.embed.weight.detach().clone())
+    positions = None if parts.positions is None else parts.positions.detach().clone()
+    native_decoder = NativeDecoder(packed, None if tied else parts.embed.weight.detach().clone(), positions)
     return NativeLanguageModel(native_decoder) if parts.into is None else parts.into(native_decoder)
 
 

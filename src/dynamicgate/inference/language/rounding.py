@@ -15,6 +15,7 @@ from dynamicgate.inference.gates import factor_for_all
 from dynamicgate.inference.language.calls import Inputs
 from dynamicgate.inference.language.plan import Rounding
 from dynamicgate.inference.shadow_copy import copy_sharing_memory
+from dynamicgate.linears import as_linear, is_conv1d
 
 INT8 = "int8"
 
@@ -25,6 +26,10 @@ def rounded_copy(model: nn.Module) -> nn.Module:
     the head has them too. Everything else shares its memory with `model`: also what the kernels would not read as
     bytes, the maps behind units that open one by one and behind gates that are the same for every input."""
     made = copy_sharing_memory(model)
+    for name, module in [*made.named_modules()]:  # an nn.Linear in its place holds what it is given below
+        if is_conv1d(module):
+            above, _, last = name.rpartition(".")
+            setattr(made.get_submodule(above), last, as_linear(module))
     parts = parts_of(made)
     linears = [parts.head]
     for block in parts.blocks:

@@ -53,10 +53,12 @@ def body_from(
 
 def _decoder(tensors: Mapping[str, Tensor]) -> NativeDecoder:
     packed = ops.decoder.PackedDecoder(tensors["weights"], tensors["program"])
-    decoder = NativeDecoder(packed, tensors.get("embedding"))
-    embedding = decoder.embedding
+    decoder = NativeDecoder(packed, tensors.get("embedding"), tensors.get("positions"))
+    embedding, positions = decoder.embedding, decoder.positions
     if embedding is not None and embedding.shape != (decoder.tokens, decoder.sizes[1]):
         raise ValueError(f"expected an embedding [{decoder.tokens}, {decoder.sizes[1]}]: {tuple(embedding.shape)}")
+    if positions is not None and (positions.ndim != 2 or positions.shape[1] != decoder.sizes[1]):
+        raise ValueError(f"expected learned positions of {decoder.sizes[1]} features: {tuple(positions.shape)}")
     if embedding is None and not packed.head_in_panels:
         raise ValueError("an embedding that is tied to the head needs a head in panels")
     return decoder

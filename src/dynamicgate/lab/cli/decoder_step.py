@@ -22,6 +22,7 @@ class DecoderStep(nn.Module):
     """Tokens to the scores of the next ones, after the positions of a cache."""
 
     speed: Tensor
+    positions: Tensor | None
 
     def __init__(self, parts: DecoderParts, past: int, *, in_place: bool = True) -> None:
         """On the weights of the model itself, for steps after `past` positions.
@@ -34,9 +35,20 @@ class DecoderStep(nn.Module):
         self.parts, self.past, self.in_place = parts, past, in_place
         self.held = nn.ModuleList([parts.embed, parts.norm, parts.head])
         for block in parts.blocks:
-            held = (block.norm1, *block.qkv, block.mix, block.norm2, block.up, block.value, block.down)
+            held = (
+                block.norm1,
+                *block.qkv,
+                block.norm_q,
+                block.norm_k,
+                block.mix,
+                block.norm2,
+                block.up,
+                block.value,
+                block.down,
+            )
             self.held.extend(module for module in held if module is not None)
         self.register_buffer("speed", parts.speed.detach().float())
+        self.register_buffer("positions", None if parts.positions is None else parts.positions.detach())
 
     def cache(self, sequences: int, new: int) -> list[Tensor]:
         """Keys and values of each layer, one tensor after the other: random ones for the positions before, and room for
@@ -54,6 +66,8 @@ class DecoderStep(nn.Module):
         scale = self.parts.rotation_scale
         turn = (angle.cos() * scale, angle.sin() * scale)
         x = self.parts.embed(ids_BT)
+        if self.positions is not None:
+            x = x + F.embedding(position, self.positions)
         longer: list[Tensor] = []
         for number, block in enumerate(self.parts.blocks):
             mixed, k, v = self._attention(block, x, turn, cache[2 * number : 2 * number + 2])
@@ -72,6 +86,8 @@ class DecoderStep(nn.Module):
         E = 2 * len(p.speed)
         qkv = torch.cat([linear(y) for linear in block.qkv], dim=-1) if len(block.qkv) > 1 else block.qkv[0](y)
         q, k, v = qkv.unflatten(-1, (-1, E)).transpose(1, 2).split([p.heads, p.key_heads, p.key_heads], dim=1)
+        q = q if block.norm_q is None else block.norm_q(q)
+        k = k if block.norm_k is None else block.norm_k(k)
         q, k = rotate(q, turn), rotate(k, turn)
         if self.in_place:
             keys, values = cache_BKSE

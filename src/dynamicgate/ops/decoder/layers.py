@@ -11,10 +11,11 @@ from dynamicgate.ops.chain import Layer
 
 @dataclass(frozen=True)
 class Norm:
-    """weight * x / root mean square of x."""
+    """weight * x / root mean square of x. With a bias a layer norm: the same of x without its mean, and the bias."""
 
     weight: Tensor
     epsilon: float
+    bias: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Block:
 
     qkv: from features to all heads of queries, then all heads of keys, then all heads of values.
     mix: from the heads back to features. ffn: a chain; two layers, the first of which may be gated and have a value.
+    of_queries, of_keys: norms of each head of them, before they are turned.
     """
 
     before_attention: Norm
@@ -30,6 +32,8 @@ class Block:
     mix: Layer
     before_ffn: Norm
     ffn: tuple[Layer, ...]
+    of_queries: Norm | None = None
+    of_keys: Norm | None = None
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ class Decoder:
 
     heads, key_heads: of queries, and of keys and values; queries share the keys of their group.
     speed: of the rotation of each pair of features of a head, in radians for one position; the two of a pair are half
-        a head apart. rotation_scale multiplies cosine and sine.
+        a head apart; zeros where positions are learned, and part of the embedded tokens. rotation_scale multiplies
+        cosine and sine.
     score_scale: multiplies products of queries and keys.
     """
 

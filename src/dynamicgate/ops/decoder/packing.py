@@ -15,8 +15,13 @@ from dynamicgate.ops.chain.packing import HEADER_WORDS as HEADER_OF_CHAIN
 from dynamicgate.ops.chain.packing import KINDS, PANEL, Writer, lay_out, padded
 from dynamicgate.ops.decoder.layers import Decoder, Norm
 
-MAGIC = 0x44474C01
-HEADER_WORDS, BLOCK_WORDS = 16, 10
+MAGIC = 0x44474C02
+HEADER_WORDS, BLOCK_WORDS = 17, 18
+HEAD, OUTPUTS = (
+    14,
+    16,
+)  # in the header: where the chain of the head starts (words, lines), and how many tokens it scores
+FFN = 16  # in a block: where the chain of the feed-forward layer starts
 
 
 class PackedDecoder(NamedTuple):
@@ -34,16 +39,22 @@ class PackedDecoder(NamedTuple):
     @property
     def outputs(self) -> int:
         """Tokens that are scored."""
-        return int(self.program[15])
+        return int(self.program[OUTPUTS])
+
+    @property
+    def head(self) -> tuple[int, int]:
+        """Where the chain of the head starts in the program, and in the weights, in units of `PANEL` floats."""
+        words, lines = self.program[HEAD : HEAD + 2].tolist()
+        return words, lines
 
     @property
     def head_in_panels(self) -> bool:
         """Whether `head_rows` can be read."""
-        return LAYOUTS[int(self.program[int(self.program[13]) + HEADER_OF_CHAIN])] in KINDS
+        return LAYOUTS[int(self.program[self.head[0] + HEADER_OF_CHAIN])] in KINDS
 
     def head_rows(self, ids: Tensor) -> Tensor:
         """The weights of the head for some tokens, as floats: the embedding that is tied to the head."""
-        words, lines = self.program[13:15].tolist()
+        words, lines = self.head
         layout, inputs, _, width, weight, bias = self.program[words + HEADER_OF_CHAIN :][:6].tolist()
         held = self.weights[(lines + weight) * PANEL :].view(KINDS[LAYOUTS[layout]])
         rows = held[: width * inputs].view(-1, inputs, PANEL)[ids // PANEL, :, ids % PANEL].float()
@@ -72,8 +83,11 @@ class _Parts:
         self.tensors.append((at, values.detach()))
         return at
 
-    def norm(self, norm: Norm) -> list[int]:
-        return [self.tensor(norm.weight), _bits(norm.epsilon)]
+    def norm(self, norm: Norm | None) -> list[int]:
+        if norm is None:
+            return [-1, -1, 0]
+        bias = -1 if norm.bias is None else self.tensor(norm.bias)
+        return [self.tensor(norm.weight), bias, _bits(norm.epsilon)]
 
     def weights(self) -> Tensor:
         """Written at the end, into one tensor, piece by piece: there is never a second copy of all weights."""
@@ -92,6 +106,7 @@ def pack_decoder(decoder: Decoder) -> PackedDecoder:
     words: list[int] = []
     for block in decoder.blocks:
         words += parts.norm(block.before_attention) + parts.norm(block.before_ffn)
+        words += parts.norm(block.of_queries) + parts.norm(block.of_keys)
         words += parts.chain([block.qkv]) + parts.chain([block.mix]) + parts.chain(block.ffn)
     speed, norm = parts.tensor(decoder.speed), parts.norm(decoder.norm)
     head = parts.chain([decoder.head])

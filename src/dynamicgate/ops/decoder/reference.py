@@ -32,6 +32,8 @@ def _attention(decoder: Decoder, block: Block, x_BTD: Tensor, turn: tuple[Tensor
     E, K = decoder.head_features, decoder.key_heads
     parts = reference_chain(x_BTD, [block.qkv]).unflatten(-1, (-1, E)).transpose(1, 2)
     q, k, v = parts.split([decoder.heads, K, K], dim=1)
+    q = q if block.of_queries is None else _norm(q, block.of_queries)
+    k = k if block.of_keys is None else _norm(k, block.of_keys)
     q, k = _rotate(q, turn), _rotate(k, turn)
     k, v = (part.repeat_interleave(decoder.heads // K, dim=1) for part in (k, v))
     y_BHTE = F.scaled_dot_product_attention(q, k, v, attn_mask=seen_B1TT, scale=decoder.score_scale)
@@ -39,6 +41,8 @@ def _attention(decoder: Decoder, block: Block, x_BTD: Tensor, turn: tuple[Tensor
 
 
 def _norm(x: Tensor, norm: Norm) -> Tensor:
+    if norm.bias is not None:
+        return F.layer_norm(x, x.shape[-1:], norm.weight.to(x.dtype), norm.bias.to(x.dtype), norm.epsilon)
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + norm.epsilon) * norm.weight.to(x.dtype)
 
 

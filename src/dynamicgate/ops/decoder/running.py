@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dynamicgate.ops import native
-from dynamicgate.ops.decoder.packing import HEADER_WORDS, PackedDecoder
+from dynamicgate.ops.decoder.packing import HEADER_WORDS, OUTPUTS, PackedDecoder
 
 PARTS = ("norms", "projections", "attention", "ffn", "head")
 """What `seconds` counts, in the order of enum DecoderPart in csrc/decoder_program.h."""
@@ -47,7 +47,7 @@ def run_decoder(
     """
     B, T, width = x_BTD.shape
     header = packed.program[:HEADER_WORDS].tolist()
-    features, outputs = header[4], header[15]
+    features, outputs = header[4], header[OUTPUTS]
     if x_BTD.dtype is not torch.float32 or width != features:
         raise ValueError(
             f"expected float32 [sequences, positions, {features}], received {x_BTD.dtype} {tuple(x_BTD.shape)}"
