@@ -13,6 +13,7 @@ struct Attention {
   float* out;
   int64_t q_stride, out_stride;    // from one position to the next
   int64_t positions, past, padding;
+  int64_t end;                     // all queries see what is before; 0: each sees what is not behind itself
   int queries_per_key;             // heads of queries that share the keys, side by side
   int features;
   float scale;
@@ -184,7 +185,7 @@ void attend(const Attention& a) {
       q[m] = a.q + t * a.q_stride + head * a.features;
       out[m] = a.out + t * a.out_stride + head * a.features;
       memset(out[m], 0, sizeof(float) * a.features);
-      end[m] = a.past + t + 1;
+      end[m] = a.end ? a.end : a.past + t + 1;
       begin[m] = least(a.padding, end[m] - 1);  // padding looks at itself, so that it has something to look at
       from = least(from, begin[m]), until = most(until, end[m]);
       shared_from = most(shared_from, begin[m]), shared_until = least(shared_until, end[m]);

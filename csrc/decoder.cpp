@@ -26,7 +26,7 @@ struct DecoderChecker {
     return has_floats(norm.weight, features) && (norm.bias == -1 || has_floats(norm.bias, features));
   }
 
-  bool has_norm_of_heads(const Norm& norm) const { return norm.weight == -1 || has_norm(norm, p.head_features); }
+  bool may_have_norm(const Norm& norm, int64_t features) const { return norm.weight == -1 || has_norm(norm, features); }
 
   std::string sub(const SubChain& sub, int64_t inputs, int64_t outputs) const {
     constexpr int64_t kHead = sizeof(Program) / 4;
@@ -43,8 +43,8 @@ struct DecoderChecker {
 
   std::string block(const Block& b) const {
     const int64_t mixed = int64_t{p.heads} * p.head_features, all = mixed + 2ll * p.key_heads * p.head_features;
-    if (!has_norm(b.before_attention, p.features) || !has_norm(b.before_ffn, p.features) ||
-        !has_norm_of_heads(b.of_queries) || !has_norm_of_heads(b.of_keys))
+    if (!has_norm(b.attention_norm, p.features) || !has_norm(b.ffn_norm, p.features) ||
+        !may_have_norm(b.of_queries, p.head_features) || !may_have_norm(b.of_keys, p.head_features))
       return "a norm does not lie within the weights";
     const struct {
       const char* name;
@@ -60,16 +60,17 @@ struct DecoderChecker {
 
   std::string all() const {
     if (!is_count(p.features) || !is_count(p.heads) || !is_count(p.key_heads) || !is_count(p.head_features) ||
-        !is_count(p.outputs) || p.head_features % 2 || p.heads % p.key_heads ||
+        p.outputs < 0 || p.outputs > kMostFeatures || p.head_features % 2 || p.heads % p.key_heads ||
         int64_t{p.heads} * p.head_features > kMostFeatures)
       return "its heads do not fit its features";
-    if (!has_floats(p.speed, p.head_features / 2) || !has_norm(p.norm, p.features))
+    if (p.flags & ~(kBothWays | kNormsBehind)) return "it has flags that nobody knows";
+    if (!has_floats(p.speed, p.head_features / 2) || !may_have_norm(p.norm, p.features))
       return "a norm or the rotation does not lie within the weights";
     for (int l = 0; l < p.layers; ++l) {
       const std::string problem = block(p.block()[l]);
       if (!problem.empty()) return "layer " + std::to_string(l) + ": " + problem;
     }
-    const std::string problem = sub(p.head, p.features, p.outputs);
+    const std::string problem = p.outputs ? sub(p.head, p.features, p.outputs) : "";
     return problem.empty() ? "" : "head: " + problem;
   }
 };
@@ -78,6 +79,8 @@ std::string decoder_problem(const Decoder* program, int64_t words, int64_t float
   constexpr int64_t kHead = sizeof(Decoder) / 4, kBlock = sizeof(Block) / 4;
   if (words < kHead) return "it is shorter than its header";
   const Decoder& p = *program;
+  if (p.magic != kDecoderMagic && p.magic >> 8 == kDecoderMagic >> 8)
+    return "it was packed by another version: compile the model again";
   if (p.magic != kDecoderMagic) return "it does not start as one";
   if (p.words != words || p.weights < 0 || p.weights * int64_t{kPanel} != floats)
     return "it says that it has another number of words or weights";
@@ -91,11 +94,16 @@ std::string problem_of_call(const DecoderCall& call, int64_t cache_floats) {
   if (!within(call.sequences, 1, kMostPositions) || !within(call.positions, 1, kMostPositions) ||
       !within(call.room, 1, kMostPositions) || !within(call.past, 0, call.room - call.positions))
     return "the new positions do not fit the cache";
-  const __int128 wanted = __int128{2} * p.layers * call.sequences * p.key_heads * call.room * p.head_features;
+  const bool both_ways = p.flags & kBothWays;
+  const __int128 wanted = __int128{2} * (both_ways ? 1 : p.layers) * call.sequences * p.key_heads * call.room * p.head_features;
   if (wanted != cache_floats) return "the cache has another size";
+  if (call.y && !p.outputs) return "there is no head that could score";
   if (call.y && !within(call.scored, 1, call.positions)) return "more positions are to be scored than there are";
+  if (both_ways && (!call.end || call.past)) return "positions that see both ways are given all at once, with their ends";
   for (int64_t b = 0; b < call.sequences; ++b)
-    if (!within(call.padding[b], 0, call.past + call.positions)) return "there is more padding than positions";
+    if (!within(call.padding[b], 0, call.past + call.positions) ||
+        (both_ways && !within(call.end[b], 1, call.positions)))
+      return "there is more padding than positions";
   return "";
 }
 
@@ -113,13 +121,15 @@ DG_EXPORT void dynamicgate_decoder_problem(const int32_t* words, int64_t count, 
 
 // sizes: sequences, positions, floats of the cache, room, past, scored. Writes what is wrong into `text`, as above. The
 // index lists were read when the decoder was packed or loaded.
-DG_EXPORT void dynamicgate_decode(const int32_t* words, int64_t count, const float* weights, int64_t floats, float* x,
-                                  float* cache, const int64_t* position, const int64_t* padding, float* y,
-                                  double* seconds, const int64_t* sizes, char* text, int64_t room) {
+DG_EXPORT void dynamicgate_run_decoder(const int32_t* words, int64_t count, const float* weights, int64_t floats,
+                                       float* x, float* cache, const int64_t* position, const int64_t* padding,
+                                       const int64_t* end, float* y, double* seconds, const int64_t* sizes, char* text,
+                                       int64_t room) {
   using namespace dynamicgate;
   DecoderCall call = {};
   call.program = reinterpret_cast<const Decoder*>(words);
-  call.weights = weights, call.x = x, call.cache = cache, call.position = position, call.padding = padding, call.y = y;
+  call.weights = weights, call.x = x, call.cache = cache, call.position = position, call.padding = padding;
+  call.end = end, call.y = y;
   call.seconds = seconds;
   call.sequences = sizes[0], call.positions = sizes[1], call.room = sizes[3], call.past = sizes[4], call.scored = sizes[5];
   std::string problem = decoder_problem(call.program, count, floats, false);

@@ -1,4 +1,4 @@
-// Runs a decoder over new tokens: all layers in one call, the linear maps as chains, the rest here.
+// Runs a decoder or an encoder over new tokens: all layers in one call, the linear maps as chains, the rest here.
 #pragma once
 #include <time.h>
 
@@ -114,7 +114,8 @@ void run_head(int index, void* context) {
   const int64_t sequence = index / p.key_heads, head = index % p.key_heads, size = p.head_features;
   const int64_t row_width = (p.heads + 2ll * p.key_heads) * size, group = p.heads / p.key_heads;
   const int64_t plane = call.sequences * p.key_heads * call.room * size;
-  float* keys = call.cache + 2 * at.layer * plane + (sequence * p.key_heads + head) * call.room * size;
+  const bool both_ways = p.flags & dynamicgate::kBothWays;  // then nothing is kept: every layer writes in the same place
+  float* keys = call.cache + (both_ways ? 0 : 2 * at.layer * plane) + (sequence * p.key_heads + head) * call.room * size;
   float* values = keys + plane;
   for (int64_t t = 0; t < call.positions; ++t) {
     const int64_t row = sequence * call.positions + t;
@@ -133,6 +134,7 @@ void run_head(int index, void* context) {
   a.out = at.out + first * p.heads * size + column, a.out_stride = p.heads * size;
   a.keys = keys, a.values = values;
   a.positions = call.positions, a.past = call.past, a.padding = call.padding[sequence];
+  a.end = both_ways ? call.end[sequence] : 0;
   a.queries_per_key = static_cast<int>(group), a.features = p.head_features, a.scale = p.score_scale;
   attend(a);
 }
@@ -166,25 +168,29 @@ void run_decoder(const DecoderCall& call) {
   Stopwatch watch = {call.seconds};
   watch.start();
   angles(call, rows, turn);
+  const bool behind = p.flags & dynamicgate::kNormsBehind;
+  const float* read = behind ? call.x : normed;  // by the layers
+  const auto normalize_all = [&](const Norm& norm, float* to) {
+    normalize(call, norm, call.x, rows, p.features, to);
+    watch.add_to(dynamicgate::kNorms);
+  };
   for (int l = 0; l < p.layers; ++l) {
     const Block& block = p.block()[l];
-    normalize(call, block.before_attention, call.x, rows, p.features, normed);
-    watch.add_to(dynamicgate::kNorms);
-    run_sub(call, block.qkv, normed, D, rows, qkv);
+    if (!behind) normalize_all(block.attention_norm, normed);
+    run_sub(call, block.qkv, read, D, rows, qkv);
     watch.add_to(dynamicgate::kProjections);
     run_attention({&call, qkv, out, turn, l});
     watch.add_to(dynamicgate::kAttention);
     run_sub(call, block.mix, out, mixed, rows, y);
     watch.add_to(dynamicgate::kProjections);
     add(y, rows * D, call.x);
-    normalize(call, block.before_ffn, call.x, rows, p.features, normed);
-    watch.add_to(dynamicgate::kNorms);
-    run_sub(call, block.ffn, normed, D, rows, y);
+    normalize_all(behind ? block.attention_norm : block.ffn_norm, behind ? call.x : normed);
+    run_sub(call, block.ffn, read, D, rows, y);
     watch.add_to(dynamicgate::kFfn);
     add(y, rows * D, call.x);
+    if (behind) normalize_all(block.ffn_norm, call.x);
   }
-  normalize(call, p.norm, call.x, rows, p.features, call.x);
-  watch.add_to(dynamicgate::kNorms);
+  if (p.norm.weight >= 0) normalize_all(p.norm, call.x);
   if (!call.y) return;
   const int64_t skipped = call.positions - call.scored;
   for (int64_t b = 0; skipped && b < call.sequences; ++b)  // the scored positions of all sequences side by side

@@ -65,7 +65,10 @@ def random_decoder(rng: random.Random, draw: torch.Generator) -> decoder.Decoder
     blocks = tuple(block() for _ in range(rng.choice((1, 2, 3))))
     speed = torch.zeros(size // 2) if learned else 10_000.0 ** (-torch.arange(0, size, 2) / size)
     head = Layer(normal(rng.choice((1, 17, 50, 100)), features))
-    return decoder.Decoder(blocks, norm(), head, heads, key_heads, speed, size**-0.5, rng.choice((1.0, 1.3)))
+    return decoder.Decoder(
+        blocks, norm(), head, heads, key_heads, speed, size**-0.5, rng.choice((1.0, 1.3)),
+        norms_behind=rng.random() < 0.2,
+    )  # fmt: skip
 
 
 def check(seed: int) -> str | None:
@@ -148,7 +151,7 @@ def _run_changed(packed: decoder.PackedDecoder, rng: random.Random) -> None:
     """A program with changed words: refused, or run to the end. Only a sanitizer, or a crash, says more."""
     program = packed.program.clone()
     for _ in range(rng.choice((1, 1, 2, 4))):
-        at = rng.randrange(len(program)) if rng.random() < 0.5 else rng.randrange(35)
+        at = rng.randrange(len(program)) if rng.random() < 0.5 else rng.randrange(36)
         near = int(program[at]) + rng.choice((-16, -1, 1, 2, 16))
         value = rng.choice((*ODD_NUMBERS, int(program[rng.randrange(len(program))]), near, near, near))
         program[at] = max(-(1 << 31), min((1 << 31) - 1, value))

@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
     DynamicCache,
     GPT2Config,
     GPT2LMHeadModel,
@@ -36,7 +34,7 @@ from transformers import (
 import dynamicgate as dg
 from dynamicgate.hf.decoder import decoder_parts
 from dynamicgate.inference import CompiledModel
-from dynamicgate.inference.language.plan import BY_LAYER, BYTES, HALVES, TORCH, WHOLE, LanguagePlan
+from dynamicgate.inference.language.plan import BY_LAYER, BYTES, HALVES, WHOLE, LanguagePlan
 from dynamicgate.ops import native
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason="no compiled kernels")
@@ -239,20 +237,3 @@ def test_other_decoders_run_layer_by_layer_and_say_why(name: str) -> None:
         assert is_close(fast(input_ids=ids).logits, model(input_ids=ids).logits)
     want = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
     assert torch.equal(fast.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0), want)
-
-
-def test_an_encoder_runs_layer_by_layer() -> None:
-    torch.manual_seed(0)
-    sizes = {key: SIZES[key] for key in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")}
-    model = with_gates(BertForSequenceClassification(BertConfig(num_hidden_layers=2, **sizes)))
-    ids = torch.randint(2, 61, (4, 9))
-    mask = torch.ones_like(ids)
-    mask[0, 6:] = 0
-    example = {"input_ids": ids, "attention_mask": mask}
-    fast = dg.compile(model, example, seconds=0.01, batches=(1, 4))
-    assert fast.plan.chosen in (BY_LAYER, TORCH)
-    assert [regime.name for regime in fast.plan.regimes] == ["batch 1", "batch 4"]  # type: ignore[union-attr]
-    with torch.no_grad():
-        assert is_close(fast(**example).logits, model(**example).logits)
-    with pytest.raises(ValueError, match="only a compiled Hugging Face model has generate"):
-        fast.generate(ids)

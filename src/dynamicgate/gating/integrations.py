@@ -6,7 +6,7 @@ gates or masks, or is recorded or compiled. It has three functions:
 - `structure_changed(model)`: gates or masks came or went, so that whatever the library saves must say so;
 - `watch_tokens(model, gates)`: a context that knows which rows of a forward pass are padding, and how many keys a
   token looks at; see `Tokens`;
-- `decoder_parts(model)`: what a decoder is made of, a `dynamicgate.inference.decoder_parts.DecoderParts`, or a
+- `whole_parts(model)`: what a decoder or an encoder is made of, of `dynamicgate.inference.decoder_parts`, or a
   ValueError that says why it cannot run natively as a whole.
 """
 

@@ -16,16 +16,11 @@ from transformers.cache_utils import DynamicLayer
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from dynamicgate.hf.decoder_kinds import Found, find_decoder
+from dynamicgate.hf.names import refuse_arguments
 from dynamicgate.inference.decoder_parts import DecoderParts
 from dynamicgate.inference.language.native import NativeDecoder, Pairs
 
-REFUSED = (
-    "output_attentions",
-    "output_hidden_states",
-    "token_type_ids",
-    "encoder_hidden_states",
-    "encoder_attention_mask",
-)
+HARMLESS = ("return_dict", "cache_position", "num_items_in_batch")  # the last is for losses
 
 
 def decoder_parts(model: nn.Module) -> DecoderParts:
@@ -69,9 +64,7 @@ class NativeBody(nn.Module):
         """Features after the last norm, and the cache, which is extended."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("specify exactly one of input_ids or inputs_embeds")
-        asked = [name for name in REFUSED if kwargs.get(name) is not None and kwargs[name] is not False]
-        if asked:
-            raise ValueError(f"a native decoder does not read or keep this: leave out {', '.join(asked)}")
+        refuse_arguments(self.config, kwargs, HARMLESS)
         x_BTD = self.decoder.embed(input_ids) if inputs_embeds is None else inputs_embeds  # type: ignore[arg-type]
         cache = past_key_values
         if cache is None and (self.config.use_cache if use_cache is None else use_cache):

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dynamicgate.activations import of_module
+from dynamicgate.hf.names import has_only
 from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts
 from dynamicgate.linears import as_linear
 
@@ -46,7 +47,7 @@ def find_decoder(model: nn.Module) -> Found:
         raise ValueError(f"it is no language model with an lm_head: {WORDS}")
     for place, parts in ((LLAMA, _llama), (GPT2, _gpt2), (OPT, _opt)):
         inner = _inner(model, place)
-        if inner is not None and _has_only(inner, NAMES[place]):
+        if inner is not None and has_only(inner, NAMES[place]):
             _refuse_caps(model.config)
             return Found(parts(model, inner, head), place, counts_padding=place == OPT)
     raise ValueError(f"{type(model).__name__} is not of the kind of Llama, GPT-2 or OPT: {WORDS}")
@@ -74,9 +75,9 @@ def _llama(model: PreTrainedModel, inner: Any, head: nn.Linear) -> DecoderParts:
 def _llama_block(block: Any) -> BlockParts:
     attention: Any = getattr(block, "self_attn", None)
     mlp: Any = getattr(block, "mlp", None)
-    known = _has_only(block, LLAMA_BLOCK) and any(_has_only(attention, names) for names in LLAMA_ATTENTION)
-    gated = _has_only(mlp, GATED_MLP)
-    if not known or not (gated or _has_only(mlp, PLAIN_MLP)):
+    known = has_only(block, LLAMA_BLOCK) and any(has_only(attention, names) for names in LLAMA_ATTENTION)
+    gated = has_only(mlp, GATED_MLP)
+    if not known or not (gated or has_only(mlp, PLAIN_MLP)):
         raise ValueError(f"{type(block).__name__} is not of the kind of Llama: {WORDS}")
     qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
     up, value, down = (mlp.gate_proj, mlp.up_proj, mlp.down_proj) if gated else (mlp.c_fc, None, mlp.c_proj)
@@ -103,9 +104,9 @@ def _gpt2_block(block: Any) -> BlockParts:
     attention, mlp = block.attn, block.mlp
     dropouts = {"attn_dropout", "resid_dropout"}
     if not (
-        _has_only(block, {"ln_1", "attn", "ln_2", "mlp"})
-        and _has_only(attention, {"c_attn", "c_proj", *dropouts})
-        and _has_only(mlp, {"c_fc", "c_proj", "act", "dropout"})
+        has_only(block, {"ln_1", "attn", "ln_2", "mlp"})
+        and has_only(attention, {"c_attn", "c_proj", *dropouts})
+        and has_only(mlp, {"c_fc", "c_proj", "act", "dropout"})
     ):
         raise ValueError(f"{type(block).__name__} is not that of GPT-2: {WORDS}")
     return BlockParts(
@@ -130,7 +131,7 @@ def _opt(model: PreTrainedModel, inner: Any, head: nn.Linear) -> DecoderParts:
 def _opt_block(block: Any) -> BlockParts:
     names = {"self_attn", "activation_fn", "self_attn_layer_norm", "fc1", "fc2", "final_layer_norm"}
     attention = block.self_attn
-    if not (_has_only(block, names) and _has_only(attention, {"q_proj", "k_proj", "v_proj", "out_proj"})):
+    if not (has_only(block, names) and has_only(attention, {"q_proj", "k_proj", "v_proj", "out_proj"})):
         raise ValueError(f"{type(block).__name__} is not that of OPT: {WORDS}")
     qkv = (attention.q_proj, attention.k_proj, attention.v_proj)
     return BlockParts(
@@ -144,12 +145,6 @@ def _inner(model: nn.Module, place: str) -> nn.Module | None:
     for name in place.split("."):
         found = getattr(found, name, None)
     return found if isinstance(found, nn.Module) else None
-
-
-def _has_only(module: Any, names: set[str]) -> bool:
-    if module is None:
-        return False
-    return {name for name, child in module.named_children() if not isinstance(child, nn.Identity)} == names
 
 
 def _refuse_caps(config: Any) -> None:

@@ -12,14 +12,14 @@ from dynamicgate.hf import token_watch
 from dynamicgate.hf.adapters import keep_in_adapters
 from dynamicgate.hf.own_config import ancestors, give_own_config, whole_models
 from dynamicgate.hf.saving import is_described, keep_in_config
-from dynamicgate.inference.decoder_parts import DecoderParts
+from dynamicgate.inference.decoder_parts import DecoderParts, EncoderParts
 
 
-def decoder_parts(model: nn.Module) -> DecoderParts:
-    """What a decoder is made of, where the kernels can run it as a whole."""
-    from dynamicgate.hf import decoder  # caches and outputs take a second to import, and only compiling needs them
+def whole_parts(model: nn.Module) -> DecoderParts | EncoderParts:
+    """What a decoder or an encoder is made of, where the kernels can run it as a whole."""
+    from dynamicgate.hf import decoder, encoder  # outputs take a second to import, and only compiling needs them
 
-    return decoder.decoder_parts(model)
+    return encoder.encoder_parts(model) if encoder.has_encoder(model) else decoder.decoder_parts(model)
 
 
 def structure_changed(model: nn.Module) -> None:

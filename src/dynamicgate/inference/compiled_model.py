@@ -81,6 +81,10 @@ class CompiledModel(nn.Module):
         """The outputs of the model for these arguments."""
         return self._run(*args, **kwargs)
 
+    def train(self, mode: bool = True) -> CompiledModel:
+        """Stays in evaluation mode: what was compiled has no dropout."""
+        return super().train(False)
+
     def generate(self, *args: Any, **kwargs: Any) -> Any:
         """Tokens, as the `generate` of a Hugging Face model gives them."""
         own = getattr(self.body, "generate", None)

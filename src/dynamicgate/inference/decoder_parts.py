@@ -1,4 +1,4 @@
-"""What a decoder is made of, as its model names the parts, and how it takes the positions before.
+"""What a decoder or an encoder is made of, as its model names the parts, and how a decoder takes the positions before.
 
 A model of your own runs as a whole if it has a method `decoder_parts` that returns a `DecoderParts`.
 """
@@ -21,7 +21,8 @@ CacheKind = Literal["list", "past_key_values"]
 
 @dataclass(frozen=True)
 class BlockParts:
-    """One block: x + mix(attention(norm1(x))), then x + down(activation(up(norm2(x))) [* value(norm2(x))]).
+    """One block: x + mix(attention(norm1(x))), then x + down(activation(up(norm2(x))) [* value(norm2(x))]). In an
+    encoder the norms stand behind these sums.
 
     qkv: one projection to queries, keys and values, or three, one after the other.
     norm_q, norm_k: of each head of queries and of keys, before they are turned.
@@ -61,8 +62,29 @@ class DecoderParts:
     into: Callable[[Any], nn.Module] | None = None
 
 
+@dataclass(frozen=True)
+class EncoderParts:
+    """The layers of an encoder as BERT has them: layer norms behind the sums, positions that see each other.
+
+    into: makes a model with the native layers in it, that is called as this one is.
+    """
+
+    blocks: tuple[BlockParts, ...]
+    heads: int
+    score_scale: float
+    into: Callable[[Any], nn.Module]
+
+
 def parts_of(model: nn.Module) -> DecoderParts:
     """The parts of a decoder; ValueError with the reason for any other model."""
+    found = whole_parts_of(model)
+    if isinstance(found, EncoderParts):
+        raise ValueError("it is an encoder")
+    return found
+
+
+def whole_parts_of(model: nn.Module) -> DecoderParts | EncoderParts:
+    """The parts of a decoder or an encoder; ValueError with the reason for any other model."""
     own = getattr(model, "decoder_parts", None)
     if own is not None and inspect.ismethod(own):
         found = own()
@@ -72,9 +94,9 @@ def parts_of(model: nn.Module) -> DecoderParts:
     library = integrations.module_for(model)
     if library is None:
         raise ValueError("only decoders that say what they are made of run natively as a whole")
-    found = library.decoder_parts(model)
+    found = library.whole_parts(model)
     _refuse_hooks(model)
-    assert isinstance(found, DecoderParts)
+    assert isinstance(found, DecoderParts | EncoderParts)
     return found
 
 

@@ -124,8 +124,8 @@ def _autocast(x_BD: Tensor) -> bool:
     return torch.is_autocast_enabled(x_BD.device.type)
 
 
-def unwatched(linear: nn.Linear, gate: Gate) -> bool:
+def unwatched(linear: nn.Linear, gate: Gate | None) -> bool:
     """Whether `linear` is a plain `nn.Linear` with no hook but those of this gate: any other hook must see it run."""
     after = (linear._forward_hooks, linear._backward_hooks, linear._backward_pre_hooks)
-    own = all(key in gate.hook_ids for key in linear._forward_pre_hooks)
+    own = all(gate is not None and key in gate.hook_ids for key in linear._forward_pre_hooks)
     return type(linear) is nn.Linear and own and not any(after)

@@ -17,7 +17,7 @@ _FUNCTIONS = tuple(
     f"dynamicgate_{name}"
     for name in (
         *("register", "level", "poison", "mask", "problem", "dispatcher_bypass"),
-        *("decoder_problem", "decode", "huge_pages"),
+        *("decoder_problem", "run_decoder", "huge_pages"),
     )
 )
 _ROOM = 200  # for a sentence
@@ -45,9 +45,9 @@ def library() -> ctypes.CDLL | None:
     pointer, text = ctypes.c_void_p, ctypes.c_char_p
     for problem in (found.dynamicgate_problem, found.dynamicgate_decoder_problem):
         problem.argtypes, problem.restype = (pointer, number, number, text, number), None
-    tensors = (pointer,) * 7
-    found.dynamicgate_decode.argtypes = (pointer, number, pointer, number, *tensors, text, number)
-    found.dynamicgate_decode.restype = None
+    tensors = (pointer,) * 8
+    found.dynamicgate_run_decoder.argtypes = (pointer, number, pointer, number, *tensors, text, number)
+    found.dynamicgate_run_decoder.restype = None
     found.dynamicgate_huge_pages.argtypes, found.dynamicgate_huge_pages.restype = (pointer, number), None
     return found
 
@@ -76,15 +76,15 @@ def problem_of(program: Tensor, floats: int, *, decoder: bool = False) -> str:
 
 
 def decode(program: Tensor, weights: Tensor, tensors: Sequence[Tensor | None], sizes: Sequence[int]) -> str:
-    """Run a packed decoder. tensors: x, cache, position, padding, y, seconds; sizes: see csrc/decoder.cpp. Returns what
-    is wrong with the call; empty if it ran."""
+    """Run a packed decoder. tensors: x, cache, position, padding, end, y, seconds; sizes: see csrc/decoder.cpp. Returns
+    what is wrong with the call; empty if it ran."""
     found = library()
     assert found is not None
     text = ctypes.create_string_buffer(_ROOM)
     pointers = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
     numbers = (ctypes.c_int64 * len(sizes))(*sizes)
     words, floats = (program.data_ptr(), program.numel()), (weights.data_ptr(), weights.numel())
-    found.dynamicgate_decode(*words, *floats, *pointers, numbers, text, _ROOM)
+    found.dynamicgate_run_decoder(*words, *floats, *pointers, numbers, text, _ROOM)
     return text.value.decode()
 
 

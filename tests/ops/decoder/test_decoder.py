@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(bool(native.missing()), reason="no compiled kern
 def build(
     *, features: int = 24, heads: int = 4, key_heads: int = 2, size: int = 6, width: int = 40, block: int = 16,
     cut: float = 0.1, value: bool = True, layers: int = 2, tokens: int = 37, seed: int = 0, layer_norms: bool = False,
-    norms_of_heads: bool = False,
+    norms_of_heads: bool = False, both_ways: bool = False, norms_behind: bool = False, head: bool = True,
 ) -> decoder.Decoder:  # fmt: skip
     draw = torch.Generator().manual_seed(seed)
 
@@ -41,7 +41,11 @@ def build(
 
     blocks = tuple(one() for _ in range(layers))
     speed = 10_000.0 ** (-torch.arange(0, size, 2) / size)
-    return decoder.Decoder(blocks, norm(), Layer(linear(tokens, features)), heads, key_heads, speed, size**-0.5)
+    made = decoder.Decoder(
+        blocks, norm(), Layer(linear(tokens, features)), heads, key_heads, speed, size**-0.5, both_ways=both_ways,
+        norms_behind=norms_behind,
+    )  # fmt: skip
+    return made if head else dataclasses.replace(made, head=None, norm=None)
 
 
 def step_by_step(packed: decoder.PackedDecoder, x: Tensor, prompt: int, step: int = 1) -> Tensor:
@@ -66,6 +70,7 @@ SHAPES = {
     "layer norms": {"layer_norms": True},
     "norms of queries and keys": {"norms_of_heads": True, "heads": 6},
     "layer norms of queries and keys": {"norms_of_heads": True, "layer_norms": True, "size": 34},
+    "norms behind": {"norms_behind": True, "layer_norms": True},
     "groups of five": {"heads": 5, "key_heads": 1, "size": 16, "tokens": 100, "block": 7},
 }
 
@@ -158,6 +163,44 @@ def test_only_the_last_positions_are_scored_where_asked() -> None:
     assert decoder.run_decoder(packed, x, decoder.new_cache(packed, 3, 7), 0, scored=0)[1] is None
 
 
+@pytest.mark.parametrize("T", [1, 7, 16, 33, 70])
+@pytest.mark.parametrize("behind", [True, False])
+def test_positions_that_see_both_ways_match_float64(T: int, behind: bool) -> None:
+    model = build(both_ways=True, norms_behind=behind, layer_norms=True, head=False, seed=T)
+    packed = decoder.pack_decoder(model)
+    assert packed.both_ways
+    assert packed.outputs == 0
+    padding = torch.tensor([0, T // 3, 0, T - 1])
+    end = torch.tensor([T, T, T - T // 3, T])
+    x = torch.randn(4, T, model.features)
+    number = torch.arange(T)
+    seen = (number >= padding[:, None]) & (number < end[:, None])
+    want = decoder.reference_decoder(model, x.double(), padding, end)
+    x[~seen] = torch.nan  # nothing looks at it
+    cache = decoder.new_cache(packed, 4, T)
+    assert len(cache) == 1
+    position = (number - padding[:, None]).clamp(min=0)
+    features, scores = decoder.run_decoder(packed, x, cache, 0, position_BT=position, padding_B=padding, end_B=end)
+    assert scores is None
+    assert float((features - want)[seen].abs().max()) < 2e-5 * float(want.abs().max())
+    alone, _ = decoder.run_decoder(packed, x[:1], decoder.new_cache(packed, 1, T), 0)
+    assert torch.allclose(alone, features[:1], atol=1e-5)
+
+
+def test_calls_that_do_not_fit_an_encoder_are_refused() -> None:
+    packed = decoder.pack_decoder(build(both_ways=True, head=False))
+    x, cache = torch.randn(1, 4, 24), decoder.new_cache(packed, 1, 6)
+    for options, match in (
+        ({"past": 1}, "given all at once"),
+        ({"past": 0, "scored": 1}, "no head"),
+        ({"past": 0, "end_B": torch.tensor([5])}, "more padding"),
+        ({"past": 0, "end_B": torch.tensor([0])}, "more padding"),
+        ({"past": 0, "end_B": torch.tensor([4, 4])}, "ends of 1 sequences"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            decoder.run_decoder(packed, x, cache, **options)  # type: ignore[arg-type]
+
+
 def test_a_layer_norm_takes_a_large_mean_away_in_double() -> None:
     """In float32 a mean of 1,000 times the spread would cost three digits."""
     model = build(layer_norms=True, block=0)
@@ -211,7 +254,7 @@ def test_no_changed_word_makes_the_kernels_leave_their_memory() -> None:
     packed = decoder.pack_decoder(build(layers=1, layer_norms=True, norms_of_heads=True))
     draw = torch.Generator().manual_seed(0)
     x, refused = torch.randn(1, 3, 24), 0
-    for at in range(17 + 18):
+    for at in range(18 + 18):
         for value in (-1, 0, 1, 7, 1 << 20, (1 << 31) - 1, int(torch.randint(1 << 30, (), generator=draw))):
             program = packed.program.clone()
             program[at] = value
@@ -224,6 +267,15 @@ def test_no_changed_word_makes_the_kernels_leave_their_memory() -> None:
             if changed.sizes[1:] == packed.sizes[1:]:
                 decoder.run_decoder(changed, x, decoder.new_cache(changed, 1, 3), 0)
     assert refused > 80
+
+
+def test_a_decoder_of_an_earlier_version_is_refused_with_a_remedy() -> None:
+    packed = decoder.pack_decoder(build())
+    for number, match in ((0x44474C01, "compile the model again"), (7, "does not start as one")):
+        program = packed.program.clone()
+        program[0] = number
+        with pytest.raises(ValueError, match=match):
+            decoder.check_decoder(packed._replace(program=program))
 
 
 def test_a_head_in_panels_can_be_read_row_by_row() -> None:

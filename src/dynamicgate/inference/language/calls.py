@@ -28,8 +28,14 @@ class Inputs:
         return Inputs(tuple(map(one, self.args)), {name: one(value) for name, value in self.kwargs.items()})
 
     def rows(self, index: Tensor) -> Inputs:
-        """These rows of every tensor."""
-        return self.mapped(lambda tensor: tensor[index] if tensor.ndim else tensor)
+        """These rows of every tensor that has rows, and the others as they are."""
+        batch = self.batch
+        return self.mapped(lambda tensor: tensor[index] if tensor.ndim and len(tensor) == batch else tensor)
+
+    @property
+    def batch(self) -> int:
+        """The rows of the call; a tensor that has fewer is the same for all of them."""
+        return max((len(tensor) for tensor in self.tensors if tensor.ndim), default=1)
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""A native decoder as a module of buffers, and its cache.
+"""A native decoder as a module of buffers, and its cache. Without a head and a cache it is the layers of an encoder.
 
 The cache of all layers is one tensor with room for more positions. What callers see are views of it, keys and values of
 each layer, as they know them from torch: [sequences, heads of keys, positions, features of a head]. The next call finds
@@ -28,7 +28,7 @@ MORE_ROOM = 256  # positions behind the new ones; a full cache is copied into on
 
 
 class NativeDecoder(nn.Module):
-    """All blocks of a decoder in one call."""
+    """All blocks of a decoder, or of an encoder, in one call."""
 
     weights: Tensor
     program: Tensor
@@ -53,11 +53,14 @@ class NativeDecoder(nn.Module):
     def _remember(self) -> None:
         self.packed = ops.decoder.PackedDecoder(self.weights, self.program)
         self.sizes, self.tokens = self.packed.sizes, self.packed.outputs
+        self.ffn_floats = self._floats_of_ffns()
+        self.head = self._head() if self.tokens else None
+
+    def _head(self) -> ops.chain.Packed:
         words, lines = self.packed.head
         chain = self.program[words : words + int(self.program[words + 5])]
         floats = self.weights[lines * PANEL : (lines + int(chain[4])) * PANEL]
-        self.ffn_floats = self._floats_of_ffns()
-        self.head = ops.chain.Packed(floats, chain, self.tokens)
+        return ops.chain.Packed(floats, chain, self.tokens)
 
     def _floats_of_ffns(self) -> int:
         """The weights of all feed-forward layers, which gates read in part."""
@@ -111,8 +114,20 @@ class NativeDecoder(nn.Module):
         views = cache[..., : past + T, :].flatten(0, 1).unbind(0)
         return features, scores, list(zip(views[0::2], views[1::2], strict=True))
 
+    def encode(self, x_BTD: Tensor, padding_B: Tensor | None = None, end_B: Tensor | None = None) -> Tensor:
+        """The features of an encoder. padding_B: so many positions at the start nothing looks at, and nothing looks at
+        those from `end_B` on."""
+        if x_BTD.requires_grad and torch.is_grad_enabled():
+            raise RuntimeError("a compiled encoder is for inference and has no derivatives: differentiate the model")
+        B, T, _ = x_BTD.shape
+        room = ops.decoder.new_cache(self.packed, B, T) if B * T else x_BTD.new_empty((0,) * 6)
+        return ops.decoder.run_decoder(
+            self.packed, x_BTD, room, 0, padding_B=padding_B, end_B=end_B, seconds=self.seconds
+        )[0]
+
     def score(self, features: Tensor) -> Tensor:
         """The scores of tokens from features after the last norm."""
+        assert self.head is not None
         return ops.chain.run(features, self.head)
 
     def _of_positions(self, position_BT: Tensor | None, past: int, T: int) -> Tensor:

@@ -11,19 +11,25 @@ from torch import nn
 from dynamicgate import ops
 from dynamicgate.gating.gate import Gate
 from dynamicgate.inference.cpu.ffn import ffn_layers
-from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts
+from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts, EncoderParts
 from dynamicgate.inference.gpu.find import unsupported
 from dynamicgate.nn.ffn import unwatched
 
 
 @torch.no_grad()
-def decoder_of(parts: DecoderParts) -> ops.decoder.Decoder:
+def decoder_of(parts: DecoderParts | EncoderParts) -> ops.decoder.Decoder:
     """The decoder for the kernels; ValueError if a part computes something else than it seems to."""
+    blocks = tuple(map(_block, parts.blocks))
+    if isinstance(parts, EncoderParts):
+        size = parts.blocks[0].mix.in_features // parts.heads
+        return ops.decoder.Decoder(
+            blocks, None, None, parts.heads, parts.heads, torch.zeros(size // 2), parts.score_scale, both_ways=True,
+            norms_behind=True,
+        )  # fmt: skip
     if type(parts.embed) is not nn.Embedding or parts.embed.max_norm is not None:
         raise ValueError("its embedding is not a plain one")
     if parts.positions is not None and parts.positions.dtype is not torch.float32:
         raise ValueError(f"the kernels are float32, its positions are {parts.positions.dtype}")
-    blocks = tuple(map(_block, parts.blocks))
     head = _plain(parts.head, None)
     return ops.decoder.Decoder(
         blocks, _norm(parts.norm), head, parts.heads, parts.key_heads, parts.speed.detach().float(),
@@ -51,7 +57,7 @@ def stored_in(decoder: ops.decoder.Decoder, layout: str) -> ops.decoder.Decoder 
         replace(block, qkv=stored(block.qkv)[0], mix=stored(block.mix)[0], ffn=stored(*block.ffn))
         for block in decoder.blocks
     )
-    made = replace(decoder, blocks=blocks, head=stored(decoder.head)[0])
+    made = replace(decoder, blocks=blocks, head=None if decoder.head is None else stored(decoder.head)[0])
     return made if counts[True] >= counts[False] else None
 
 
@@ -85,7 +91,7 @@ def _block(block: BlockParts) -> ops.decoder.Block:
 
 
 def _plain(linear: nn.Linear, gate: Gate | None) -> ops.chain.Layer:
-    if type(linear) is not nn.Linear or "forward" in vars(linear) or not unwatched(linear, gate):  # type: ignore[arg-type]
+    if type(linear) is not nn.Linear or "forward" in vars(linear) or not unwatched(linear, gate):
         raise ValueError("one of its layers is not a plain Linear, or has a hook or a gate of its own")
     if (linear.weight.dtype, linear.weight.device.type) != (torch.float32, "cpu"):
         raise ValueError(f"the kernels are float32 on the cpu, it is {linear.weight.dtype} on {linear.weight.device}")

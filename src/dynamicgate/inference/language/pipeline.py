@@ -13,7 +13,7 @@ from torch import nn
 from dynamicgate import ops
 from dynamicgate.accounting.counter import deployed
 from dynamicgate.gating.recording import named_gates, usage
-from dynamicgate.inference.decoder_parts import DecoderParts, cache_kind, parts_of
+from dynamicgate.inference.decoder_parts import DecoderParts, EncoderParts, cache_kind, whole_parts_of
 from dynamicgate.inference.language.calls import Inputs
 from dynamicgate.inference.language.layer_by_layer import replace_layers
 from dynamicgate.inference.language.machine import reached
@@ -21,6 +21,7 @@ from dynamicgate.inference.language.native import NativeDecoder, NativeLanguageM
 from dynamicgate.inference.language.packed import decoder_of, stored_in
 from dynamicgate.inference.language.plan import BY_LAYER, BYTES, HALVES, NATIVE, TORCH, WHOLE, LanguagePlan, Rounding
 from dynamicgate.inference.language.rounding import rounded_copy, rounding_of
+from dynamicgate.inference.language.saving import native_decoder
 from dynamicgate.inference.language.timing import choose, time_models
 from dynamicgate.inference.language.verify import LanguageReference
 from dynamicgate.inference.language.work import work_of
@@ -41,25 +42,40 @@ class Compiled:
 
 @dataclass
 class _Ways:
-    """By name, the ways to run a model that are left, what describes each in a file, and what comparing it found."""
+    """By name, the ways to run a model that are left, what describes each in a file, and what comparing it found.
+    parts: of a model that runs natively as a whole."""
 
     bodies: dict[str, nn.Module]
     described: dict[str, dict[str, Any]]
     notes: list[str]
+    parts: DecoderParts | EncoderParts | None = None
     verified: dict[str, Verification] = field(default_factory=dict)
 
     def add_native(self, name: str, body: nn.Module) -> None:
         self.bodies[name] = body.eval()
-        self.described[name] = {"own": isinstance(body, NativeLanguageModel)}
+        within = native_decoder(body)[0] if isinstance(self.parts, EncoderParts) else None
+        self.described[name] = {"own": isinstance(body, NativeLanguageModel), "within": within}
+
+    def add_layers(self, model: nn.Module) -> None:
+        """Its feed-forward layers one by one."""
+        by_layer, layers, reasons = replace_layers(model)
+        self.notes += [f"the gate of {site!r} stays in torch: {reason}" for site, reason in reasons.items()]
+        if layers:
+            self.bodies[BY_LAYER], self.described[BY_LAYER] = by_layer, {"layers": layers}
 
     def verify(self, reference: LanguageReference, names: Sequence[str]) -> None:
-        """Compare these; those that cannot be compared are left out."""
+        """Compare these; those that cannot be compared are left out, and so is a whole model that differs: a forward
+        of somebody else may do something that its parts do not show."""
         for name in names:
-            found = reference.verify(self.bodies[name])
+            reason = "most positions of the example have a logit near its threshold"
+            try:
+                found = reference.verify(self.bodies[name])
+            except ValueError as error:
+                if name not in NATIVE:
+                    raise
+                found, reason = None, str(error)
             if found is None:
-                self.notes.append(
-                    f"{name!r} is not used: most positions of the example have a logit near its threshold"
-                )
+                self.notes.append(f"{name!r} is not used: {reason}")
                 del self.bodies[name]
             else:
                 self.verified[name] = found
@@ -72,9 +88,9 @@ def compile_language(
     """The fastest verified way to run `model` as `inputs` call it. batches: rows of a call, where there is no cache.
     int8: a way with rounded weights may be chosen too."""
     inputs = inputs.mapped(lambda tensor: tensor.detach())
-    kind = cache_kind(model)
     with threads_of_torch(threads):
         ways = _candidates(model)
+        kind = None if isinstance(ways.parts, EncoderParts) else cache_kind(model)
         if int8 and WHOLE not in ways.bodies:
             raise ValueError(f"weights='int8' is for models that run natively as a whole: {ways.notes[0]}")
         open_rates = _open_rates(ways.bodies[TORCH], inputs)
@@ -82,10 +98,14 @@ def compile_language(
         if len(ways.bodies) > 1:
             reference = LanguageReference(model, inputs, kind)
             ways.verify(reference, [name for name in ways.bodies if name != TORCH])
+            if list(ways.bodies) == [TORCH] and ways.parts is not None:
+                ways.add_layers(model)
+                ways.verify(reference, [name for name in ways.bodies if name != TORCH])
             if int8:
                 rounding = _add_int8(ways, model, reference)
             del reference
-        work = work_of(parts_of(ways.bodies[TORCH]), open_rates) if WHOLE in ways.bodies else None
+        cached = WHOLE in ways.bodies and kind is not None
+        work = work_of(ways.parts, open_rates) if cached and isinstance(ways.parts, DecoderParts) else None
         timed = time_models(ways.bodies, inputs, kind, batches, seconds, open_rates, work)
         chosen = choose(timed)
         regimes = [one.regime(chosen) for one in timed]
@@ -105,7 +125,7 @@ def _add_int8(ways: _Ways, model: nn.Module, reference: LanguageReference) -> Ro
     """Add the model with rounded weights, compared with the rounded model in float64, and return what rounding
     changes."""
     rounded = rounded_copy(model)
-    parts = parts_of(rounded)
+    parts = whole_parts_of(rounded)
     decoder = stored_in(decoder_of(parts), "byte panels")
     if decoder is None:
         ways.notes.append("int8 weights are not used: most weights of this model cannot be read as bytes")
@@ -113,12 +133,19 @@ def _add_int8(ways: _Ways, model: nn.Module, reference: LanguageReference) -> Ro
     ways.add_native(BYTES, native_body(parts, decoder))
     of_rounded = LanguageReference(rounded, reference.inputs, reference.kind)
     ways.verify(of_rounded, [BYTES])
-    return rounding_of(reference.inputs, reference.expected.scores, of_rounded.expected.scores)
+    exact, scores = reference.expected.scores, of_rounded.expected.scores
+    if isinstance(parts, EncoderParts):
+        change = float((scores - exact).abs().max()) / max(float(exact.abs().max()), 1e-6)
+        ways.notes.append(f"int8 weights change outputs of the example by up to {change:.2g} of the largest")
+        return None
+    return rounding_of(reference.inputs, exact, scores)
 
 
-def native_body(parts: DecoderParts, decoder: ops.decoder.Decoder | None = None) -> nn.Module:
+def native_body(parts: DecoderParts | EncoderParts, decoder: ops.decoder.Decoder | None = None) -> nn.Module:
     """A model around the native decoder of these parts; around another of the same parts where one is given."""
     packed = ops.decoder.pack_decoder(decoder_of(parts) if decoder is None else decoder)
+    if isinstance(parts, EncoderParts):
+        return parts.into(NativeDecoder(packed, None))
     tied = parts.embed.weight is parts.head.weight
     positions = None if parts.positions is None else parts.positions.detach().clone()
     native_decoder = NativeDecoder(packed, None if tied else parts.embed.weight.detach().clone(), positions)
@@ -132,17 +159,17 @@ def _candidates(model: nn.Module) -> _Ways:
         ways.notes.append(f"the model runs in torch as it is: {native.missing()}")
         return ways
     try:
-        parts = parts_of(ways.bodies[TORCH])
+        parts = whole_parts_of(ways.bodies[TORCH])
         decoder = decoder_of(parts)
-        for name, held in ((WHOLE, decoder), (HALVES, stored_in(decoder, "half panels"))):
-            if held is not None:
-                ways.add_native(name, native_body(parts, held))
+        kept = {WHOLE: decoder, HALVES: stored_in(decoder, "half panels")}
+        bodies = {name: native_body(parts, held) for name, held in kept.items() if held is not None}
     except ValueError as error:
         ways.notes.append(f"not native as a whole: {error}")
-        by_layer, layers, reasons = replace_layers(model)
-        ways.notes += [f"the gate of {site!r} stays in torch: {reason}" for site, reason in reasons.items()]
-        if layers:
-            ways.bodies[BY_LAYER], ways.described[BY_LAYER] = by_layer, {"layers": layers}
+        ways.add_layers(model)
+        return ways
+    ways.parts = parts
+    for name, body in bodies.items():
+        ways.add_native(name, body)
     return ways
 
 

@@ -14,9 +14,9 @@ NATIVE = (WHOLE, HALVES, BYTES)  # no layer in torch
 WORDS = {
     TORCH: "the model as it is, in torch",
     BY_LAYER: "gated feed-forward layers native, the rest in torch",
-    WHOLE: "the whole decoder in one native call",
-    HALVES: "the whole decoder in one native call, weights that bfloat16 holds exactly in half of the bytes",
-    BYTES: "the whole decoder in one native call, weights rounded to int8 with a scale for each output",
+    WHOLE: "all layers in one native call",
+    HALVES: "all layers in one native call, weights that bfloat16 holds exactly in half of the bytes",
+    BYTES: "all layers in one native call, weights rounded to int8 with a scale for each output",
 }
 
 

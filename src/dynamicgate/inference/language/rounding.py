@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dynamicgate import ops
-from dynamicgate.inference.decoder_parts import parts_of
+from dynamicgate.inference.decoder_parts import EncoderParts, whole_parts_of
 from dynamicgate.inference.gates import factor_for_all
 from dynamicgate.inference.language.calls import Inputs
 from dynamicgate.inference.language.plan import Rounding
@@ -30,8 +30,8 @@ def rounded_copy(model: nn.Module) -> nn.Module:
         if is_conv1d(module):
             above, _, last = name.rpartition(".")
             setattr(made.get_submodule(above), last, as_linear(module))
-    parts = parts_of(made)
-    linears = [parts.head]
+    parts = whole_parts_of(made)
+    linears = [] if isinstance(parts, EncoderParts) else [parts.head]
     for block in parts.blocks:
         linears += [*block.qkv, block.mix, block.up]
         linears += [] if block.value is None else [block.value]
@@ -44,7 +44,7 @@ def rounded_copy(model: nn.Module) -> nn.Module:
 
 
 def rounding_of(inputs: Inputs, scores_BTV: Tensor, rounded_BTV: Tensor) -> Rounding | None:
-    """What rounding changes on the example; None where it has no next tokens."""
+    """What rounding changes on the example of a model that predicts tokens; None where it has no next ones."""
     ids_BT = inputs.ids
     if ids_BT is None or scores_BTV.shape[:2] != ids_BT.shape or ids_BT.shape[1] < 2:
         return None

@@ -88,12 +88,12 @@ def choose(regimes: Sequence[Timed]) -> str:
 
 
 def _time_rows(bodies: Mapping[str, nn.Module], inputs: Inputs, batches: Sequence[int], seconds: float) -> list[Timed]:
-    rows = max((len(tensor) for tensor in inputs.tensors if tensor.ndim), default=1)
     found = []
     for batch in batches:
-        some = inputs.rows(torch.arange(batch) % rows)
+        some = inputs.rows(torch.arange(batch) % inputs.batch)
         calls = {name: (lambda body=body, some=some: some.call(body)) for name, body in bodies.items()}
-        found.append(Timed(f"batch {batch}", batch, median_times(calls, seconds=seconds / len(batches))))
+        times = median_times(calls, seconds=seconds / len(batches))
+        found.append(Timed(f"batch {batch}", batch, times, _parts(bodies, calls)))
     return found
 
 

@@ -16,11 +16,9 @@ from dynamicgate.ops.chain.packing import KINDS, PANEL, Writer, lay_out, padded
 from dynamicgate.ops.decoder.layers import Decoder, Norm
 
 MAGIC = 0x44474C02
-HEADER_WORDS, BLOCK_WORDS = 17, 18
-HEAD, OUTPUTS = (
-    14,
-    16,
-)  # in the header: where the chain of the head starts (words, lines), and how many tokens it scores
+HEADER_WORDS, BLOCK_WORDS = 18, 18
+HEAD, OUTPUTS, FLAGS = 14, 16, 17  # in the header: the place of the chain of the head (words, lines), its tokens, flags
+BOTH_WAYS, NORMS_BEHIND = 1, 2  # flags
 FFN = 16  # in a block: where the chain of the feed-forward layer starts
 
 
@@ -38,8 +36,13 @@ class PackedDecoder(NamedTuple):
 
     @property
     def outputs(self) -> int:
-        """Tokens that are scored."""
+        """Tokens that are scored; 0 where there is no head."""
         return int(self.program[OUTPUTS])
+
+    @property
+    def both_ways(self) -> bool:
+        """Whether positions see later ones."""
+        return bool(int(self.program[FLAGS]) & BOTH_WAYS)
 
     @property
     def head(self) -> tuple[int, int]:
@@ -50,7 +53,7 @@ class PackedDecoder(NamedTuple):
     @property
     def head_in_panels(self) -> bool:
         """Whether `head_rows` can be read."""
-        return LAYOUTS[int(self.program[self.head[0] + HEADER_OF_CHAIN])] in KINDS
+        return self.outputs > 0 and LAYOUTS[int(self.program[self.head[0] + HEADER_OF_CHAIN])] in KINDS
 
     def head_rows(self, ids: Tensor) -> Tensor:
         """The weights of the head for some tokens, as floats: the embedding that is tied to the head."""
@@ -105,14 +108,16 @@ def pack_decoder(decoder: Decoder) -> PackedDecoder:
     parts = _Parts(HEADER_WORDS + BLOCK_WORDS * len(decoder.blocks))
     words: list[int] = []
     for block in decoder.blocks:
-        words += parts.norm(block.before_attention) + parts.norm(block.before_ffn)
+        words += parts.norm(block.attention_norm) + parts.norm(block.ffn_norm)
         words += parts.norm(block.of_queries) + parts.norm(block.of_keys)
         words += parts.chain([block.qkv]) + parts.chain([block.mix]) + parts.chain(block.ffn)
     speed, norm = parts.tensor(decoder.speed), parts.norm(decoder.norm)
-    head = parts.chain([decoder.head])
+    head = [-1, -1] if decoder.head is None else parts.chain([decoder.head])
     sizes = [len(decoder.blocks), decoder.features, decoder.heads, decoder.key_heads, decoder.head_features]
     scales = [_bits(decoder.rotation_scale), _bits(decoder.score_scale)]
-    header = [MAGIC, parts.words, parts.lines, *sizes, speed, *scales, *norm, *head, len(decoder.head.weight)]
+    end = [*norm, *head, 0 if decoder.head is None else len(decoder.head.weight)]
+    flags = BOTH_WAYS * decoder.both_ways + NORMS_BEHIND * decoder.norms_behind
+    header = [MAGIC, parts.words, parts.lines, *sizes, speed, *scales, *end, flags]
     program = torch.cat((torch.tensor(header + words, dtype=torch.int32), *(chain for _, _, chain in parts.chains)))
     packed = PackedDecoder(parts.weights(), program)
     check_decoder(packed)

@@ -13,19 +13,32 @@ from dynamicgate.ops.chain import reference_chain
 from dynamicgate.ops.decoder.layers import Block, Decoder, Norm
 
 
-def reference_decoder(decoder: Decoder, x_BTD: Tensor, padding_B: Tensor | None = None) -> Tensor:
-    """Scores [B, T, V] at all positions. Positions are counted from the first that is no padding."""
+def reference_decoder(
+    decoder: Decoder, x_BTD: Tensor, padding_B: Tensor | None = None, end_B: Tensor | None = None
+) -> Tensor:
+    """Scores [B, T, V] at all positions, or features without a head. Positions are counted from the first that is no
+    padding. end_B: where positions see both ways, nothing from here on is seen."""
     B, T, _ = x_BTD.shape
     padding_B = torch.zeros(B, dtype=torch.long) if padding_B is None else padding_B
     number_BT = (torch.arange(T) - padding_B[:, None]).clamp(min=0)
     angle_BT = number_BT[..., None].to(x_BTD.dtype) * decoder.speed.to(x_BTD.dtype)
     turn = (angle_BT.cos() * decoder.rotation_scale, angle_BT.sin() * decoder.rotation_scale)
-    seen_B1TT = torch.ones(T, T, dtype=torch.bool).tril() & (torch.arange(T) >= padding_B[:, None, None])
-    seen_B1TT = (seen_B1TT | torch.eye(T, dtype=torch.bool))[:, None]
+    if decoder.both_ways:
+        end_B = torch.full((B,), T) if end_B is None else end_B
+        seen_B1T = (torch.arange(T) >= padding_B[:, None, None]) & (torch.arange(T) < end_B[:, None, None])
+        seen_B1TT = seen_B1T.expand(B, T, T)[:, None]
+    else:
+        seen_BTT = torch.ones(T, T, dtype=torch.bool).tril() & (torch.arange(T) >= padding_B[:, None, None])
+        seen_B1TT = (seen_BTT | torch.eye(T, dtype=torch.bool))[:, None]
     for block in decoder.blocks:
-        x_BTD = x_BTD + _attention(decoder, block, _norm(x_BTD, block.before_attention), turn, seen_B1TT)
-        x_BTD = x_BTD + reference_chain(_norm(x_BTD, block.before_ffn), block.ffn)
-    return reference_chain(_norm(x_BTD, decoder.norm), [decoder.head])
+        if decoder.norms_behind:
+            x_BTD = _norm(x_BTD + _attention(decoder, block, x_BTD, turn, seen_B1TT), block.attention_norm)
+            x_BTD = _norm(x_BTD + reference_chain(x_BTD, block.ffn), block.ffn_norm)
+        else:
+            x_BTD = x_BTD + _attention(decoder, block, _norm(x_BTD, block.attention_norm), turn, seen_B1TT)
+            x_BTD = x_BTD + reference_chain(_norm(x_BTD, block.ffn_norm), block.ffn)
+    x_BTD = x_BTD if decoder.norm is None else _norm(x_BTD, decoder.norm)
+    return x_BTD if decoder.head is None else reference_chain(x_BTD, [decoder.head])
 
 
 def _attention(decoder: Decoder, block: Block, x_BTD: Tensor, turn: tuple[Tensor, Tensor], seen_B1TT: Tensor) -> Tensor:
