@@ -8,13 +8,15 @@ by our plan: in experiments/results/language the loss of a GPT of 16d hidden uni
 mean below those of dense ones of 8d and of 4d, so that a dense model of equal loss is not narrower than these.
 
 `dynamicgate.compile` verifies every plan in float64; the last check generates tokens greedily, and compares scores and
-tokens with float64. Each layer opens the fraction of its blocks that the layers of a small trained GPT open
-(`trained_rates.py`), scaled to the mean that is asked for. On one thread the time is that of the processor, so that
-other processes on the machine count less.
+tokens with float64. The models, and how their gates come to be open, are those of `language_cases.py`. On one thread
+the time is that of the processor, so that other processes on the machine count less.
 
     python benchmarks/cpu_language.py            # results/cpu_language.json; half an hour on a quiet machine
     python benchmarks/cpu_language.py --bfloat16 # weights that bfloat16 holds; results/cpu_language_bfloat16.json
     python benchmarks/cpu_language.py --quick    # minutes, a tiny model, prints only
+
+SmolLM2-135M has its own weights, converted, where DYNAMICGATE_MODELS is the folder in which `examples/hf_weights.py`
+wrote them and DYNAMICGATE_DATA has the text of WikiText-2; else its shape has random ones.
 """
 
 from __future__ import annotations
@@ -27,16 +29,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import torch
+from language_cases import Case, below, gated_of, gpt_case, in_bfloat16, smollm_case
 from language_rivals import AUTOTUNE, COMPILE, ONNX, RIVALS, decode_rivals, prompt_rivals
 from torch import Tensor, nn
-from trained_rates import trained_rates
 
 import dynamicgate as dg
 from dynamicgate import ops
@@ -47,105 +48,9 @@ from dynamicgate.inference.language.plan import LanguagePlan
 from dynamicgate.inference.language.timing import median_times
 from dynamicgate.inference.language.verify import LanguageReference
 from dynamicgate.inference.verify import TOLERANCE
-from dynamicgate.lab.language.gpt import GPT, GPTConfig, ffn_sites
 
 HERE = Path(__file__).resolve().parent
-BLOCK = 128
 ROUNDS = 21
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model, what it is called with, and how much of it is open."""
-
-    name: str
-    build: Callable[[], nn.Module]
-    where: Callable[[Any], Any]
-    vocabulary: int
-    open: tuple[float, ...]
-    past: int
-    prompt: int
-    sequences: int = 1
-    narrower: Callable[[], dict[str, nn.Module]] = dict  # other dense rivals by what tells them apart
-    rivals_prompt: bool = True  # whether torch.compile and ONNX Runtime are timed on the prompt too
-
-
-def gpt_case(open: Sequence[float], sequences: int, *, quick: bool) -> Case:
-    """The GPT of the issue: 512 features, 8 layers, 8,192 hidden units."""
-    sizes: dict[str, Any] = {"vocabulary": 4096, "features": 512, "layers": 8, "heads": 8, "width": 8192}
-    if quick:
-        sizes = {"vocabulary": 256, "features": 128, "layers": 2, "heads": 4, "width": 1024}
-    past, prompt = (64, 32) if quick else (512, 256)
-    name = f"GPT {sizes['features']} x {sizes['layers']}, FFN {sizes['width']}"
-
-    def build(width: int = sizes["width"]) -> GPT:
-        return GPT(GPTConfig(context=1024, **{**sizes, "width": width})).eval().requires_grad_(False)
-
-    def narrower() -> dict[str, nn.Module]:
-        return {f"FFN {width}": build(width) for width in (sizes["width"] // 2, sizes["width"] // 4)}
-
-    return Case(
-        name, build, ffn_sites, sizes["vocabulary"], tuple(open), past, prompt, sequences, narrower
-    )  # fmt: skip
-
-
-def smollm_case(open: Sequence[float], sequences: int, *, quick: bool, weights: str | None) -> Case:
-    """SmolLM2-135M: its shape with random weights, or its weights from a folder."""
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-
-    shape: dict[str, Any] = {
-        "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-        "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True,
-    }  # fmt: skip
-    if quick:
-        shape |= {"vocab_size": 1024, "num_hidden_layers": 2}
-    past, prompt = (32, 32) if quick else (512, 256)
-
-    def build() -> nn.Module:
-        if weights is not None:
-            return AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32)
-        llama: Any = LlamaForCausalLM  # typed in some versions of transformers only
-        return llama(LlamaConfig(**shape))
-
-    name = "SmolLM2-135M" + ("" if weights else ", random weights") + (", 2 layers" if quick else "")
-    return Case(
-        name, build, lambda _: "mlp", shape["vocab_size"], tuple(open), past, prompt, sequences, rivals_prompt=False
-    )
-
-
-def in_bfloat16(case: Case) -> Case:
-    """The same with weights that bfloat16 holds, as checkpoints in bfloat16 have them."""
-
-    def rounded(model: nn.Module) -> nn.Module:
-        for layer in model.modules():
-            if isinstance(layer, nn.Linear | nn.Embedding):
-                layer.weight.data = layer.weight.data.bfloat16().float()
-        return model
-
-    return replace(
-        case, name=f"{case.name}, bfloat16", build=lambda: rounded(case.build()),
-        narrower=lambda: {what: rounded(model) for what, model in case.narrower().items()},
-    )  # fmt: skip
-
-
-@torch.no_grad()
-def set_gates_(model: nn.Module, ids: Tensor, rates: Sequence[float]) -> None:
-    """Move the threshold of every block so that it is open for the given fraction of the tokens, layer by layer."""
-    for (name, gate), rate in zip(dg.named_gates(model).items(), rates, strict=True):
-        with dg.usage(model) as used:
-            gate.bias.zero_()
-            model(ids)
-            gate.bias.copy_(-used[name].logits.flatten(0, -2).quantile(1.0 - rate, dim=0))
-
-
-def gated_of(case: Case, fraction: float, steps: int) -> nn.Module:
-    """The gated model, this fraction of it open."""
-    torch.manual_seed(0)
-    gated = case.build().eval().requires_grad_(False)
-    dg.gate_(gated, dg.GateConfig(block=BLOCK, net="linear"), where=case.where(gated))
-    ids = torch.randint(case.vocabulary, (4, 256), generator=torch.Generator().manual_seed(1))
-    set_gates_(gated, ids, trained_rates(len(dg.named_gates(gated)), fraction, steps))
-    return gated
 
 
 class Candidates:
@@ -153,8 +58,7 @@ class Candidates:
 
     def __init__(self, case: Case, kind: CacheKind, rivals: Sequence[str]) -> None:
         """Nothing yet."""
-        draw = torch.Generator().manual_seed(2)
-        self.ids = torch.randint(case.vocabulary, (case.sequences, max(case.past, case.prompt)), generator=draw)
+        self.ids = case.tokens()
         self.case, self.kind, self.rivals = case, kind, rivals
         self.calls: dict[str, dict[str, Callable[[], object]]] = {"decode": {}, "prompt": {}}
         self.skipped: dict[str, str] = {}
@@ -295,7 +199,7 @@ def child(args: argparse.Namespace) -> None:
     rows = []
     cases = [gpt_case(args.open, sequences, quick=args.quick) for sequences in args.sequences if "gpt" in args.models]
     if "smollm" in args.models:
-        made = {"quick": args.quick, "weights": args.smollm}
+        made = {"quick": args.quick, "weights": args.smollm, "text": args.text}
         cases += [smollm_case([0.5], sequences, **made) for sequences in args.sequences]
     for case in map(in_bfloat16, cases) if args.bfloat16 else cases:
         options = {
@@ -338,16 +242,23 @@ def main() -> None:
     parser.add_argument("--sequences", nargs="+", type=int, default=[1, 4])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rivals", nargs="*", default=[COMPILE, AUTOTUNE, ONNX], choices=RIVALS)
-    parser.add_argument("--smollm", help="a folder with the weights of SmolLM2-135M; random ones by default")
+    parser.add_argument("--smollm", help="folder of SmolLM2-135M; smollm2 in that of DYNAMICGATE_MODELS by default")
+    parser.add_argument("--text", type=Path, help="what it reads; wikitext-2/test.txt in DYNAMICGATE_DATA by default")
     parser.add_argument("--bfloat16", action="store_true", help="weights that bfloat16 holds; a file of its own")
     parser.add_argument(
         "--out", type=Path, help="benchmarks/results/cpu_language.json, or ..._bfloat16.json, by default"
     )
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if not args.quick:
+        args.smollm = args.smollm or below("DYNAMICGATE_MODELS", "smollm2")
+        args.text = args.text or below("DYNAMICGATE_DATA", "wikitext-2/test.txt")
+    if (args.smollm is None) != (args.text is None) and (args.smollm is not None or args.quick):
+        parser.error("a model that was trained on text reads text: give both --smollm and --text")
     if args.child:
         return child(args)
-    command = " ".join(["python benchmarks/cpu_language.py", *sys.argv[1:]])
+    shown = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]  # without folders
+    command = " ".join(["python benchmarks/cpu_language.py", *shown])
     meta = environment(command) | {"backend": ops.backend()}
     found: dict[str, Any] = {"meta": meta, "rows": []}
     for threads in args.threads[:1] if args.quick else args.threads:

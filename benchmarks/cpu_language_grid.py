@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cpu_language import BLOCK, set_gates_
+from language_cases import BLOCK, set_gates_
 from torch import Tensor, nn
 
 import dynamicgate as dg

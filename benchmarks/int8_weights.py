@@ -17,13 +17,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from cpu_language import Candidates, Case, gated_of, gpt_case, smollm_case, time_in_turns
+from cpu_language import Candidates, time_in_turns
+from language_cases import WINDOW, Case, below, gated_of, gpt_case, smollm_case, text_windows
 from language_rivals import ONNX_INT8, left_out, torch_int8
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -33,12 +33,10 @@ from dynamicgate import ops
 from dynamicgate.files import environment, write_text
 from dynamicgate.inference.decoder_parts import cache_kind
 from dynamicgate.inference.language.plan import LanguagePlan
-from dynamicgate.lab.language.corpora import detokenised
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE / "results" / "int8_weights.json"
 ROUNDS = {"decode": 21, "prompt": 5}
-WINDOW = 512
 DENSE, TORCH_INT8 = "dense", "torch int8"
 RIVALS = (ONNX_INT8, TORCH_INT8)
 
@@ -121,24 +119,6 @@ def loss(model: nn.Module, windows: Tensor) -> float:
     return sum(found) / len(found)
 
 
-def text_windows(folder: str, text: Path, count: int) -> Tensor:
-    """The first windows of a text, as tokens of the model."""
-    from transformers import AutoTokenizer
-
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    raw = detokenised(text.read_text(encoding="utf-8"))[: 8 * WINDOW * count]
-    ids = tokenizer(raw, return_tensors="pt")["input_ids"][0]
-    if len(ids) < WINDOW * count:
-        raise ValueError(f"{text} has {len(ids)} tokens, expected {WINDOW * count}: ask for fewer --windows")
-    return ids[: WINDOW * count].view(count, WINDOW)
-
-
-def _below(variable: str, name: str) -> Path | None:
-    """What lies in the folder that an environment variable names, if it is there."""
-    path = Path(os.environ.get(variable, "")) / name
-    return path if variable in os.environ and path.exists() else None
-
-
 def show(row: dict[str, Any]) -> None:
     """Print what was found."""
     for what in ROUNDS:
@@ -166,8 +146,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="benchmarks/results/int8_weights.json by default")
     args = parser.parse_args()
     if not args.quick:
-        args.smollm = args.smollm or _below("DYNAMICGATE_MODELS", "smollm2")
-        args.text = args.text or _below("DYNAMICGATE_DATA", "wikitext-2/test.txt")
+        args.smollm = args.smollm or below("DYNAMICGATE_MODELS", "smollm2")
+        args.text = args.text or below("DYNAMICGATE_DATA", "wikitext-2/test.txt")
         if args.out is None and (args.smollm is None or args.text is None):
             parser.error("the stored result has a loss: give --smollm and --text, or --out for another file")
     if args.text is not None and args.smollm is None:
@@ -176,7 +156,7 @@ def main() -> None:
     options = {"seconds": 1.0 if args.quick else 4.0, "steps": 20 if args.quick else 300}
     rows = measure(gpt_case([0.25, 0.125], 1, quick=args.quick), windows=None, **options)  # type: ignore[arg-type]
     windows = None if args.text is None else text_windows(str(args.smollm), args.text, args.windows)
-    smollm = smollm_case([0.5], 1, quick=args.quick, weights=None if args.smollm is None else str(args.smollm))
+    smollm = smollm_case([0.5], 1, quick=args.quick, weights=args.smollm and str(args.smollm), text=args.text)
     rows += measure(smollm, windows=windows, **options)  # type: ignore[arg-type]
     out = args.out or (None if args.quick else OUT)
     if out is not None:
