@@ -24,7 +24,7 @@ def gate_against_small(found: Found, oracles: Found) -> str:
     """The gate alone against a narrow dense network; what is left of that with one fixed mask for all inputs; and the
     oracle, whose choice is free, against it."""
     asked = [(name, budget) for name in found for budget in GATE_AT]
-    rows, lower, worse = [], [], 0
+    rows, lower, worse, nothing_to_find = [], [], 0, []
     for name, budget in asked:
         entries = {**found[name], **oracles.get(name, {}), **with_mean_mask(found[name], budget)}
         cell = compare(name, budget, entries, "gate", "small")
@@ -36,6 +36,10 @@ def gate_against_small(found: Found, oracles: Found) -> str:
         gate = entries["gate", budget]
         missed = "" if gate.meets(budget) else f" at {gate.relative:.3f}"
         shown = [compare(name, budget, entries, method, "small") for method in (MEAN_MASK, ORACLE)]
+        free = shown[1]
+        if cell.difference < 0.0 and free and free.half is not None and free.difference <= free.half:
+            gained = with_half(free.difference, free.half, "+")
+            nothing_to_find.append(f" At {name} {budget:g} the oracle gains {gained}: no more than chance.")
         rows.append([
             name, f"{budget:g}", with_half(cell.difference, cell.half, "+") + missed, by_input(gate),
             *(with_half(c.difference, c.half, "+") if c else ABSENT for c in shown),
@@ -49,7 +53,7 @@ def gate_against_small(found: Found, oracles: Found) -> str:
     return (
         "## Gates alone against a narrow network\n\n"
         f"The mean of `gate` is at least that of `small` in {len(rows) - len(lower)} of {len(rows)} cells at 0.1 and "
-        f"0.2. Lower: {', '.join(lower) or 'none'}; beyond the 95 % interval: {worse}.\n\n"
+        f"0.2. Lower: {', '.join(lower) or 'none'}; beyond the 95 % interval: {worse}.{''.join(nothing_to_find)}\n\n"
         f"{OF_THE_INPUT}{OF_ORACLE}{markdown(columns, rows, numbers=True)}\n"
     )
 

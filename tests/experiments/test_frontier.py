@@ -252,6 +252,15 @@ def test_the_page_shows_the_oracle_beside_the_gate() -> None:
     shown = gate_alone.gate_against_small(found, {"digits": {("oracle", 0.1): entry(0.9, 0.9)}})
     assert "| digits | 0.1 | +5.00 ± 63.53 | 0 of 0 | +5.00 ± 63.53 | +10.00 ± 127.06 |" in shown
     assert "| +5.00 ± 63.53 | – |" in gate_alone.gate_against_small(found, {}), "there is no oracle"
+    assert "no more than chance" not in shown, "the gate is not lower"
+
+
+def test_where_the_gate_is_lower_the_page_says_whether_the_oracle_finds_anything() -> None:
+    found: dict[str, Entries] = {"digits": {("gate", 0.1): entry(0.6, 0.8), ("small", 0.1): entry(0.7, 0.9)}}
+    for oracle, said in ((entry(0.71, 0.89), True), (entry(0.8, 1.0), False)):
+        shown = gate_alone.gate_against_small(found, {"digits": {("oracle", 0.1): oracle}})
+        assert "Lower: digits at 0.1; beyond the 95 % interval: 1." in shown
+        assert ("At digits 0.1 the oracle gains +0.00 ± 12.71: no more than chance." in shown) is said
 
 
 def test_the_page_shows_what_is_left_of_the_gate_with_one_mask_for_all_inputs() -> None:
