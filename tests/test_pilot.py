@@ -57,6 +57,16 @@ def test_a_candidate_that_does_not_fit_is_left_out() -> None:
     assert reason == "no gates: gates do not fit this model and budget (no room for it)"
 
 
+def test_nothing_is_trained_where_no_gates_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"without": recipe(LEARNS), "candidates": {"misfit": refuse, "other": refuse}}
+    choice = choose_recipe(network(), task(), None, show=True, **options)
+    assert choice.steps == 0
+    assert choice.refused == {"misfit": "no room for it", "other": "no room for it"}
+    assert capsys.readouterr().err == ""
+    with pytest.raises(ValueError, match="no room for it"):
+        choose_recipe(network(), task(), None, show=False, **{**options, "without": refuse})
+
+
 def test_the_model_itself_is_not_trained_by_the_choice() -> None:
     model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -114,13 +114,18 @@ def choose_trial(
 
     Among plain ones that the number of right rows cannot tell from the best, by the same standard error, the one with
     the smallest loss on held-out rows is the best: on small tables a loss says more than a few rows that are right.
-    Where `valid` has few rows, or is None and `train` would leave few, every row is held out once, by turns.
+    Where `valid` has few rows, or is None and `train` would leave few, every row is held out once, by turns. Nothing is
+    trained where there is one plain candidate and no gates fit.
     clock: gates that are right more often are taken only if the compiled model is not slower with them than without, by
         more than 3 % at batch 1 or 256 on the CPU of this machine; else the next best gates are tried.
     """
     started, steps, task = time.monotonic(), 0, task or Classification()
     right, losses, refused = dict[str, Tensor](), dict[str, float](), dict[str, str]()
     models, parts = dict[str, nn.Module](), _parts(train, valid, seed)
+    if len(plain) == 1 and len(refused := _refused(gated, parts[0][0])) == len(gated):  # nothing to compare it with
+        (base,) = plain
+        plain[base](parts[0][0])  # has to fit
+        return Choice(base, _decide(base, torch.empty(0), {}, refused, task, lambda _: None)[1], refused=refused)
     for name, build in {**plain, **gated}.items():
         found: list[Judged] = []
         try:
@@ -153,6 +158,18 @@ def choose_trial(
     name, reason = _decide(base, right[base], gates, refused, task, slower)
     accuracy = {tried: float(rows.mean()) for tried, rows in right.items()}
     return Choice(name, reason, accuracy, refused, steps, time.monotonic() - started)
+
+
+def _refused(candidates: Mapping[str, Build], rows: Samples) -> dict[str, str]:
+    """Those that do not fit, with the reasons."""
+    found = {}
+    with torch.random.fork_rng(devices=[]):  # the trainings draw what they would without this look
+        for name, build in candidates.items():
+            try:
+                build(rows)
+            except ValueError as error:
+                found[name] = str(error)
+    return found
 
 
 def _decide(
