@@ -26,6 +26,7 @@ from experiments.conversion.training import DistillationRun, Training
 SHORTEST, LONGEST = 4, 126  # tokens of a sentence, without those that mark its ends
 CALIBRATED, RANKED = 512, 1024  # sentences
 AT_ONCE = 128  # sentences, where nothing is trained
+ALIKE = 16  # batches that are drawn to find sentences of about one length
 ENDS = (".", "!", "?")
 ARM = ("method", "ffn", "block", "ramp")
 
@@ -90,9 +91,8 @@ class Embeddings:
         self.train, self.valid = Sentences(texts, "train"), Sentences(texts, "valid")
 
     def draw(self, places: torch.Generator) -> dict[str, Tensor]:
-        """A batch of sentences."""
-        rows = torch.randint(0, len(self.train.starts), (self.size,), generator=places).numpy()
-        return on(self.device, [self.train.batch(rows)])[0]
+        """A batch of sentences of about one length."""
+        return on(self.device, [self.train.batch(alike(self.train.lengths, self.size, places))])[0]
 
     def loss(self, student: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         """One minus the mean cosine."""
@@ -108,6 +108,15 @@ class Embeddings:
     def samples(self) -> Samples:
         """What conversions look at."""
         return Samples(on(self.device, self.train.fixed(RANKED, AT_ONCE)), list(self.calibration()))  # type: ignore[arg-type]
+
+
+def alike(lengths: np.ndarray, size: int, places: torch.Generator) -> np.ndarray:
+    """Rows of about one length, each as likely as any other: one part of several batches in order of length. Of rows of
+    all lengths four fifths of a batch would be padding."""
+    rows = torch.randint(0, len(lengths), (ALIKE * size,), generator=places).numpy()
+    part = int(torch.randint(ALIKE, (), generator=places))
+    in_order: np.ndarray = rows[np.argsort(lengths[rows], kind="stable")]
+    return in_order[part * size : (part + 1) * size]
 
 
 def embed(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -299,6 +299,18 @@ def test_sentences_are_marked_and_padded() -> None:
         assert bool((row[~mask.bool()] == 0).all())
 
 
+def test_sentences_of_a_batch_are_of_about_one_length_and_all_are_drawn_alike() -> None:
+    lengths = np.random.default_rng(0).integers(4, 126, 50)
+    places, counts, padding = torch.Generator().manual_seed(0), np.zeros(50), 0.0
+    for _ in range(2000):
+        rows = sentences.alike(lengths, 8, places)
+        counts += np.bincount(rows, minlength=50)
+        padding += 1.0 - lengths[rows].mean() / lengths[rows].max()
+    assert padding / 2000 < 0.1, "nearly half, of lengths at random"
+    expected = 2000 * 8 / 50
+    assert np.abs(counts - expected).max() < 0.5 * expected
+
+
 def test_a_sentence_encoder_is_measured_by_its_cosine(tmp_path: Path) -> None:
     dense = sentence_encoder(None)
     batches = sentences.Sentences(own_texts(("books",)), "test").fixed(8, 4)
@@ -315,7 +327,7 @@ def test_a_sentence_encoder_is_measured_by_its_cosine(tmp_path: Path) -> None:
     found, batch = sentences.Sentences(own_texts(("books",)), "train"), tables.QUICK_MINILM["batch"]
     steps = round(tables.QUICK_MINILM["tokens"] / (batch * found.mean_length))
     places = torch.Generator().manual_seed(0)
-    drawn = [torch.randint(0, len(found.starts), (batch,), generator=places).numpy() for _ in range(steps)]
+    drawn = [sentences.alike(found.lengths, batch, places) for _ in range(steps)]
     assert run["tokens"] == sum(int((found.lengths[rows] + 2).sum()) for rows in drawn)
 
 
