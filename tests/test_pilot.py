@@ -67,6 +67,14 @@ def test_nothing_is_trained_where_no_gates_fit(capsys: pytest.CaptureFixture[str
         choose_recipe(network(), task(), None, show=False, **{**options, "without": refuse})
 
 
+def test_what_fails_in_training_is_not_called_a_misfit() -> None:
+    def broken(one: nn.Module) -> dict[str, Any]:
+        return {"batch": -1}
+
+    with pytest.raises(ValueError, match="batch"):
+        choose(LEARNS, broken=broken)
+
+
 def test_the_model_itself_is_not_trained_by_the_choice() -> None:
     model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}

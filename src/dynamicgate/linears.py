@@ -13,6 +13,10 @@ import torch
 from torch import nn
 
 WRAPPED = "base_layer"
+HOOKS = (  # of a forward pass, and what is known of each
+    *("_forward_pre_hooks", "_forward_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs"),
+    "_forward_hooks_always_called",
+)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -29,13 +33,15 @@ def is_conv1d(module: nn.Module) -> bool:
 def as_linear(module: nn.Module) -> nn.Linear:
     """A layer of GPT-2 as an `nn.Linear`: on the same weights, with the same hooks and children. A Linear as it is."""
     if not is_conv1d(module):
-        assert isinstance(module, nn.Linear)
+        if not isinstance(module, nn.Linear):
+            raise ValueError(f"expected a linear layer, received {type(module).__name__}")
         return module
     old: Any = module
     new = nn.Linear(old.nx, old.nf, device="meta")
     new.weight = nn.Parameter(old.weight.detach().T, requires_grad=False)
     new.bias = nn.Parameter(old.bias.detach(), requires_grad=False)
-    new._forward_pre_hooks, new._forward_hooks = old._forward_pre_hooks, old._forward_hooks
+    for hooks in HOOKS:
+        setattr(new, hooks, getattr(old, hooks))
     for name, child in old.named_children():
         new.add_module(name, child)
     return new.train(old.training)

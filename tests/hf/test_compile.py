@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from transformers import (
     DynamicCache,
@@ -237,3 +238,65 @@ def test_other_decoders_run_layer_by_layer_and_say_why(name: str) -> None:
         assert is_close(fast(input_ids=ids).logits, model(input_ids=ids).logits)
     want = model.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0)
     assert torch.equal(fast.generate(ids, max_new_tokens=6, do_sample=False, pad_token_id=0), want)
+
+
+def test_an_example_that_is_padded_on_the_left_is_compared_where_there_is_text() -> None:
+    model, ids = gated("llama"), torch.randint(2, 61, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[1, :4] = 0
+    fast = quickly(model, {"input_ids": ids * mask, "attention_mask": mask})
+    assert fast.plan.notes == []
+    assert WHOLE in fast.plan.regimes[0].times  # type: ignore[union-attr]
+
+
+def test_sequences_that_share_a_row_are_refused() -> None:
+    fast = quickly(gated("llama"), torch.randint(2, 61, (1, 9)))
+    assert fast.plan.chosen == WHOLE
+    with pytest.raises(ValueError, match="unpack sequences that share a row"):
+        fast(torch.randint(2, 61, (1, 6)), position_ids=torch.tensor([[0, 1, 2, 0, 1, 2]]), use_cache=False)
+
+
+@pytest.mark.parametrize("left", [0, 3, 20])
+def test_an_example_may_fill_the_positions_that_a_model_has(left: int) -> None:
+    fast = quickly(gated("gpt-2"), torch.randint(2, 61, (1, 64 - left)))
+    names = [regime.name for regime in fast.plan.regimes]  # type: ignore[union-attr]
+    assert names == [f"a prompt of {64 - left} tokens"] + [f"one more token after {64 - left}"] * (left == 20)
+
+
+def test_a_model_that_was_asked_for_hidden_states_is_compiled_as_before() -> None:
+    model, ids = gated("llama"), torch.randint(2, 61, (1, 9))
+    model(ids, output_hidden_states=True)
+    assert model.model.layers[0]._forward_hooks, "Transformers leaves its hooks there"
+    fast = quickly(model, ids)
+    assert fast.plan.notes == []
+    with pytest.raises(ValueError, match="leave out output_hidden_states"):
+        fast(ids, output_hidden_states=True)
+
+
+STRANGERS = {
+    "GPTNeoForCausalLM": "is not that of GPT-2", "GPTBigCodeForCausalLM": "is not that of GPT-2",
+    "Ministral3ForCausalLM": "is not known to compute",
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")  # a file of Transformers uses it
+@pytest.mark.parametrize("name", STRANGERS)
+def test_models_with_the_same_names_from_other_files_are_not_taken_as_a_whole(name: str) -> None:
+    """They differ from what their names say, one of them only after 16,384 positions."""
+    model_class = getattr(transformers, name, None)
+    if model_class is None:
+        pytest.skip(f"this version of Transformers has no {name}")
+    sizes = {**SIZES, "max_position_embeddings": 64, "head_dim": 6}
+    if name == "GPTNeoForCausalLM":
+        sizes |= {"num_layers": 2, "num_heads": 6, "attention_types": [[["global"], 2]]}
+    torch.manual_seed(0)
+    fast = quickly(model_class(model_class.config_class(**sizes)).eval(), torch.randint(2, 61, (1, 9)))
+    assert STRANGERS[name] in " ".join(fast.plan.notes)
+
+
+def test_a_forward_that_was_replaced_is_not_taken_as_a_whole() -> None:
+    model = gated("llama")
+    attention = model.model.layers[1].self_attn
+    attention.forward = attention.forward  # as somebody does who changes it for long texts only
+    notes = quickly(model, torch.randint(2, 61, (1, 9))).plan.notes
+    assert "LlamaAttention is not known to compute what its names say" in " ".join(notes)

@@ -73,6 +73,8 @@ class NativeBody(nn.Module):
         past = 0 if pairs is None else pairs[0][0].shape[2]
         positions = past + x_BTD.shape[1]
         padding_B = None if attention_mask is None else _padding(attention_mask, positions)
+        if attention_mask is None and position_ids is not None and bool((position_ids.diff() != 1).any()):
+            raise ValueError("a native decoder reads one text in each row: unpack sequences that share a row")
         if position_ids is None and padding_B is not None and self.counts_padding:
             position_ids = (torch.arange(past, positions) - padding_B[:, None]).clamp(min=0)
         features, _, pairs = self.decoder(x_BTD, pairs, position_BT=position_ids, padding_B=padding_B, scored=0)
@@ -105,7 +107,7 @@ def _pairs(cache: Any) -> Pairs | None:
     if not cache.get_seq_length():
         return None
     layers: list[Any] = cache.layers
-    return [(layer.keys, layer.values) for layer in layers]
+    return [(layer.keys, layer.values) for layer in layers if layer.is_initialized]
 
 
 def _store(cache: Any, pairs: Pairs) -> None:
@@ -119,10 +121,11 @@ def _store(cache: Any, pairs: Pairs) -> None:
 
 def _padding(mask_BS: Tensor, positions: int) -> Tensor:
     """How many positions at the start of each sequence are padding."""
-    if mask_BS.ndim != 2 or mask_BS.shape[1] != positions:
+    if not isinstance(mask_BS, Tensor) or mask_BS.ndim != 2 or mask_BS.shape[1] != positions:
+        received = tuple(mask_BS.shape) if isinstance(mask_BS, Tensor) else type(mask_BS).__name__
         raise ValueError(
             f"a native decoder reads a mask [sequences, {positions}] of all positions, cached ones included, received "
-            f"{tuple(mask_BS.shape)}"
+            f"{received}"
         )
     seen_BS = mask_BS != 0
     padding_B = (~seen_BS).sum(1)

@@ -1,7 +1,8 @@
 """What decoders of Hugging Face are made of, where the kernels can run them as a whole.
 
 Three kinds, by the names of their parts: Llama (rotary positions, RMS or layer norms), GPT-2 and OPT (learned ones,
-layer norms). Whatever a kind does not have in every model is looked at, and refused with the reason.
+layer norms). Whatever a kind does not have in every model is looked at, and refused with the reason. Models of other
+files of Transformers may have the same names, and differ for long inputs only, so that no example would show it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from dynamicgate.activations import of_module
-from dynamicgate.hf.names import has_only
+from dynamicgate.hf.names import files_of, has_only, stranger
 from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts
 from dynamicgate.linears import as_linear
 
@@ -27,6 +28,11 @@ LLAMA_BLOCK = {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
 LLAMA_ATTENTION = (PROJECTIONS, {*PROJECTIONS, "q_norm", "k_norm"})
 GATED_MLP, PLAIN_MLP = {"gate_proj", "up_proj", "down_proj", "act_fn"}, {"c_fc", "c_proj", "act"}
+FILES = {
+    LLAMA: files_of(("llama", "mistral", "qwen2", "qwen3", "starcoder2")), GPT2: files_of(("gpt2",)),
+    OPT: files_of(("opt",)),
+}  # fmt: skip
+COMPUTING = {LLAMA: ("self_attn", "mlp"), GPT2: ("attn", "mlp"), OPT: ("self_attn",)}  # what is no layer or norm
 FIXED_ROTATIONS = ("default", "linear", "llama3", "yarn")  # the others change their speeds with the length
 WORDS = "only its feed-forward layers are native"
 
@@ -48,8 +54,9 @@ def find_decoder(model: nn.Module) -> Found:
     for place, parts in ((LLAMA, _llama), (GPT2, _gpt2), (OPT, _opt)):
         inner = _inner(model, place)
         if inner is not None and has_only(inner, NAMES[place]):
-            _refuse_caps(model.config)
-            return Found(parts(model, inner, head), place, counts_padding=place == OPT)
+            found = Found(parts(model, inner, head), place, counts_padding=place == OPT)
+            _refuse_strangers(inner, place)
+            return found
     raise ValueError(f"{type(model).__name__} is not of the kind of Llama, GPT-2 or OPT: {WORDS}")
 
 
@@ -90,10 +97,10 @@ def _llama_block(block: Any) -> BlockParts:
 
 def _gpt2(model: PreTrainedModel, inner: Any, head: nn.Linear) -> DecoderParts:
     config: Any = model.config
-    if config.add_cross_attention or config.scale_attn_by_inverse_layer_idx:
+    if any(getattr(config, name, False) for name in ("add_cross_attention", "scale_attn_by_inverse_layer_idx")):
         raise ValueError("its attention looks at an encoder, or its layers scale their scores differently")
     heads, size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-    scale = size**-0.5 if config.scale_attn_weights else 1.0
+    scale = size**-0.5 if getattr(config, "scale_attn_weights", True) else 1.0
     return DecoderParts(
         inner.wte, tuple(map(_gpt2_block, inner.h)), inner.ln_f, head, heads, heads, _no_rotation(size), scale,
         positions=_rows(inner.wpe, 0),
@@ -147,9 +154,12 @@ def _inner(model: nn.Module, place: str) -> nn.Module | None:
     return found if isinstance(found, nn.Module) else None
 
 
-def _refuse_caps(config: Any) -> None:
-    if getattr(config, "final_logit_softcapping", None) or getattr(config, "attn_logit_softcapping", None):
-        raise ValueError("its scores are capped")
+def _refuse_strangers(inner: Any, place: str) -> None:
+    layers = inner.h if place == GPT2 else inner.layers
+    within = [getattr(layer, name) for layer in layers for name in COMPUTING[place]]
+    rotary = [inner.rotary_emb] if place == LLAMA else []
+    if found := stranger([inner, *layers, *within, *rotary], FILES[place]):
+        raise ValueError(f"{found} is not known to compute what its names say: {WORDS}")
 
 
 def _activation(module: nn.Module) -> str:

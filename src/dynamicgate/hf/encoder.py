@@ -14,12 +14,14 @@ from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from dynamicgate.activations import of_module
-from dynamicgate.hf.names import has_only, refuse_arguments
+from dynamicgate.hf.names import files_of, has_only, refuse_arguments, stranger
 from dynamicgate.inference.decoder_parts import BlockParts, EncoderParts
 from dynamicgate.inference.language.native import NativeDecoder
 
 # Others have layers with the same names that compute something else, some of them for long inputs only.
-KINDS = ("bert", "roberta", "xlm_roberta", "camembert", "electra", "ernie", "roc_bert", "data2vec", "layoutlm")
+KINDS = files_of((
+    "bert", "roberta", "xlm_roberta", "camembert", "electra", "ernie", "roc_bert", "data2vec/data2vec_text", "layoutlm",
+))  # fmt: skip
 HARMLESS = ("position_ids", "return_dict", "use_cache")  # positions are in the features, and nothing is cached
 
 
@@ -34,14 +36,13 @@ def encoder_parts(model: nn.Module) -> EncoderParts:
     if len(stacks) > 1:
         raise ValueError("it has several encoders")
     stack: Any = stacks[0]
-    kind = type(stack).__module__
-    if kind not in {f"transformers.models.{name}.modeling_{_file(name)}" for name in KINDS}:
+    if stranger([stack], KINDS):
         raise ValueError(f"{type(stack).__name__} is not known to compute what that of BERT does")
     if getattr(stack.config, "is_decoder", False) or getattr(stack.config, "add_cross_attention", False):
         raise ValueError("it is used as a decoder")
     if not stack.layer:
         raise ValueError("its encoder has no layers")
-    blocks = tuple(_block(layer, kind) for layer in stack.layer)
+    blocks = tuple(map(_block, stack.layer))
     scales = {layer.attention.self.scaling for layer in stack.layer}
     heads, size = stack.config.num_attention_heads, blocks[0].mix.in_features // stack.config.num_attention_heads
     if size % 2:
@@ -76,12 +77,8 @@ def _is_stack(module: nn.Module) -> bool:
     return has_only(module, {"layer"}) and isinstance(module.layer, nn.ModuleList) and hasattr(module, "config")
 
 
-def _file(kind: str) -> str:
-    return "data2vec_text" if kind == "data2vec" else kind
-
-
-def _is_of(layer: Any, kind: str) -> bool:
-    """Whether a layer has the parts of one of BERT, all of them from this file of Transformers and none changed."""
+def _is_known(layer: Any) -> bool:
+    """Whether a layer has the parts of one of BERT, and none of them was changed."""
     of_output = {"dense", "LayerNorm", "dropout"}
     named = (
         has_only(layer, {"attention", "intermediate", "output"})
@@ -96,13 +93,11 @@ def _is_of(layer: Any, kind: str) -> bool:
     attention = layer.attention
     parts = (layer, attention, attention.self, attention.output, layer.intermediate, layer.output)
     dropouts = (attention.self.dropout, attention.output.dropout, layer.output.dropout)
-    return all(type(part).__module__ == kind and "forward" not in vars(part) for part in parts) and all(
-        type(dropout) is nn.Dropout for dropout in dropouts
-    )
+    return stranger(parts, KINDS) is None and all(type(dropout) is nn.Dropout for dropout in dropouts)
 
 
-def _block(layer: Any, kind: str) -> BlockParts:
-    if not _is_of(layer, kind):
+def _block(layer: Any) -> BlockParts:
+    if not _is_known(layer):
         raise ValueError(f"{type(layer).__name__} is not that of BERT: only its feed-forward layer is native")
     attention, output, act = layer.attention, layer.output, layer.intermediate.intermediate_act_fn
     activation = None if "forward" in vars(act) else of_module(act)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -13,6 +13,20 @@ def has_only(module: Any, names: set[str]) -> bool:
     if not isinstance(module, nn.Module):
         return False
     return {name for name, child in module.named_children() if not isinstance(child, nn.Identity)} == names
+
+
+def stranger(parts: Iterable[nn.Module], files: Collection[str]) -> str | None:
+    """The first of these modules that is of no such file of Transformers, or whose forward was replaced: its names may
+    be known, and what it computes is not."""
+    for part in parts:
+        if type(part).__module__ not in files or "forward" in vars(part):
+            return type(part).__name__
+    return None
+
+
+def files_of(kinds: Iterable[str]) -> tuple[str, ...]:
+    """Where Transformers defines models of these kinds."""
+    return tuple(f"transformers.models.{kind.partition('/')[0]}.modeling_{kind.rpartition('/')[2]}" for kind in kinds)
 
 
 def refuse_arguments(config: Any, given: Mapping[str, Any], known: Collection[str] = ()) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from dynamicgate.gating import integrations
 from dynamicgate.linears import is_linear
 
+CAPTURING = "transformers.utils.output_capturing"  # its hooks do nothing unless a call asks for what layers give
 CacheKind = Literal["list", "past_key_values"]
 
 
@@ -109,6 +110,13 @@ def cache_kind(model: nn.Module) -> CacheKind | None:
     return "past_key_values" if "past_key_values" in parameters and decoder and hasattr(model, "generate") else None
 
 
+def most_positions(model: nn.Module) -> int | None:
+    """How many positions a decoder was made for; None where nothing says so."""
+    config = getattr(model, "config", None)
+    found = getattr(config, "max_position_embeddings", None)
+    return found if isinstance(found, int) else None
+
+
 def rotate(x_BHTE: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     """Turn pairs of features by the angles of their position."""
     cos, sin = (part.to(x_BHTE.dtype) for part in turn)
@@ -119,6 +127,7 @@ def rotate(x_BHTE: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
 def _refuse_hooks(model: nn.Module) -> None:
     """A hook must see its module run; those of gates are replaced together with their layers, which are looked at."""
     for name, module in model.named_modules():
-        if is_linear(module) or not (module._forward_hooks or module._forward_pre_hooks):
+        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if is_linear(module) or all(getattr(hook, "__module__", "") == CAPTURING for hook in hooks):
             continue
         raise ValueError(f"{name or 'the model'} has a hook, which would not run")

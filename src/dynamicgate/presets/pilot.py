@@ -122,20 +122,23 @@ def choose_trial(
     started, steps, task = time.monotonic(), 0, task or Classification()
     right, losses, refused = dict[str, Tensor](), dict[str, float](), dict[str, str]()
     models, parts = dict[str, nn.Module](), _parts(train, valid, seed)
-    if len(plain) == 1 and len(refused := _refused(gated, parts[0][0])) == len(gated):  # nothing to compare it with
+    if len(plain) == 1 and not (look := _first_that_fits(gated, parts[0][0])).fits:  # nothing to compare it with
         (base,) = plain
         plain[base](parts[0][0])  # has to fit
-        return Choice(base, _decide(base, torch.empty(0), {}, refused, task, lambda _: None)[1], refused=refused)
+        reason = _decide(base, torch.empty(0), {}, look.refused, task, lambda _: None)[1]
+        return Choice(base, reason, refused=look.refused)
     for name, build in {**plain, **gated}.items():
         found: list[Judged] = []
-        try:
-            for rows, held in parts:
+        for rows, held in parts:
+            try:
                 one, options = build(rows)
-                options = {"loss": task, **options}
-                steps += fit(one, rows, valid=held, seed=seed, device=device, show=False, **options).steps
-                found.append(_judge(one, held, task))
-        except ValueError as error:
-            refused[name] = str(error)
+            except ValueError as error:
+                refused[name] = str(error)
+                break
+            options = {"loss": task, **options}
+            steps += fit(one, rows, valid=held, seed=seed, device=device, show=False, **options).steps
+            found.append(_judge(one, held, task))
+        if name in refused:
             continue
         models[name], right[name] = one, torch.cat([part.right for part in found])
         losses[name] = float(torch.cat([part.loss for part in found]).mean())
@@ -160,16 +163,23 @@ def choose_trial(
     return Choice(name, reason, accuracy, refused, steps, time.monotonic() - started)
 
 
-def _refused(candidates: Mapping[str, Build], rows: Samples) -> dict[str, str]:
-    """Those that do not fit, with the reasons."""
-    found = {}
-    with torch.random.fork_rng(devices=[]):  # the trainings draw what they would without this look
+class _Look(NamedTuple):
+    fits: bool
+    refused: dict[str, str]
+
+
+def _first_that_fits(candidates: Mapping[str, Build], rows: Samples) -> _Look:
+    """Whether any fits, and the reasons of those before it that do not."""
+    refused = {}
+    with torch.random.fork_rng(range(torch.cuda.device_count())):  # trainings draw what they would without this look
         for name, build in candidates.items():
             try:
                 build(rows)
             except ValueError as error:
-                found[name] = str(error)
-    return found
+                refused[name] = str(error)
+                continue
+            return _Look(True, refused)
+    return _Look(False, refused)
 
 
 def _decide(

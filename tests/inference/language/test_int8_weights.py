@@ -76,7 +76,7 @@ def test_an_example_without_a_next_token_says_that_nothing_is_known(
     monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: BYTES)
     plan = quickly(gpt(), example, weights="int8").plan
     assert plan.rounding is None
-    assert "what that changes is not known" in str(plan)
+    assert "what that costs in loss is not known" in str(plan)
     assert "the rounded model in float64" in str(plan)
 
 

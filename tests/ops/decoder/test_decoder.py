@@ -284,3 +284,17 @@ def test_a_head_in_panels_can_be_read_row_by_row() -> None:
     ids = torch.tensor([0, 15, 16, 36])
     assert packed.head_in_panels
     assert torch.equal(packed.head_rows(ids), model.head.weight[ids])
+
+
+def test_tensors_elsewhere_and_norms_of_another_width_are_refused() -> None:
+    packed = decoder.pack_decoder(build())
+    x, cache = torch.randn(1, 4, 24), decoder.new_cache(packed, 1, 6)
+    with pytest.raises(ValueError, match="runs on the cpu, received tensors on meta"):
+        decoder.run_decoder(packed, x, cache, 0, padding_B=torch.zeros(1, device="meta"))
+    with pytest.raises(ValueError, match="5 float64 seconds"):
+        decoder.run_decoder(packed, x, cache, 0, seconds=torch.zeros(5))
+    model = build()
+    assert model.norm is not None
+    wide = dataclasses.replace(model.norm, weight=torch.ones(48))
+    with pytest.raises(ValueError, match="a norm of 24 features has 48 weights"):
+        decoder.pack_decoder(dataclasses.replace(model, norm=wide))

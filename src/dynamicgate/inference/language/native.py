@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import c_float
 from math import isnan
+from threading import Lock
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from dynamicgate.ops.chain.packing import PANEL
 from dynamicgate.ops.decoder.packing import BLOCK_WORDS, FFN, HEADER_WORDS
 
 Pairs = list[tuple[Tensor, Tensor]]
+ONE_TAKES_IT = Lock()  # the room behind a cache
 MORE_ROOM = 256  # positions behind the new ones; a full cache is copied into one with room for half as many more
 
 
@@ -156,9 +158,11 @@ class NativeDecoder(nn.Module):
             if tensor.data_ptr() != at + number * plane or tensor.stride() != strides:
                 return None
         # Read without torch: after a step its code is no longer in the processor's cache, and eight ops take 0.1 ms.
-        behind = (at + (2 * L - 1) * plane + 4 * E * (head * room + past) for head in range(B * K))
-        if not all(isnan(c_float.from_address(address).value) for address in behind):
-            return None
+        behind = [at + (2 * L - 1) * plane + 4 * E * (head * room + past) for head in range(B * K)]
+        with ONE_TAKES_IT:
+            if not all(isnan(c_float.from_address(address).value) for address in behind):
+                return None
+            c_float.from_address(behind[0]).value = 0.0  # another thread with the same views now copies them
         with torch.no_grad():
             return torch.empty(0).set_(storage, 0, (L, 2, B, K, room, E))  # type: ignore[call-overload]
 

@@ -69,7 +69,7 @@ def _block(block: BlockParts) -> ops.decoder.Block:
         reason = unsupported(gate)
         if reason is not None:
             raise ValueError(f"a gate of its feed-forward layers: {reason}")
-        if gate.site.producers[:1] != (gate.site.source,) and gate.site.source not in gate.site.producers:
+        if gate.site.source not in gate.site.producers:
             raise ValueError("a gate of its feed-forward layers reads another layer")
     for linear in (block.up, block.value, block.down):
         if linear is not None:

@@ -13,7 +13,7 @@ from torch import nn
 from dynamicgate import ops
 from dynamicgate.accounting.counter import deployed
 from dynamicgate.gating.recording import named_gates, usage
-from dynamicgate.inference.decoder_parts import DecoderParts, EncoderParts, cache_kind, whole_parts_of
+from dynamicgate.inference.decoder_parts import DecoderParts, EncoderParts, cache_kind, most_positions, whole_parts_of
 from dynamicgate.inference.language.calls import Inputs
 from dynamicgate.inference.language.layer_by_layer import replace_layers
 from dynamicgate.inference.language.machine import reached
@@ -70,7 +70,7 @@ class _Ways:
             reason = "most positions of the example have a logit near its threshold"
             try:
                 found = reference.verify(self.bodies[name])
-            except ValueError as error:
+            except (ValueError, TypeError, IndexError, RuntimeError) as error:  # what a stand-in may make of arguments
                 if name not in NATIVE:
                     raise
                 found, reason = None, str(error)
@@ -106,7 +106,8 @@ def compile_language(
             del reference
         cached = WHOLE in ways.bodies and kind is not None
         work = work_of(ways.parts, open_rates) if cached and isinstance(ways.parts, DecoderParts) else None
-        timed = time_models(ways.bodies, inputs, kind, batches, seconds, open_rates, work)
+        most = most_positions(model)
+        timed = time_models(ways.bodies, inputs, kind, batches, seconds, open_rates, work, most)
         chosen = choose(timed)
         regimes = [one.regime(chosen) for one in timed]
         body = ways.bodies[chosen]

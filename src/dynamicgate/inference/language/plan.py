@@ -133,7 +133,7 @@ class LanguagePlan:
             lines += ["", f"verified: {found.rows} positions agree with {of} in float64 within {found.error:.1e}, "
                       f"{found.near_threshold} near a threshold left out (rounding may change them)"]  # fmt: skip
         if self.chosen == BYTES:
-            unknown = "rounded to int8: the example has no next token, so what that changes is not known"
+            unknown = "rounded to int8: the example has no next token, so what that costs in loss is not known"
             lines.append(str(self.rounding or unknown))
         return "\n".join([*lines, *self.notes])
 

@@ -45,9 +45,10 @@ class Timed:
 
 def time_models(
     bodies: Mapping[str, nn.Module], inputs: Inputs, kind: CacheKind | None, batches: Sequence[int], seconds: float,
-    open_rates: Mapping[str, float], work: Work | None = None,
+    open_rates: Mapping[str, float], work: Work | None = None, most: int | None = None,
 ) -> list[Timed]:  # fmt: skip
-    """One for each way to call the model. work: what native decoders execute."""
+    """One for each way to call the model. work: what native decoders execute. most: positions that it was made for;
+    where the example leaves too few of them, one more token is not timed."""
     ids = inputs.ids
     with torch.inference_mode():
         if ids is None or kind is None:
@@ -61,12 +62,15 @@ def time_models(
         }
         executed = work.macs(sequences, 0, tokens) if work else 0.0
         prompt = Timed(name, sequences * tokens, first, _parts(bodies, calls), read, executed)
+        rounds = MAX_ROUNDS if most is None else min(MAX_ROUNDS, most - tokens - 2)  # every call takes one more
+        if rounds < MIN_ROUNDS:
+            return [prompt]
         started = {name: Generation(body, kind) for name, body in bodies.items()}
         for generation in started.values():
             generation.step(ids)
         new = ids[:, -1:]
         calls = {name: (lambda g=generation: g.step(new)) for name, generation in started.items()}
-        times = median_times(calls, seconds=seconds / 2)
+        times = median_times(calls, seconds=seconds / 2, at_most=rounds)
         name = f"one more token after {tokens}" + _of(sequences)
         read = {name: _megabytes(decoder, open_rates, sequences, tokens) for name, decoder in _decoders(bodies).items()}
         executed = work.macs(sequences, tokens, 1) if work else 0.0
@@ -99,7 +103,7 @@ def _time_rows(bodies: Mapping[str, nn.Module], inputs: Inputs, batches: Sequenc
 
 def median_times(
     calls: Mapping[str, Callable[[], object]], *, seconds: float = 0.0, rounds: int = MIN_ROUNDS,
-    clock: Callable[[], float] = time.perf_counter,
+    at_most: int = MAX_ROUNDS, clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:  # fmt: skip
     """Median microseconds of each call; they take turns, for `seconds` and at least for so many rounds.
     clock: `time.process_time` leaves out the time of other processes, and is for one thread only."""
@@ -112,7 +116,7 @@ def median_times(
         return 1e6 * (clock() - start)
 
     robin, started = RoundRobin(calls), time.perf_counter()
-    for number in range(max(rounds, MAX_ROUNDS)):
+    for number in range(max(rounds, at_most)):
         if number >= rounds and time.perf_counter() - started > seconds:
             break
         robin.run(measure)

@@ -11,13 +11,13 @@ Shapes in names: B sequences, T positions, V tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from dynamicgate.gating.recording import named_gates, usage
-from dynamicgate.inference.decoder_parts import CacheKind
+from dynamicgate.inference.decoder_parts import CacheKind, most_positions
 from dynamicgate.inference.language.calls import Generation, Inputs, scores_of
 from dynamicgate.inference.plan import Verification
 from dynamicgate.inference.shadow_copy import copy_in_float64
@@ -34,6 +34,8 @@ class Expected:
     scores: Tensor
     near: Tensor | None
     """[B, T]; None where the recorded decisions do not fit the positions (padding is not recorded)."""
+    real: Tensor | None = None
+    """[B, T]; the positions that are no padding, whose outputs mean nothing; None where all of them are compared."""
 
 
 class LanguageReference:
@@ -44,7 +46,8 @@ class LanguageReference:
         """`generated`: how many tokens are generated after the prompt, where the model has a cache."""
         self.inputs, self.kind = inputs, kind
         wide = copy_in_float64(model)
-        self.expected = _expect(wide, lambda: scores_of(_widened(inputs).call(wide)), causal=kind is not None)
+        expected = _expect(wide, lambda: scores_of(_widened(inputs).call(wide)), causal=kind is not None)
+        self.expected = replace(expected, real=_real(inputs, expected.scores))
         self.tokens: Tensor | None = None
         self.steps: list[Expected] = []
         self.prompt = 0
@@ -52,7 +55,9 @@ class LanguageReference:
         if ids is None or kind is None:
             return
         prompt = _unpadded(inputs, ids)[:MOST_SEQUENCES, :PROMPT]
-        self.prompt = prompt.shape[1]
+        self.prompt, most = prompt.shape[1], most_positions(model)
+        if most is not None:
+            generated = min(generated, most - self.prompt + 1)
         generation, new, tokens = Generation(wide, kind), prompt, [prompt]
         for _ in range(generated):
             at = new
@@ -83,8 +88,11 @@ class _Comparison:
 
     def add(self, got: Tensor, want: Expected, *, fresh: bool) -> None:
         """fresh: these are the first positions of their sequences."""
-        scale = max(float(want.scores.abs().max()), 1e-6)
-        wrong = (got.double() - want.scores).abs() / scale
+        scores = want.scores
+        if want.real is not None:
+            got, scores = (t.masked_fill(~want.real[..., None], 0.0) for t in (got, scores))
+        scale = max(float(scores.abs().max()), 1e-6)
+        wrong = (got.double() - scores).abs() / scale
         if want.near is None or want.near.shape != wrong.shape[:-1]:
             wrong_BT = wrong.reshape(len(wrong), -1)
             near_BT = torch.zeros_like(wrong_BT, dtype=torch.bool)
@@ -126,6 +134,14 @@ def _expect(wide: nn.Module, call: Callable[[], Tensor], *, causal: bool) -> Exp
             else:
                 near = near | at_gate.reshape(len(near), -1).any(1).reshape(-1, *(1,) * (near.ndim - 1))
     return Expected(scores, near)
+
+
+def _real(inputs: Inputs, scores: Tensor) -> Tensor | None:
+    """Which positions are no padding, where the model gives something for each of them."""
+    mask = inputs.kwargs.get("attention_mask")
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or scores.shape[:2] != mask.shape or scores.ndim != 3:
+        return None
+    return None if bool((mask != 0).all()) else mask != 0
 
 
 def _widened(inputs: Inputs) -> Inputs:

@@ -86,9 +86,11 @@ class _Parts:
         self.tensors.append((at, values.detach()))
         return at
 
-    def norm(self, norm: Norm | None) -> list[int]:
+    def norm(self, norm: Norm | None, features: int) -> list[int]:
         if norm is None:
             return [-1, -1, 0]
+        if len(norm.weight) != features:
+            raise ValueError(f"a norm of {features} features has {len(norm.weight)} weights")
         bias = -1 if norm.bias is None else self.tensor(norm.bias)
         return [self.tensor(norm.weight), bias, _bits(norm.epsilon)]
 
@@ -108,10 +110,14 @@ def pack_decoder(decoder: Decoder) -> PackedDecoder:
     parts = _Parts(HEADER_WORDS + BLOCK_WORDS * len(decoder.blocks))
     words: list[int] = []
     for block in decoder.blocks:
-        words += parts.norm(block.attention_norm) + parts.norm(block.ffn_norm)
-        words += parts.norm(block.of_queries) + parts.norm(block.of_keys)
+        words += [
+            word for norm in (block.attention_norm, block.ffn_norm) for word in parts.norm(norm, decoder.features)
+        ]
+        words += [
+            word for norm in (block.of_queries, block.of_keys) for word in parts.norm(norm, decoder.head_features)
+        ]
         words += parts.chain([block.qkv]) + parts.chain([block.mix]) + parts.chain(block.ffn)
-    speed, norm = parts.tensor(decoder.speed), parts.norm(decoder.norm)
+    speed, norm = parts.tensor(decoder.speed), parts.norm(decoder.norm, decoder.features)
     head = [-1, -1] if decoder.head is None else parts.chain([decoder.head])
     sizes = [len(decoder.blocks), decoder.features, decoder.heads, decoder.key_heads, decoder.head_features]
     scales = [_bits(decoder.rotation_scale), _bits(decoder.score_scale)]

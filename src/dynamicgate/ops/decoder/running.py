@@ -49,6 +49,9 @@ def run_decoder(
     seconds: float64, one for each of `PARTS`; the time of each is added.
     """
     B, T, width = x_BTD.shape
+    given = (x_BTD, cache_L2BKSE, position_BT, padding_B, end_B, seconds)
+    if elsewhere := {str(t.device) for t in given if t is not None and not t.is_cpu}:
+        raise ValueError(f"the decoder runs on the cpu, received tensors on {', '.join(sorted(elsewhere))}")
     header = packed.program[:HEADER_WORDS].tolist()
     features, outputs = header[4], header[OUTPUTS]
     if x_BTD.dtype is not torch.float32 or width != features:
@@ -68,9 +71,9 @@ def run_decoder(
     if header[FLAGS] & BOTH_WAYS:
         end_B = torch.full((B,), T) if end_B is None else end_B.to(torch.int64).contiguous()
     if any(t is not None and t.shape != (B,) for t in (padding_B, end_B)) or (
-        seconds is not None and seconds.shape != (len(PARTS),)
+        seconds is not None and (seconds.shape != (len(PARTS),) or seconds.dtype is not torch.float64)
     ):
-        raise ValueError(f"expected padding and ends of {B} sequences, and {len(PARTS)} seconds")
+        raise ValueError(f"expected padding and ends of {B} sequences, and {len(PARTS)} float64 seconds")
     if B * T == 0:
         return x_BTD, None
     x_BTD = x_BTD.detach().clone(memory_format=torch.contiguous_format)
