@@ -101,6 +101,36 @@ def smollm_case(
     )  # fmt: skip
 
 
+def minilm_case(
+    open: Sequence[float], shape: tuple[int, int], *, quick: bool, weights: Path | None, text: Path | None
+) -> Case:
+    """MiniLM: its shape with random weights, or its weights from a folder, which read text.
+
+    shape: sequences and their tokens.
+    """
+    from transformers import AutoModel, BertConfig, BertModel
+
+    sizes: dict[str, Any] = {
+        "vocab_size": 30522, "hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6,
+        "num_attention_heads": 12, "max_position_embeddings": 512,
+    }  # fmt: skip
+    if quick:
+        sizes |= {"vocab_size": 512, "num_hidden_layers": 2}
+
+    def build() -> nn.Module:
+        if weights is not None:
+            return AutoModel.from_pretrained(weights, dtype=torch.float32)
+        bert: Any = BertModel  # typed in some versions of transformers only
+        return bert(BertConfig(**sizes))
+
+    sequences, tokens = shape
+    name = "MiniLM" + ("" if weights else ", random weights") + (", 2 layers" if quick and not weights else "")
+    return Case(
+        name, build, lambda _: "mlp", sizes["vocab_size"], tuple(open), 0, tokens, sequences,
+        text=None if weights is None or text is None else lambda *shape: text_windows(str(weights), text, *shape),
+    )  # fmt: skip
+
+
 def in_bfloat16(case: Case) -> Case:
     """The same with weights that bfloat16 holds, as checkpoints in bfloat16 have them."""
 
@@ -142,9 +172,15 @@ def _converted(model: nn.Module, ids: Tensor, fraction: float) -> nn.Module:
     """With gates that text was shown to, gate networks counted in the fraction."""
     windows = [{"input_ids": window[None]} for window in ids]
     total = hf.measure(model, windows[:1]).macs["dense"]
-    ffn = sum(p.numel() for name, p in model.named_parameters() if ".mlp." in name)  # a MAC for each weight and token
+    ffn = sum(p.numel() for name, p in model.named_parameters() if _is_ffn(name))  # a MAC for each weight and token
     hf.convert_(model, 1.0 - (1.0 - fraction) * ffn / total, windows, block=CONVERTED_BLOCK, show=False)
     return model.eval().requires_grad_(False)
+
+
+def _is_ffn(name: str) -> bool:
+    """Of a parameter of Llama or BERT."""
+    parts = name.split(".")
+    return "mlp" in parts or "intermediate" in parts or ("output" in parts and "attention" not in parts)
 
 
 def text_windows(folder: str, text: Path, count: int, length: int = WINDOW) -> Tensor:

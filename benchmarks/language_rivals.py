@@ -1,8 +1,8 @@
-"""The dense rivals of `cpu_language.py` and `int8_weights.py`: one step of a decoder by torch.compile and ONNX Runtime.
+"""The dense rivals of the benchmarks of language models: a call by torch.compile and by ONNX Runtime.
 
-They do the work of our plans: every position of a prompt is scored, and its keys and values are kept. torch.compile
-writes them into a cache of fixed room. ONNX Runtime has no memory of its own to write, so that a step copies the cache
-into a longer one, as decoders that are exported do.
+Of decoders it is one step. They do the work of our plans: every position of a prompt is scored, and its keys and
+values are kept. torch.compile writes them into a cache of fixed room. ONNX Runtime has no memory of its own to write,
+so that a step copies the cache into a longer one, as decoders that are exported do.
 """
 
 from __future__ import annotations
@@ -57,15 +57,19 @@ def _rivals(parts: DecoderParts, past: int, ids_BT: Tensor, names: Sequence[str]
     found = Rivals({}, {})
     for name in names:
         step = DecoderStep(parts, past, in_place=name in (COMPILE, AUTOTUNE)).eval()
-        cache = step.cache(*ids_BT.shape)
-        try:
-            with torch.inference_mode():
-                made = MAKERS[name](step, ids_BT, cache)
-                made()
-            found.calls[name] = made
-        except Exception as error:  # of a compiler or an exporter: anything
-            found.skipped[name] = left_out(name, error)
+        add_rival(found, name, step, ids_BT, step.cache(*ids_BT.shape))
     return found
+
+
+def add_rival(found: Rivals, name: str, module: nn.Module, *given: Tensor | list[Tensor]) -> None:
+    """A module as a rival, called with what is given, in that shape only."""
+    try:
+        with torch.inference_mode():
+            made = MAKERS[name](module, *given)
+            made()
+        found.calls[name] = made
+    except Exception as error:  # of a compiler or an exporter: anything
+        found.skipped[name] = left_out(name, error)
 
 
 def left_out(name: str, error: Exception) -> str:
@@ -76,26 +80,26 @@ def left_out(name: str, error: Exception) -> str:
     return reason
 
 
-def _compiled(mode: str, step: DecoderStep, ids_BT: Tensor, cache: list[Tensor]) -> Callable[[], object]:
+def _compiled(mode: str, module: nn.Module, *given: Tensor | list[Tensor]) -> Callable[[], object]:
     torch._dynamo.config.recompile_limit = RECOMPILATIONS
-    compiled = torch.compile(step, dynamic=False, fullgraph=True, mode=mode)
-    return lambda: compiled(ids_BT, cache)
+    compiled = torch.compile(module, dynamic=False, fullgraph=True, mode=mode)
+    return lambda: compiled(*given)
 
 
-def _onnxruntime(step: DecoderStep, ids_BT: Tensor, cache: list[Tensor], *, int8: bool) -> Callable[[], object]:
+def _onnxruntime(module: nn.Module, *given: Tensor | list[Tensor], int8: bool) -> Callable[[], object]:
     import onnxruntime
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "step.onnx"
         with torch.inference_mode(False), torch.no_grad():
-            torch.onnx.export(step, (ids_BT, cache), path, dynamo=True, verbose=False)
+            torch.onnx.export(module, given, path, dynamo=True, verbose=False)
         if int8:
             path = _in_int8(path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-    given = (ids_BT, *cache)
-    fed = {one.name: tensor.numpy() for one, tensor in zip(session.get_inputs(), given, strict=True)}
+    tensors = [tensor for one in given for tensor in ([one] if isinstance(one, Tensor) else one)]
+    fed = {one.name: tensor.numpy() for one, tensor in zip(session.get_inputs(), tensors, strict=True)}
     return lambda: session.run(None, fed)
 
 
@@ -108,7 +112,7 @@ def _in_int8(path: Path) -> Path:
     return out
 
 
-MAKERS: dict[str, Callable[[DecoderStep, Tensor, list[Tensor]], Callable[[], object]]] = {
+MAKERS: dict[str, Callable[..., Callable[[], object]]] = {
     COMPILE: lambda *given: _compiled("default", *given),
     AUTOTUNE: lambda *given: _compiled("max-autotune", *given),
     ONNX: lambda *given: _onnxruntime(*given, int8=False),

@@ -19,6 +19,10 @@ ROOT = Path(__file__).resolve().parents[1]
 COMPILE = "docs/compile.md"
 FFN = "src/dynamicgate/ops/ffn/README.md"
 DECODE = "src/dynamicgate/ops/ffn/decode.md"
+RIVALS = {
+    "our dense plan": "over our dense plan", "torch.compile": "over torch.compile",
+    "max-autotune": "over torch.compile max-autotune", "onnxruntime": "over onnxruntime", "eager": "over eager",
+}  # fmt: skip
 DECODE_BLOCK = 64  # of the table by tokens
 DECODE_TARGETS = {(1, 0.1): 5.5, (1, 0.25): 3.0, (8, 0.1): 1.4}  # by tokens and open fraction; also in gpu_decode.py
 SIZES = {"S1": "784-256-10", "S2": "2000-1000-500-10", "S3": "1024-4096-1024", "S4": "4096-16384-4096"}
@@ -225,13 +229,9 @@ def onnx_export(results: dict[str, Any]) -> str:
 def language(results: dict[str, Any]) -> str:
     """How many times faster a gated language model is than each dense rival, by model, what is asked of it, sequences
     and threads."""
-    names = {
-        "our dense plan": "over our dense plan", "torch.compile": "over torch.compile",
-        "max-autotune": "over torch.compile max-autotune", "onnxruntime": "over onnxruntime", "eager": "over eager",
-    }  # fmt: skip
     rows = results["rows"]
     timed = {name for row in rows for ratios in row["ratios"].values() for name in ratios}
-    names = {name: key for name, key in names.items() if key in timed}
+    names = {name: key for name, key in RIVALS.items() if key in timed}
     narrower = sorted(name for name in timed if name.startswith("over the fastest dense, "))
     lines = []
     for row in rows:
@@ -243,6 +243,17 @@ def language(results: dict[str, Any]) -> str:
             lines.append([row["case"], opened, _asked(row, what), *shape, *cells])
     head = [*names, *(f"dense, {name.rpartition(', ')[2]}" for name in reversed(narrower))]
     return markdown(["model", "open", "asked", "sequences", "threads", "ours, ms", *head], lines, numbers=True)
+
+
+def encoders(results: dict[str, Any]) -> str:
+    """How many times faster gated sentence encoders are than each dense rival, by shape and open fraction."""
+    lines = []
+    for row in results["rows"]:
+        cells = [_ratio(row["ratios"].get(key)) for key in RIVALS.values()]
+        opened = f"{sum(row['rates']) / len(row['rates']):.3f}"
+        shape = [f"{row['sequences']} x {row['tokens']}", f"{row['us']['ours'] / 1e3:.2f}"]
+        lines.append([row["case"], opened, *shape, *cells, row["chosen"]])
+    return markdown(["model", "open", "sequences x tokens", "ours, ms", *RIVALS, "runs as"], lines, numbers=True)
 
 
 def _asked(row: dict[str, Any], what: str) -> str:

@@ -47,6 +47,7 @@ BENCHMARKS = {
     "cpu_language_bfloat16": Benchmark(
         ("benchmarks/cpu_language.py", "--bfloat16"), "benchmarks/results/cpu_language_bfloat16.json"
     ),
+    "cpu_encoder": _script("cpu_encoder", one_thread=True),
     "cpu_language_grid": _script("cpu_language_grid", one_thread=True),
     "int8_weights": _script("int8_weights", one_thread=True),  # of SmolLM2, whose folder it says how to name
     "training_step": _script("training_step"),

@@ -126,3 +126,15 @@ def test_the_table_of_language_models_has_all_threads_and_sequences() -> None:
     assert "max-autotune" in with_rival[0]
     assert "3.00" in with_rival[-2]
     assert "3.00" not in with_rival[-1]
+
+
+def test_the_table_of_encoders_has_every_rival_and_what_runs() -> None:
+    row = {
+        "case": "MiniLM", "open": 0.5, "rates": [0.4, 0.6], "sequences": 8, "tokens": 16, "chosen": "whole model",
+        "us": {"ours": 1500.0}, "ratios": {"over our dense plan": 1.25, "over eager": 2.0},
+    }  # fmt: skip
+    head, _, line = (row.split(" | ") for row in pages.encoders({"rows": [row]}).splitlines())
+    assert line[head.index("sequences x tokens")] == "8 x 16"
+    assert line[head.index("our dense plan")] == "1.25"
+    assert line[head.index("onnxruntime")] == "-"
+    assert "whole model" in line[-1]
