@@ -100,7 +100,7 @@ def changed_since(result: Path, places: Sequence[str], root: Path = ROOT) -> lis
     for commit in commits_of(result):
         if not commit or not all(letter in "0123456789abcdef" for letter in commit):
             return None
-        asked = ["git", "-C", str(root), "diff", "--name-only", f"{commit}...HEAD", "--", *places]
+        asked = ["git", "-C", str(root), "diff", "--name-only", f"{commit}...HEAD", "--", *places, ":!*.md"]
         try:
             found = subprocess.run(asked, capture_output=True, text=True, timeout=20)
         except (OSError, subprocess.TimeoutExpired):

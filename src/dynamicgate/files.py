@@ -34,6 +34,7 @@ CODE = (
     ":/constraints.txt",
     ":/experiments/*.py",
     ":/benchmarks/*.py",
+    ":!*.md",  # the pages beside the code have tables made from results
 )
 
 
