@@ -53,6 +53,10 @@ def test_a_result_is_older_than_what_changed_after_its_commit(tmp_path: Path) ->
         (tmp_path / name).write_text("2\n")
         git(tmp_path, "commit", "-q", "-a", "-m", name)
         assert run_all.changed_since(result, ["measured.py"], tmp_path) == expected
+    (tmp_path / "page.md").write_text("made from results\n")
+    git(tmp_path, "add", "page.md")
+    git(tmp_path, "commit", "-q", "-m", "page")
+    assert run_all.changed_since(result, ["."], tmp_path) == ["measured.py", "other.py"]
     rows = tmp_path / "rows.jsonl"
     old, new = json.loads(result.read_text())["meta"], {"commit": git(tmp_path, "rev-parse", "--short=12", "HEAD")}
     for metas, expected in (([new], []), ([old, new], ["measured.py"])):
