@@ -315,6 +315,7 @@ TABLES = {
     "language-bfloat16": Table(COMPILE, "benchmarks/results/cpu_language_bfloat16.json", language),
     "int8": Table(COMPILE, "benchmarks/results/int8_weights.json", int8_weights),
     "language-exact": Table(COMPILE, "benchmarks/results/cpu_language.json", language_exact),
+    "encoder": Table(COMPILE, "benchmarks/results/cpu_encoder.json", encoders),
     "language-grid": Table(COMPILE, "benchmarks/results/cpu_language_grid.json", language_grid),
     "gated": Table(COMPILE, "benchmarks/results/cpu.json", gated),
     "sparse": Table(COMPILE, "benchmarks/results/cpu.json", sparse),
