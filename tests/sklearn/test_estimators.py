@@ -72,8 +72,11 @@ def test_gates_meet_the_budget_too(gates: str) -> None:
 
 @pytest.mark.slow
 def test_gates_are_chosen_on_the_data(capsys: pytest.CaptureFixture[str]) -> None:
-    found = regressor(hidden=(64,), macs=0.5, gates="auto", epochs=20, verbose=True).fit(X, VALUE)
-    assert "is the mean loss of" in capsys.readouterr().err
+    found = regressor(hidden=(64, 64), macs=0.6, gates="auto", epochs=20, verbose=True).fit(X, VALUE)
+    said = capsys.readouterr().err
+    assert "tried no gates" in said
+    assert "tried units" in said, "gates fit this network and budget"
+    assert "is the mean loss of" in said
     assert found.score(X, VALUE) > 0.9
 
 
