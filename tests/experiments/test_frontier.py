@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from experiments.frontier import __main__ as command
-from experiments.frontier import clock, gate_alone, looks, record, summary
+from experiments.frontier import clock, looks, record, summary
 from experiments.frontier.comparisons import (
     Entries,
     Entry,
@@ -40,7 +40,6 @@ from experiments.frontier.methods import (
     asked,
     asked_of_ours,
 )
-from experiments.frontier.oracle import KeepsLargest
 from experiments.frontier.tables import final_models, tables_of
 from experiments.frontier.train import accuracy_of_mean_mask, train
 
@@ -236,42 +235,6 @@ def test_a_gate_that_is_not_folded_is_also_measured_with_its_mean_mask(tmp_path:
     assert 0.0 <= run["accuracy_of_mean_mask"] <= 1.0
 
 
-def test_the_oracle_lets_the_units_go_on_that_add_most_to_the_next_layer() -> None:
-    dense = dg.nn.GatedMLP((4, 6, 3))
-    x = torch.randn(50, 4)
-    assert torch.equal(KeepsLargest(dense, (6,))(x), dense(x)), "all of them are the dense network"
-    first, last = dense.layers
-    hidden = first(x).relu()
-    best = (hidden.abs() * last.weight.norm(dim=0)).topk(2, dim=1).indices  # type: ignore[operator, union-attr]
-    kept = torch.zeros_like(hidden).scatter(1, best, hidden.gather(1, best))
-    torch.testing.assert_close(KeepsLargest(dense, (2,))(x), last(kept))
-
-
-def test_the_page_shows_the_oracle_beside_the_gate() -> None:
-    found: dict[str, Entries] = {"digits": {("gate", 0.1): entry(0.8, 0.9), ("small", 0.1): entry(0.7, 0.9)}}
-    shown = gate_alone.gate_against_small(found, {"digits": {("oracle", 0.1): entry(0.9, 0.9)}})
-    assert "| digits | 0.1 | +5.00 ± 63.53 | 0 of 0 | +5.00 ± 63.53 | +10.00 ± 127.06 |" in shown
-    assert "| +5.00 ± 63.53 | – |" in gate_alone.gate_against_small(found, {}), "there is no oracle"
-    assert "no more than chance" not in shown, "the gate is not lower"
-
-
-def test_where_the_gate_is_lower_the_page_says_whether_the_oracle_finds_anything() -> None:
-    found: dict[str, Entries] = {"digits": {("gate", 0.1): entry(0.6, 0.8), ("small", 0.1): entry(0.7, 0.9)}}
-    for oracle, said in ((entry(0.71, 0.89), True), (entry(0.8, 1.0), False)):
-        shown = gate_alone.gate_against_small(found, {"digits": {("oracle", 0.1): oracle}})
-        assert "Lower: digits at 0.1; beyond the 95 % interval: 1." in shown
-        assert ("At digits 0.1 the oracle gains +0.00 ± 12.71: no more than chance." in shown) is said
-
-
-def test_the_page_shows_what_is_left_of_the_gate_with_one_mask_for_all_inputs() -> None:
-    gates = [{"kind": "dynamic"}, {"kind": "static"}]
-    entries: Entries = {
-        ("gate", 0.1): entry(0.9, 0.9, gates=gates, accuracy_of_mean_mask=0.7), ("small", 0.1): entry(0.8, 0.8),
-    }  # fmt: skip
-    shown = gate_alone.gate_against_small({"digits": entries}, {})
-    assert "| digits | 0.1 | +10.00 ± 0.00 | 2 of 4 | -10.00 ± 0.00 | – |" in shown
-
-
 def test_the_readme_shows_dense_best_control_and_ours_with_and_without_gates() -> None:
     entries: Entries = {
         ("small", 0.1): entry(0.5), (OURS, 0.1): entry(0.6, 0.7), (UNGATED, 0.1): entry(0.6), ("dense", None): entry(1),
@@ -281,15 +244,6 @@ def test_the_readme_shows_dense_best_control_and_ours_with_and_without_gates() -
     assert "| mnist | – | – | – | – |" in text
     assert "Of 21 cells 20 are still to be run." in text
     assert summary.overview({}).endswith("The runs are still to be made.")
-
-
-def test_gates_alone_are_compared_with_a_narrow_network() -> None:
-    entries: Entries = {
-        ("gate", 0.1): entry(0.9, 0.9), ("small", 0.1): entry(0.8, 0.8), ("gate", 0.2): entry(0.7, 0.7),
-        ("small", 0.2): entry(0.8, 0.8),
-    }  # fmt: skip
-    text = gate_alone.gate_against_small({"clouds": entries}, {})
-    assert "in 1 of 2 cells at 0.1 and 0.2. Lower: clouds at 0.2; beyond the 95 % interval: 1." in text
 
 
 def test_a_dead_layer_that_was_not_reported_is_named() -> None:
