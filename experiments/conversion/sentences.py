@@ -28,7 +28,7 @@ CALIBRATED, RANKED = 512, 1024  # sentences
 AT_ONCE = 128  # sentences, where nothing is trained
 ALIKE = 16  # batches that are drawn to find sentences of about one length
 ENDS = (".", "!", "?")
-ARM = ("method", "ffn", "block", "ramp")
+ARM = ("method", "ffn", "block", "rank", "ramp")
 
 
 class Sentences:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from dynamicgate.budget import Budget, calibrate_
 from dynamicgate.hf import convert_, measure, order_
+from dynamicgate.linears import in_features
 from experiments.conversion.experts import to_experts_
 from experiments.conversion.models import ffn_macs, ffn_sites
 from experiments.conversion.selections import Oracle, Selection, Threshold
@@ -32,13 +33,15 @@ class Arm:
     """One student.
 
     method: see `METHODS` in docs/language-models.md. ffn: executed MACs of the feed-forward layers relative to the
-        dense ones, gate networks included. block: units that open together. experts: that the units are clustered into.
-        ramp: the fraction of training over which the budget of gates falls.
+        dense ones, gate networks included. block: units that open together. rank: of the gate network, relative to the
+        features it reads; None: linear. experts: that the units are clustered into. ramp: the fraction of training over
+        which the budget of gates falls.
     """
 
     method: Method
     ffn: float = 1.0
     block: int = 32
+    rank: float | None = None
     experts: int = 16
     ramp: float = 0.5
 
@@ -94,9 +97,17 @@ def _gated(arm: Arm, model: nn.Module, samples: Samples) -> Student:
     target = model_target(model, arm.ffn, samples.validation)
     start = model_target(model, START, samples.validation) if arm.method == "gate" else target
     budget = Budget(target=target, warmup=0.0, anneal=arm.ramp, steer=STEER)
-    convert_(model, budget, samples.training, block=arm.block, show=False)
+    net, rank = _network(arm, model)
+    convert_(model, budget, samples.training, block=arm.block, net=net, rank=rank, show=False)
     calibrate_(model, samples.validation, macs=start)
     return Student(model, budget)
+
+
+def _network(arm: Arm, model: nn.Module) -> tuple[Literal["linear", "low-rank"], int | None]:
+    if arm.rank is None:
+        return "linear", None
+    features = in_features(model.get_submodule(ffn_sites(model)[0].source))
+    return "low-rank", max(1, round(arm.rank * features))
 
 
 def model_target(model: nn.Module, ffn: float, inputs: Sequence[dict[str, Tensor]]) -> float:

@@ -13,8 +13,13 @@ from experiments.conversion.texts import TESTED_ON, Texts, load_texts, own_texts
 DENSE = "dense + same tokens"
 FRACTIONS = (0.75, 0.5, 0.25)  # of the MACs of the feed-forward layers
 SECOND = "blocks of 16, longer ramp"
+DESIGNS: dict[str, dict[str, Any]] = {  # of the gate: smaller blocks lose less, and their networks cost more
+    SECOND: {"block": 16, "ramp": 0.8},
+    "blocks of 8": {"block": 8},
+    "single units, rank d / 8": {"block": 1, "rank": 1 / 8},
+}
 MILLION = 1_000_000
-SMOLLM2_TOKENS = {"smollm2": 60 * MILLION, "smollm2-10m": 10 * MILLION, "smollm2-2m": 2 * MILLION}
+SMOLLM2_TOKENS = {"smollm2": 60 * MILLION, "smollm2-20m": 20 * MILLION, "smollm2-2m": 2 * MILLION}
 MINILM_TOKENS = {"minilm": 20 * MILLION, "minilm-2m": 2 * MILLION}
 SMOLLM2 = {"context": 1024, "batch": 32, "windows": 256}
 MINILM = {"batch": 512, "sentences": 4096}
@@ -44,18 +49,22 @@ def smollm2_models(tokens: int) -> dict[str, dict[str, Any]]:
             if method == "threshold" and ffn <= 1 / 3:  # the gate projection, which is always computed, is a third
                 continue
             models[f"{method} {percent(ffn)}"] = {**shared, "method": method, "ffn": ffn}
-    for ffn in FRACTIONS:  # the second design: half the block, and a budget that takes longer to fall
-        models[f"gate {percent(ffn)}, {SECOND}"] = {**shared, "method": "gate", "ffn": ffn, "block": 16, "ramp": 0.8}
+    for ffn in FRACTIONS:
+        for name, design in DESIGNS.items():
+            models[f"gate {percent(ffn)}, {name}"] = {**shared, "method": "gate", "ffn": ffn, **design}
     return models
 
 
 def minilm_models(tokens: int) -> dict[str, dict[str, Any]]:
     """Gates at half and at a quarter of the feed-forward layers, and their controls."""
-    return {
-        f"{method} {percent(ffn)}": {**MINILM, "tokens": tokens, "method": method, "ffn": ffn}
-        for ffn in (0.5, 0.25)
-        for method in ("gate", "static width", "converted")
-    }
+    shared = {**MINILM, "tokens": tokens}
+    models = {}
+    for ffn in (0.5, 0.25):
+        for method in ("gate", "static width", "converted"):
+            models[f"{method} {percent(ffn)}"] = {**shared, "method": method, "ffn": ffn}
+        for name, design in DESIGNS.items():
+            models[f"gate {percent(ffn)}, {name}"] = {**shared, "method": "gate", "ffn": ffn, **design}
+    return models
 
 
 def load_language(job: Job, data_dir: Path | None) -> Texts:

@@ -66,11 +66,14 @@ def test_the_page_says_what_is_executed_where_it_differs_by_text_and_which_runs_
     assert "| 0, 1 diverged |" in page.minilm_table({"gate 50 %": [lost]})
 
 
-def test_the_second_design_is_asked_for_at_every_fraction() -> None:
+def test_other_designs_of_the_gate_are_asked_for_at_every_fraction() -> None:
     models = tables.smollm2_models(tables.MILLION)
     for ffn in tables.FRACTIONS:
-        asked = models[f"gate {tables.percent(ffn)}, {tables.SECOND}"]
-        arm = Arm(**{name: asked[name] for name in language.ARM if name in asked})
-        assert (arm.method, arm.ffn, arm.block, arm.ramp) == ("gate", ffn, 16, 0.8)
-    assert Arm(method="gate").ramp == 0.5
+        arms = []
+        for design in tables.DESIGNS:
+            asked = models[f"gate {tables.percent(ffn)}, {design}"]
+            arms.append(Arm(**{name: asked[name] for name in language.ARM if name in asked}))
+        assert all((arm.method, arm.ffn) == ("gate", ffn) for arm in arms)
+        assert [(arm.block, arm.rank, arm.ramp) for arm in arms] == [(16, None, 0.8), (8, None, 0.5), (1, 0.125, 0.5)]
+    assert (Arm(method="gate").rank, Arm(method="gate").ramp) == (None, 0.5)
     assert {asked["ffn"] for asked in tables.minilm_models(tables.MILLION).values()} == {0.5, 0.25}
