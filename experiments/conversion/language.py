@@ -21,7 +21,7 @@ from experiments.conversion.measuring import measure_student, parameters
 from experiments.conversion.models import language_model
 from experiments.conversion.students import TRAINED, Arm, Samples, Student, make_student
 from experiments.conversion.texts import TESTED_ON, TRAINED_ON, Texts, Windows, measured_batches
-from experiments.conversion.training import DistillationRun, Training
+from experiments.conversion.training import DistillationRun, Training, rate_of
 
 CROSS_ENTROPY = 0.1  # beside a weight of 1 for the divergence from the dense model
 RANKED = 1024  # samples by which units are ranked
@@ -78,7 +78,7 @@ def train(job: Job, texts: Texts) -> dict[str, Any]:
     if arm.method in TRAINED:
         steps = max(1, asked["tokens"] // (asked["batch"] * asked["context"]))
         run = DistillationRun(
-            student.model, student.budget, task, Training(steps=steps, seed=job.seed), settings=asked, device=device,
+            student.model, student.budget, task, Training(steps=steps, seed=job.seed, **rate_of(asked)), settings=asked, device=device,
             folder=job.folder,
         )  # fmt: skip
         try:

@@ -21,7 +21,7 @@ from experiments.conversion.measuring import measure_student, on, parameters
 from experiments.conversion.models import sentence_encoder
 from experiments.conversion.students import TRAINED, Arm, Samples, make_student
 from experiments.conversion.texts import Texts
-from experiments.conversion.training import DistillationRun, Training
+from experiments.conversion.training import DistillationRun, Training, rate_of
 
 SHORTEST, LONGEST = 4, 126  # tokens of a sentence, without those that mark its ends
 CALIBRATED, RANKED = 512, 1024  # sentences
@@ -141,7 +141,7 @@ def train(job: Job, texts: Texts) -> dict[str, Any]:
     if arm.method in TRAINED:
         steps = max(1, round(asked["tokens"] / (asked["batch"] * task.train.mean_length)))
         run = DistillationRun(
-            student.model, student.budget, task, Training(steps=steps, seed=job.seed), settings=asked, device=device,
+            student.model, student.budget, task, Training(steps=steps, seed=job.seed, **rate_of(asked)), settings=asked, device=device,
             folder=job.folder,
         )  # fmt: skip
         try:

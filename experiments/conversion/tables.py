@@ -18,6 +18,8 @@ DESIGNS: dict[str, dict[str, Any]] = {  # of the gate: smaller blocks lose less,
     "blocks of 8": {"block": 8},
     "single units, rank d / 8": {"block": 1, "rank": 1 / 8},
 }
+FASTER = 5e-4  # learning rate of the weights, in place of 1e-4
+FASTER_NAME = "learning rate 5e-4"
 MILLION = 1_000_000
 SMOLLM2_TOKENS = {"smollm2": 60 * MILLION, "smollm2-20m": 20 * MILLION, "smollm2-2m": 2 * MILLION}
 MINILM_TOKENS = {"minilm": 20 * MILLION, "minilm-2m": 2 * MILLION}
@@ -64,6 +66,8 @@ def minilm_models(tokens: int) -> dict[str, dict[str, Any]]:
             models[f"{method} {percent(ffn)}"] = {**shared, "method": method, "ffn": ffn}
         for name, design in DESIGNS.items():
             models[f"gate {percent(ffn)}, {name}"] = {**shared, "method": "gate", "ffn": ffn, **design}
+        for method in ("gate", "static width"):
+            models[f"{method} {percent(ffn)}, {FASTER_NAME}"] = {**shared, "method": method, "ffn": ffn, "lr": FASTER}
     return models
 
 

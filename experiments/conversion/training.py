@@ -53,6 +53,11 @@ class Training:
         return LOWEST + (1.0 - LOWEST) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
+def rate_of(asked: Mapping[str, Any]) -> dict[str, float]:
+    """The learning rate of the weights where a student asks for its own."""
+    return {"lr": asked["lr"]} if "lr" in asked else {}
+
+
 class DistillationRun(ResumableRun):
     """One student in training."""
 
