@@ -140,10 +140,10 @@ def train(job: Job, texts: Texts) -> dict[str, Any]:
     trained: dict[str, Any] = {"tokens": 0, "seconds": 0.0, "curve": []}
     if arm.method in TRAINED:
         steps = max(1, round(asked["tokens"] / (asked["batch"] * task.train.mean_length)))
+        training = Training(steps=steps, seed=job.seed, **rate_of(asked))
         run = DistillationRun(
-            student.model, student.budget, task, Training(steps=steps, seed=job.seed, **rate_of(asked)), settings=asked, device=device,
-            folder=job.folder,
-        )  # fmt: skip
+            student.model, student.budget, task, training, settings=asked, device=device, folder=job.folder
+        )
         try:
             run.train()
         except DivergenceError as error:
