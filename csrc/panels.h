@@ -1,6 +1,6 @@
 // The layouts in panels and in vectors: sixteen outputs at a time.
 #pragma once
-#include "step.h"
+#include "one_row.h"
 
 namespace {
 
@@ -290,9 +290,21 @@ void run_panels(const Step& s, int begin, int end) {
     }
   };
   const bool by_input = s.linear->layout == dynamicgate::kVectors && s.linear->skip_zeros;
+  // The first tiles may begin with the biases, which spares a pass over outputs that are not in a cache yet.
+  const bool biases = !s.skip && (s.linear->layout == dynamicgate::kPanels || s.linear->layout == dynamicgate::kHalfPanels);
+  const bool single_inputs = s.in_open.is_open && s.in_open.block == 1 && s.linear->layout == dynamicgate::kPanels;
+  if constexpr (kWideTiles)
+    if (s.rows == 1 && in_panels(*s.linear) && !s.skip && !single_inputs) {
+      const float* first = biases && !s.in_open.is_open ? s.bias : nullptr;
+      if (!first) each_group([&](const Panels& g) { start(s, g); });
+      switch (s.linear->layout) {
+        case dynamicgate::kHalfPanels: run_row<Half>(s, s.panels + begin, end - begin, first); break;
+        case dynamicgate::kBytePanels: run_row<Byte>(s, s.panels + begin, end - begin, first); break;
+        default: run_row<float>(s, s.panels + begin, end - begin, first);
+      }
+      return each_group([&](const Panels& g) { finish(s, g); });
+    }
   if (!s.in_open.is_open && !by_input) {
-    // The first tiles may begin with the biases, which spares a pass over outputs that are not in a cache yet.
-    const bool biases = !s.skip && (s.linear->layout == dynamicgate::kPanels || s.linear->layout == dynamicgate::kHalfPanels);
     return each_group([&](const Panels& g) {
       if (!biases) start(s, g);
       accumulate(s, 0, g, biases ? s.bias : nullptr);
