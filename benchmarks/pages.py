@@ -289,13 +289,13 @@ def language_exact(results: dict[str, Any]) -> str:
         [
             row["case"], f"{row['open']:g}", f"{row['sequences']}", f"{row['threads']}", f"{exact['tokens']}",
             f"{exact['largest_error']:.1e}", f"{exact['bound']:.0e}", f"{exact['other_tokens']}",
-            f"{exact['too_close_to_call']}",
+            f"{exact['too_close_to_call']}", f"{exact['near_threshold']}",
         ]
         for row in results["rows"]
         for exact in [row["float64"]]
     ]  # fmt: skip
     head = ["model", "open", "sequences", "threads", "tokens", "largest error", "bound"]
-    head += ["other tokens", "too close to call"]
+    head += ["other tokens", "too close to call", "behind a close gate"]
     return markdown(head, lines, numbers=True)
 
 

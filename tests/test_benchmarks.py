@@ -112,6 +112,7 @@ def language_row(*, threads: int, sequences: int, **others: float) -> dict[str, 
         "ratios": {"decode": ratios, "prompt": {"over our dense plan": 1.5}},
         "float64": {
             "tokens": 256, "largest_error": 1e-6, "bound": 1e-4, "other_tokens": 0, "too_close_to_call": 0,
+            "near_threshold": 0,
         },
     }  # fmt: skip
 
