@@ -9,10 +9,15 @@ import pytest
 
 pytest.importorskip("transformers")
 
+import torch
 from experiments.conversion import language, page, tables
-from experiments.conversion.students import Arm
+from experiments.conversion.models import language_model
+from experiments.conversion.students import Arm, Samples, make_student
 from experiments.conversion.texts import TESTED_ON
+from experiments.conversion.training import Training, rate_of
+from torch import nn
 
+import dynamicgate as dg
 from dynamicgate.lab.result_file import write_runs
 from dynamicgate.lab.runner import Experiment
 
@@ -77,3 +82,27 @@ def test_other_designs_of_the_gate_are_asked_for_at_every_fraction() -> None:
         assert [(arm.block, arm.rank, arm.ramp) for arm in arms] == [(16, None, 0.8), (8, None, 0.5), (1, 0.125, 0.5)]
     assert (Arm(method="gate").rank, Arm(method="gate").ramp) == (None, 0.5)
     assert {asked["ffn"] for asked in tables.minilm_models(tables.MILLION).values()} == {0.5, 0.25}
+
+
+def test_the_rank_of_a_design_is_that_of_its_gate_networks() -> None:
+    dense = language_model(None).requires_grad_(False)
+    batches = [
+        {"input_ids": torch.randint(256, (8, 16), generator=torch.Generator().manual_seed(seed))} for seed in (0, 1)
+    ]
+    samples = Samples(batches, batches)
+    arm = Arm(method="gate", ffn=0.6, **tables.DESIGNS["single units, rank d / 8"])
+    for gate in dg.named_gates(make_student(arm, dense, samples).model).values():
+        assert isinstance(gate.net, nn.Sequential)
+        assert (gate.block, gate.blocks) == (1, 128)
+        assert gate.net[0].weight.shape == (4, 32), "32 features, an eighth of them"
+    plain = dg.named_gates(make_student(Arm(method="gate", ffn=0.6, block=8), dense, samples).model)
+    assert {type(gate.net) for gate in plain.values()} == {nn.Linear}
+
+
+def test_a_student_learns_with_the_rate_that_it_asks_for() -> None:
+    models = tables.minilm_models(tables.MILLION)
+    rates = {name: Training(steps=1, **rate_of(asked)).lr for name, asked in models.items()}
+    faster = {name for name, rate in rates.items() if rate == tables.FASTER}
+    kinds = [f"{method} {ffn}, {tables.FASTER_NAME}" for method in ("gate", "static width") for ffn in ("50 %", "25 %")]
+    assert faster == set(kinds)
+    assert {rates[name] for name in rates if name not in faster} == {1e-4}

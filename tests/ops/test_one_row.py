@@ -38,23 +38,35 @@ def test_a_dense_layer_matches_float64(inputs: int, layout: str) -> None:
         assert off(run(x, layers), reference_chain(x.double(), layers)) < 1e-5, outputs
 
 
+@pytest.mark.parametrize("activation", ["gelu", "relu"])  # of what is behind a ReLU, zeros are skipped instead
 @pytest.mark.parametrize("layout", PANELS)
 @pytest.mark.parametrize("cut", ["all", "none", "some", "each"])
 @pytest.mark.parametrize("block", [5, 16, 32, 48])
-def test_open_blocks_match_float64_and_any_number_of_threads_gives_the_same_bits(
-    block: int, cut: str, layout: str
-) -> None:
+def test_open_blocks_match_float64(block: int, cut: str, layout: str, activation: str) -> None:
     for units, outputs in ((70, 3), (150, 41), (200, 170), (333, 79)):
-        layers = build(37, [Sketch(units, layout, block, cut=cut), Sketch(outputs, layout)], seed=units + block)
+        gated = Sketch(units, layout, block, cut=cut, activation=activation)
+        layers = build(37, [gated, Sketch(outputs, layout)], seed=units + block)
         for seed in range(3):
             x = torch.randn(1, 37, generator=torch.Generator().manual_seed(seed))
-            found = run(x, layers)
-            assert off(found, reference_chain(x.double(), layers)) < 1e-5, (units, seed)
-            assert all(torch.equal(run(x, layers, threads), found) for threads in THREADS)
+            assert off(run(x, layers), reference_chain(x.double(), layers)) < 1e-5, (units, seed)
+
+
+@pytest.mark.parametrize("layout", PANELS)
+@pytest.mark.parametrize("block", [0, 48])
+def test_any_number_of_threads_gives_the_same_bits(block: int, layout: str) -> None:
+    """Layers of so much work that threads share it: they cut the list of panels at other places."""
+    up, down = 1500, 1003  # a thread is worth waking for 200,000 multiply-adds, and a third of the blocks may be open
+    sketches = [Sketch(up, layout, block, cut="some", activation="gelu"), Sketch(down, layout), Sketch(17, layout)]
+    layers = build(900, sketches, seed=block)
+    x = torch.randn(1, 900, generator=torch.Generator().manual_seed(2))
+    found = run(x, layers)
+    assert off(found, reference_chain(x.double(), layers)) < 1e-4
+    for threads in (*THREADS, 3, 5):
+        assert torch.equal(run(x, layers, threads), found), threads
 
 
 def test_the_weights_of_closed_blocks_are_not_read() -> None:
-    layers = build(37, [Sketch(150, "panels", 32, cut="some"), Sketch(41)], seed=4)
+    layers = build(37, [Sketch(150, "panels", 32, cut="some", activation="gelu"), Sketch(41)], seed=4)
     x = torch.randn(1, 37, generator=torch.Generator().manual_seed(1))
     found = run(x, layers)
     gate = layers[0].gate
