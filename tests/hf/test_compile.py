@@ -86,6 +86,7 @@ def is_close(got: torch.Tensor, want: torch.Tensor) -> bool:
     return float((got - want).abs().max()) <= 2e-5 * float(want.abs().max())
 
 
+@pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_decoder_runs_as_a_whole_and_generates_the_same(kind: str) -> None:
     model = gated(kind)
@@ -122,6 +123,7 @@ def test_a_checkpoint_in_bfloat16_runs_from_half_of_the_bytes(
     assert torch.equal(again(ids).logits, fast(ids).logits)
 
 
+@pytest.mark.usefixtures("whole")
 def test_a_cache_goes_from_torch_to_the_plan_and_back() -> None:
     model = gated("llama")
     ids = torch.randint(2, 61, (2, 14))
@@ -138,6 +140,7 @@ def test_a_cache_goes_from_torch_to_the_plan_and_back() -> None:
     assert cache.get_seq_length() == 14
 
 
+@pytest.mark.usefixtures("whole")
 def test_what_a_native_decoder_cannot_do_is_refused_with_a_remedy() -> None:
     model = gated("llama")
     ids = torch.randint(2, 61, (2, 6))
@@ -156,6 +159,7 @@ def test_what_a_native_decoder_cannot_do_is_refused_with_a_remedy() -> None:
         fast(input_ids=torch.tensor([[61]]))
 
 
+@pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("kind", ["gpt-2", "opt"])
 def test_learned_positions_end_where_those_of_the_model_do(kind: str) -> None:
     model = gated(kind)
@@ -249,6 +253,7 @@ def test_an_example_that_is_padded_on_the_left_is_compared_where_there_is_text()
     assert WHOLE in fast.plan.regimes[0].times  # type: ignore[union-attr]
 
 
+@pytest.mark.usefixtures("whole")
 def test_sequences_that_share_a_row_are_refused() -> None:
     fast = quickly(gated("llama"), torch.randint(2, 61, (1, 9)))
     assert fast.plan.chosen == WHOLE

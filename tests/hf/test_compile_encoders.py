@@ -77,14 +77,6 @@ def agrees(fast: CompiledModel, model: nn.Module, inputs: Mapping[str, Tensor], 
     return all(found)
 
 
-@pytest.fixture
-def whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes the native candidate, which is not always the fastest for so small a model."""
-    monkeypatch.setattr(
-        "dynamicgate.inference.language.pipeline.choose", lambda timed: [*timed[0].times][-1] if timed else TORCH
-    )
-
-
 @pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize("name", KINDS)
 def test_an_encoder_runs_as_a_whole(name: str) -> None:
