@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dynamicgate.ops import GateNet, decoder, native
 from dynamicgate.ops.chain import Layer
+from dynamicgate.ops.chain.rounding import rounded_to_bytes
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason="no compiled kernels")
 
@@ -278,12 +279,28 @@ def test_a_decoder_of_an_earlier_version_is_refused_with_a_remedy() -> None:
             decoder.check_decoder(packed._replace(program=program))
 
 
-def test_a_head_in_panels_can_be_read_row_by_row() -> None:
+@pytest.mark.parametrize("layout", ["panels", "half panels", "byte panels"])
+def test_a_head_in_panels_can_be_read_row_by_row(layout: Any) -> None:
     model = build(tokens=37)
-    packed = decoder.pack_decoder(dataclasses.replace(model))
-    ids = torch.tensor([0, 15, 16, 36])
+    weight = model.head.weight.bfloat16().float()
+    if layout == "byte panels":
+        weight = rounded_to_bytes(weight)
+    packed = decoder.pack_decoder(
+        dataclasses.replace(model, head=dataclasses.replace(model.head, weight=weight, layout=layout))
+    )
+    ids = torch.tensor([[0, 15], [16, 36]])
     assert packed.head_in_panels
-    assert torch.equal(packed.head_rows(ids), model.head.weight[ids])
+    rows = packed.head_rows()
+    assert torch.equal(rows.of(ids), weight[ids])
+    for token in ids.flatten():
+        one = rows.of(token.view(1, 1))
+        assert torch.equal(one[0, 0], rows.of(ids)[ids == token][0])
+        one.zero_()
+    assert float(rows.of(ids).abs().sum()) > 0  # what was given is no view of the weights
+    assert rows.of(ids[:0]).shape == (0, 2, weight.shape[1])
+    for wrong in ([[37]], [[-1]], [[3, 37]], [[-1, 3]]):
+        with pytest.raises(IndexError, match="tokens are 0 to 36, received"):
+            rows.of(torch.tensor(wrong))
 
 
 def test_tensors_elsewhere_and_norms_of_another_width_are_refused() -> None:

@@ -57,6 +57,7 @@ class NativeDecoder(nn.Module):
         self.sizes, self.tokens = self.packed.sizes, self.packed.outputs
         self.ffn_floats = self._floats_of_ffns()
         self.head = self._head() if self.tokens else None
+        self.rows = self.packed.head_rows() if self.packed.head_in_panels else None
 
     def _head(self) -> ops.chain.Packed:
         words, lines = self.packed.head
@@ -84,9 +85,8 @@ class NativeDecoder(nn.Module):
         """The features of tokens."""
         if self.embedding is not None:
             return F.embedding(ids_BT, self.embedding)
-        if ids_BT.numel() and not 0 <= int(ids_BT.min()) <= int(ids_BT.max()) < self.tokens:
-            raise IndexError(f"tokens are 0 to {self.tokens - 1}, received {int(ids_BT.min())} to {int(ids_BT.max())}")
-        return self.packed.head_rows(ids_BT)
+        assert self.rows is not None
+        return self.rows.of(ids_BT)
 
     def forward(
         self,

@@ -105,6 +105,9 @@ def run(
             return y
         if x.dim() == 2:
             return _run_chain(x, packed[0], packed[1], None, packed[2])
+        y = run_directly(x.reshape(-1, x.shape[-1]), packed)
+        if y is not None:
+            return y.view(*x.shape[:-1], packed.outputs)
     rows = x.reshape(-1, x.shape[-1])
     factor = None if factor_BG is None else factor_BG.reshape(rows.shape[0], factor_BG.shape[-1]).contiguous()
     call = _in_torch if backend == "torch" else _run_chain

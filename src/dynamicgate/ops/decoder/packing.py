@@ -55,15 +55,34 @@ class PackedDecoder(NamedTuple):
         """Whether `head_rows` can be read."""
         return self.outputs > 0 and LAYOUTS[int(self.program[self.head[0] + HEADER_OF_CHAIN])] in KINDS
 
-    def head_rows(self, ids: Tensor) -> Tensor:
-        """The weights of the head for some tokens, as floats: the embedding that is tied to the head."""
+    def head_rows(self) -> HeadRows:
+        """The weights of the head as rows of tokens: the embedding that is tied to the head."""
         words, lines = self.head
         layout, inputs, _, width, weight, bias = self.program[words + HEADER_OF_CHAIN :][:6].tolist()
         held = self.weights[(lines + weight) * PANEL :].view(KINDS[LAYOUTS[layout]])
-        rows = held[: width * inputs].view(-1, inputs, PANEL)[ids // PANEL, :, ids % PANEL].float()
-        if LAYOUTS[layout] == "byte panels":
-            rows *= self.weights[(lines + bias) * PANEL + width + ids][..., None]
-        return rows
+        scales = self.weights[(lines + bias) * PANEL + width :] if LAYOUTS[layout] == "byte panels" else None
+        return HeadRows(held[: width * inputs].view(-1, inputs, PANEL), scales, self.outputs)
+
+
+class HeadRows(NamedTuple):
+    """The weights of a head in panels, a scale for each token where these are whole numbers, and how many tokens."""
+
+    panels: Tensor
+    scales: Tensor | None
+    tokens: int
+
+    def of(self, ids: Tensor) -> Tensor:
+        """The rows of some tokens, as floats. One more token is looked up without tensors of places: each op of torch
+        costs as much as the row itself."""
+        one = ids.numel() == 1
+        low, high = (int(ids),) * 2 if one else map(int, ids.aminmax()) if ids.numel() else (0, 0)
+        if not 0 <= low <= high < self.tokens:
+            raise IndexError(f"tokens are 0 to {self.tokens - 1}, received {low} to {high}")
+        panel, place = divmod(low, PANEL) if one else (ids // PANEL, ids % PANEL)
+        rows = self.panels[panel, :, place].float().contiguous()  # never a view of the weights
+        if self.scales is not None:
+            rows = rows * (self.scales[low] if one else self.scales[ids][..., None])
+        return rows.view(*ids.shape, self.panels.shape[1])
 
 
 class _Parts:
