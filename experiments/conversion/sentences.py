@@ -1,6 +1,6 @@
 """One run of a sentence encoder: a student learns the embeddings of the dense model, and is measured by their cosine.
 
-Shapes in names: B sentences, T tokens, D features.
+Shapes in names: L layers, B sentences, T tokens, D features.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def special_tokens(texts: Texts) -> tuple[int, int, list[int]]:
 
 
 class Embeddings:
-    """The embeddings of the dense model."""
+    """The embeddings of the dense model, and, so many times as much, its outputs of all layers for each token."""
 
     def __init__(self, dense: nn.Module, texts: Texts, asked: Mapping[str, Any], device: torch.device) -> None:
         """Sentences of books."""
-        self.dense, self.device, self.size = dense, device, asked["batch"]
+        self.dense, self.device, self.size, self.of_tokens = dense, device, asked["batch"], asked.get("of_tokens", 0.0)
         self.train, self.valid = Sentences(texts, "train"), Sentences(texts, "valid")
 
     def draw(self, places: torch.Generator) -> dict[str, Tensor]:
@@ -95,11 +95,18 @@ class Embeddings:
         return on(self.device, [self.train.batch(alike(self.train.lengths, self.size, places))])[0]
 
     def loss(self, student: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        """One minus the mean cosine."""
+        """One minus the mean cosine of the embeddings, and the same of the tokens, in the mean over the layers."""
+        mask_BT = inputs["attention_mask"]
         with autocast(self.device):
             with torch.no_grad():
-                wanted = embed(self.dense, inputs)
-            return 1.0 - (embed(student, inputs) * wanted).sum(-1).mean()
+                wanted_LBTD = states(self.dense, inputs)
+            found_LBTD = states(student, inputs)
+            cosine = (pooled(found_LBTD[-1], mask_BT) * pooled(wanted_LBTD[-1], mask_BT)).sum(-1).mean()
+            if not self.of_tokens:
+                return 1.0 - cosine
+            cosine_LBT = F.cosine_similarity(found_LBTD.float(), wanted_LBTD.float(), dim=-1)
+            mean = (cosine_LBT * mask_BT).sum() / (mask_BT.sum() * len(cosine_LBT))
+            return 1.0 - cosine + self.of_tokens * (1.0 - mean)
 
     def calibration(self) -> Iterable[Mapping[str, Tensor]]:
         """Sentences of validation books."""
@@ -121,9 +128,18 @@ def alike(lengths: np.ndarray, size: int, places: torch.Generator) -> np.ndarray
 
 def embed(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
     """The mean over the tokens of each sentence, of length 1."""
-    hidden_BTD = model(**inputs).last_hidden_state.float()
-    mask_BT1 = inputs["attention_mask"][..., None]
-    return F.normalize((hidden_BTD * mask_BT1).sum(1) / mask_BT1.sum(1), dim=-1)
+    return pooled(model(**inputs).last_hidden_state, inputs["attention_mask"])
+
+
+def pooled(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    """The same of the outputs of a layer."""
+    mask_BT1 = mask_BT[..., None]
+    return F.normalize((hidden_BTD.float() * mask_BT1).sum(1) / mask_BT1.sum(1), dim=-1)
+
+
+def states(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+    """The outputs of all layers."""
+    return torch.stack(model(**inputs, output_hidden_states=True).hidden_states[1:])
 
 
 def train(job: Job, texts: Texts) -> dict[str, Any]:

@@ -20,9 +20,12 @@ DESIGNS: dict[str, dict[str, Any]] = {  # of the gate: smaller blocks choose mor
 }
 FASTER = 5e-4  # learning rate of the weights, in place of 1e-4
 FASTER_NAME = "learning rate 5e-4"
+TOKENS_TOO: dict[str, Any] = {"lr": FASTER, "of_tokens": 1.0}  # learns the outputs of all layers as well
+TOKENS_NAME = f"{FASTER_NAME}, tokens too"
+FINEST = {"block": 8, **TOKENS_TOO}
 MILLION = 1_000_000
 SMOLLM2_TOKENS = {"smollm2": 60 * MILLION, "smollm2-10m": 10 * MILLION, "smollm2-2m": 2 * MILLION}
-MINILM_TOKENS = {"minilm": 20 * MILLION, "minilm-2m": 2 * MILLION}
+MINILM_TOKENS = {"minilm": 20 * MILLION, "minilm-60m": 60 * MILLION, "minilm-2m": 2 * MILLION}
 SMOLLM2 = {"context": 1024, "batch": 32, "windows": 256}
 MINILM = {"batch": 512, "sentences": 4096}
 QUICK_SMOLLM2 = {"context": 32, "batch": 4, "windows": 8, "tokens": 20 * 4 * 32}
@@ -68,6 +71,8 @@ def minilm_models(tokens: int) -> dict[str, dict[str, Any]]:
             models[f"gate {percent(ffn)}, {name}"] = {**shared, "method": "gate", "ffn": ffn, **design}
         for method in ("gate", "static width"):
             models[f"{method} {percent(ffn)}, {FASTER_NAME}"] = {**shared, "method": method, "ffn": ffn, "lr": FASTER}
+            models[f"{method} {percent(ffn)}, {TOKENS_NAME}"] = {**shared, "method": method, "ffn": ffn, **TOKENS_TOO}
+        models[f"gate {percent(ffn)}, blocks of 8, {TOKENS_NAME}"] = {**shared, "method": "gate", "ffn": ffn, **FINEST}
     return models
 
 

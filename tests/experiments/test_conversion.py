@@ -331,6 +331,25 @@ def test_a_sentence_encoder_is_measured_by_its_cosine(tmp_path: Path) -> None:
     assert run["tokens"] == sum(int((found.lengths[rows] + 2).sum()) for rows in drawn)
 
 
+def test_a_student_may_learn_what_every_layer_says_of_every_token() -> None:
+    dense, texts = sentence_encoder(None), own_texts(("books",))
+    student = copy.deepcopy(dense)
+    for name, parameter in student.named_parameters():
+        if name.startswith("encoder.layer.1"):  # the first layer gives the same, the second another output
+            parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(name)))
+    inputs = sentences.Sentences(texts, "valid").batch([0, 1, 2, 5])
+    mask = inputs["attention_mask"].bool()
+    embeddings = [sentences.embed(model, inputs) for model in (student, dense)]
+    apart = 1.0 - F.cosine_similarity(*embeddings).mean()
+    outputs = [model(**inputs).last_hidden_state[mask] for model in (student, dense)]
+    of_tokens = 1.0 - F.cosine_similarity(*outputs, dim=-1).mean()
+    assert apart.item() > 1e-3
+    for asked, expected in (({}, apart), ({"of_tokens": 3.0}, apart + 3.0 * of_tokens / LAYERS)):
+        task = sentences.Embeddings(dense, texts, {"batch": 4, **asked}, CPU)
+        torch.testing.assert_close(task.loss(student, inputs), expected)
+        assert task.loss(dense, inputs).item() == pytest.approx(0.0, abs=1e-6)
+
+
 def test_weights_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DYNAMICGATE_MODELS", str(tmp_path))
     with pytest.raises(ValueError, match=r"hf_weights\.py smollm2 FOLDER"):
