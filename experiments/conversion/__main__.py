@@ -3,7 +3,7 @@
 python -m experiments.conversion smollm2 --device cuda --jobs 1     # SmolLM2-135M, 60 M tokens for each arm
 python -m experiments.conversion smollm2-2m --device cuda --jobs 1  # the same with 2 M tokens
 python -m experiments.conversion minilm --device cuda --jobs 1      # sentence embeddings, 20 M tokens
-python -m experiments.conversion minilm-60m --device cuda --jobs 3  # the same with 60 M tokens; they take little memory
+python -m experiments.conversion minilm-60m --device cuda --jobs 3  # the same with 60 M; they take little memory
 python -m experiments.conversion smollm2 minilm --quick             # tiny random models, without any files
 python -m experiments.conversion tokens --out FOLDER --millions 2   # texts in tokens, to take to another machine
 python -m experiments.conversion page                               # its sections of docs/language-models.md

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import fmean
 
+from dynamicgate.display import first_few
 from dynamicgate.lab.language.corpora import PLAIN
 from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment, Table
@@ -16,6 +17,7 @@ from experiments.conversion.texts import TESTED_ON
 
 PAGE = "docs/language-models.md"
 MISSING = "No runs yet."
+NAMED = 4  # of the models without a run
 TITLES = {PLAIN: "WikiText-2", "books": "books", "python": "Python"}
 Rows = dict[str, list[Run]]
 """Runs by model, in the order of the table."""
@@ -38,8 +40,10 @@ def section(experiment: Experiment, tokens: dict[str, int], table_of: Callable[[
         table = experiment.table(name)
         rows = read_rows(experiment, table)
         if rows:
-            missing = "; ".join(model for model in table.models if model not in rows)
-            shown = (f"Trained with {count // MILLION} M tokens each:", table_of(rows))
+            missing = first_few([f"*{model}*" for model in table.models if model not in rows], NAMED)
+            drawn = next(iter(rows.values()))[0]["meta"]["data"]["train"] / MILLION
+            about = f"Trained with {count // MILLION} M tokens each, drawn from {drawn:.1f} M tokens of text:"
+            shown = (about, table_of(rows))
             made.append("\n\n".join([*shown, *([f"No run yet: {missing}."] if missing else [])]))
     return "\n\n".join(made) or MISSING
 

@@ -24,7 +24,7 @@ from dynamicgate.lab.runner import Experiment
 
 def stored(experiment: Experiment, name: str, runs: dict[str, dict[str, Any]]) -> None:
     """Runs of these models, as a finished experiment leaves them."""
-    data = {"name": "x", "train": 1, "valid": 1, "test": 1, "features": "smollm2", "classes": 9}
+    data = {"name": "x", "train": 24_000_000, "valid": 1, "test": 1, "features": "smollm2", "classes": 9}
     found = []
     for job in experiment.jobs([experiment.table(name)]):
         if job.model in runs and job.seed == 0:
@@ -48,11 +48,11 @@ def test_the_page_compares_with_the_dense_model_that_had_the_same_tokens(tmp_pat
     encoder = {"quality": {"cosine": 0.98, "least": 0.9}, "macs": {"ffn": 0.5, "relative": 0.7}, "tokens": 5}
     stored(experiment, "minilm", {"gate 50 %": encoder})
     sections: Any = page.pages(experiment)[page.PAGE]
-    assert "Trained with 2 M tokens each:" in sections["conversion"]
+    assert "Trained with 2 M tokens each, drawn from 24.0 M tokens of text:" in sections["conversion"]
     texts = "22.00 (+10.0%) | 22.00 (+10.0%) | 22.00 (+10.0%)"
     assert f"| gate 50 % | 0.500 | 0.680 | {texts} | 1.1000 | +10.0% | yes |" in sections["conversion"]
     assert "| 1.2000 | +20.0% | no |" in sections["conversion"]
-    assert "No run yet: unit oracle 75 %; " in sections["conversion"]
+    assert "No run yet: *unit oracle 75 %*, " in sections["conversion"]
     assert "| gate 50 % | 0.500 | 0.700 | 0.9800 | 0.9000 | yes | 1 |" in sections["minilm"]
 
 
