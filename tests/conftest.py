@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -49,6 +49,34 @@ def _seeded_and_poisoned() -> Iterator[None]:
     torch.use_deterministic_algorithms(not torch.cuda.is_available())  # on a GPU it needs a cuBLAS workspace setting
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def take(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """take(way): from now on plans of language models and encoders run that way, whatever is fastest here. What is
+    fastest for the small models of tests differs from run to run."""
+    from dynamicgate.inference.language.timing import Timed
+
+    def taken(way: str) -> None:
+        def choose(timed: list[Timed]) -> str:
+            ways = [*timed[0].times] if timed else []
+            assert way in ways, f"{way} is no candidate: {ways}"
+            return way
+
+        monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", choose)
+
+    return taken
+
+
+@pytest.fixture
+def whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plans run natively as a whole where that is a candidate; tests say where it must be one."""
+    from dynamicgate.inference.language.plan import TORCH, WHOLE
+
+    monkeypatch.setattr(
+        "dynamicgate.inference.language.pipeline.choose",
+        lambda timed: WHOLE if timed and WHOLE in timed[0].times else TORCH,
+    )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

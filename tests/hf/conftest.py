@@ -17,14 +17,3 @@ def _fresh_accelerate() -> None:
 
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
-
-
-@pytest.fixture
-def whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes the native candidate where there is one: for so small a model it is not always the fastest."""
-    from dynamicgate.inference.language.plan import TORCH, WHOLE
-
-    monkeypatch.setattr(
-        "dynamicgate.inference.language.pipeline.choose",
-        lambda timed: WHOLE if timed and WHOLE in timed[0].times else TORCH,
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,11 +108,11 @@ def test_a_decoder_runs_as_a_whole_and_generates_the_same(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["llama", "llama, tied", "gpt-2"])
 def test_a_checkpoint_in_bfloat16_runs_from_half_of_the_bytes(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, take: Callable[[str], None]
 ) -> None:
     model = gated(kind).to(torch.bfloat16).to(torch.float32)
     ids = torch.randint(2, 61, (2, 14))
-    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: HALVES)
+    take(HALVES)
     fast = quickly(model, {"input_ids": ids})
     assert fast.plan.chosen == HALVES
     with torch.no_grad():
@@ -179,11 +180,11 @@ def test_learned_positions_end_where_those_of_the_model_do(kind: str) -> None:
             fast(input_ids=ids, token_type_ids=torch.zeros_like(ids))
 
 
-def test_gpt_2_with_weights_rounded_to_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpt_2_with_weights_rounded_to_int8(take: Callable[[str], None]) -> None:
     model = gated("gpt-2")
     ids = torch.randint(2, 61, (2, 20))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: BYTES)
+    take(BYTES)
     fast = dg.compile(model, {"input_ids": ids}, seconds=0.01, weights="int8")
     assert fast.plan.chosen == BYTES
     assert fast.plan.rounding is not None  # type: ignore[union-attr]

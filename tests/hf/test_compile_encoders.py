@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,8 +151,8 @@ def test_a_plan_has_no_dropout() -> None:
 
 
 @pytest.mark.parametrize("name", ["BertModel", "BertForMaskedLM", "BertForQuestionAnswering"])
-def test_weights_rounded_to_int8(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda timed: BYTES)
+def test_weights_rounded_to_int8(name: str, take: Callable[[str], None]) -> None:
+    take(BYTES)
     model = encoder(name, vocab_size=300)
     fast = compiled(model, padded(), weights="int8")
     assert fast.plan.chosen == BYTES

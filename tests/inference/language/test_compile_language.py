@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,17 +141,17 @@ def test_half_weights_give_the_same_bits_where_many_rows_run_in_parts() -> None:
         assert torch.equal(halves(ids), native_body(parts)(ids))
 
 
-def test_a_plan_describes_the_way_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_describes_the_way_that_was_chosen(take: Callable[[str], None]) -> None:
     model, ids = rounded(gpt()), torch.randint(50, (1, 12))
     read = {}
     for way in (WHOLE, HALVES):
-        monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes, way=way: way)
+        take(way)
         read[way] = quickly(model, ids).plan.regimes[1].megabytes
     assert 0.4 * read[WHOLE] < read[HALVES] < 0.8 * read[WHOLE]
 
 
-def test_a_plan_with_half_weights_is_timed_described_and_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: HALVES)
+def test_a_plan_with_half_weights_is_timed_described_and_saved(tmp_path: Path, take: Callable[[str], None]) -> None:
+    take(HALVES)
     ids = torch.randint(50, (1, 12))
     model = rounded(gpt())
     fast = quickly(model, ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,13 +20,13 @@ from tests.inference.language.models import gpt, quickly
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason="no compiled kernels")
 
-PROMPT, GENERATED = 8, 256
-
 
 @pytest.fixture(autouse=True)
-def whole_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans that run natively as a whole, whatever is fastest here."""
-    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: WHOLE)
+def _native(take: Callable[[str], None]) -> None:
+    take(WHOLE)
+
+
+PROMPT, GENERATED = 8, 256
 
 
 @pytest.mark.parametrize("sequences", [1, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -82,8 +83,8 @@ def test_the_work_of_a_decoder_is_what_the_counter_counts() -> None:
 
 
 @pytest.mark.skipif(bool(native.missing()), reason="no compiled kernels")
-def test_a_compiled_model_knows_what_its_calls_execute(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: WHOLE)
+def test_a_compiled_model_knows_what_its_calls_execute(take: Callable[[str], None]) -> None:
+    take(WHOLE)
     found = quickly(gpt(), torch.randint(50, (1, 12))).plan
     assert isinstance(found, LanguagePlan)
     prompt, token = found.regimes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -17,9 +18,8 @@ pytestmark = pytest.mark.skipif(bool(native.missing()), reason="no compiled kern
 
 
 @pytest.fixture(autouse=True)
-def _whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Takes the native candidate: for so small a model it is not always the fastest."""
-    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: WHOLE)
+def _native(take: Callable[[str], None]) -> None:
+    take(WHOLE)
 
 
 def test_the_room_behind_a_cache_is_given_away_once() -> None:

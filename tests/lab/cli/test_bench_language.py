@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -147,9 +148,9 @@ def test_candidates_take_turns_that_start_with_another_one() -> None:
 
 @pytest.mark.skipif(bool(native.missing()), reason="no compiled kernels")
 def test_weights_may_be_rounded_and_the_plan_is_in_the_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], take: Callable[[str], None]
 ) -> None:
-    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: BYTES)
+    take(BYTES)
     path = saved(tmp_path)
     assert main(["bench", str(path), "--prompt-tokens", "9", "--new-tokens", "3", *QUICK, "--weights", "int8"]) == 0
     assert "rounded to int8" in capsys.readouterr().out
