@@ -67,6 +67,27 @@ def test_other_inputs_are_left_to_the_op(bypassed: list[bool]) -> None:
     assert torch.equal(chain.run(many.view(2, 5, 12), PACKED).view(10, 3), by_op(many))
 
 
+@pytest.mark.parametrize("shape", [(1, 1), (2, 5), (1, 3, 2), (0, 5), ()])
+def test_rows_in_any_number_of_dimensions_bypass_it_too(shape: tuple[int, ...], bypassed: list[bool]) -> None:
+    x = torch.randn(*shape, 12)
+    y = chain.run(x, PACKED)
+    assert y.shape == (*shape, 3)
+    assert torch.equal(y.reshape(-1, 3), by_op(x.reshape(-1, 12)))
+    assert bypassed == [x.numel() > 0]
+
+
+def test_what_observes_rows_in_three_dimensions_sees_the_op(bypassed: list[bool]) -> None:
+    x = torch.randn(2, 5, 12)
+    with RecordedOps() as recorded:
+        chain.run(x, PACKED)
+    assert OP in recorded.ops
+    chain.run(x.clone().requires_grad_(), PACKED)
+    chain.run(torch._neg_view(x), PACKED)
+    assert bypassed == []
+    assert torch.equal(chain.run(x.transpose(0, 1), PACKED), chain.run(x, PACKED).transpose(0, 1))
+    assert bypassed == [True, True], "what is copied has contiguous rows"
+
+
 def test_a_negation_not_yet_carried_out_is_left_to_the_op(bypassed: list[bool]) -> None:
     """Its memory holds the numbers before: what reads memory computes with the wrong sign."""
     x, _ = inputs_for(LAYERS, 10, seed=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from dynamicgate.inference.language.packed import decoder_of, stored_in
 from dynamicgate.inference.language.pipeline import native_body
 from dynamicgate.inference.language.plan import BYTES, TORCH, WHOLE
 from dynamicgate.inference.language.rounding import rounded_copy
+from dynamicgate.inference.language.saving import native_decoder
 from dynamicgate.inference.language.timing import Timed, choose
 from dynamicgate.inference.shadow_copy import copy_in_float64
 from dynamicgate.lab.language.gpt import ffn_sites
@@ -42,9 +45,9 @@ def test_int8_weights_are_those_of_the_rounded_model(sizes: dict[str, int]) -> N
 
 
 def test_a_plan_with_int8_weights_says_what_rounding_changes_and_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, take: Callable[[str], None]
 ) -> None:
-    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: BYTES)
+    take(BYTES)
     model, ids = gpt(), torch.randint(50, (2, 12))
     fast = quickly(model, ids, weights="int8")
     assert [*fast.plan.regimes[1].times] == [TORCH, WHOLE, BYTES]
@@ -70,14 +73,25 @@ def test_a_plan_with_int8_weights_says_what_rounding_changes_and_is_saved(
     [torch.randint(50, (2, 1)), {"ids_BT": torch.randint(50, (1, 1))}],
     ids=["tokens", "by name"],
 )
-def test_an_example_without_a_next_token_says_that_nothing_is_known(
-    example: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: BYTES)
+def test_an_example_without_a_next_token_says_that_nothing_is_known(example: Any, take: Callable[[str], None]) -> None:
+    take(BYTES)
     plan = quickly(gpt(), example, weights="int8").plan
     assert plan.rounding is None
     assert "what that costs in loss is not known" in str(plan)
     assert "the rounded model in float64" in str(plan)
+
+
+def test_a_compiled_model_can_be_copied_and_pickled(tmp_path: Path, take: Callable[[str], None]) -> None:
+    """A plan is saved by its own `save`; copies go by pickle, within a process and to those that it starts."""
+    take(BYTES)
+    ids = torch.randint(50, (1, 12))
+    decoder = native_decoder(quickly(gpt(), ids, weights="int8").body)[1]
+    assert decoder.rows is not None
+    torch.save(decoder, tmp_path / "decoder.pt")
+    for again in (copy.deepcopy(decoder), torch.load(tmp_path / "decoder.pt", weights_only=False)):
+        assert again.rows.panels.untyped_storage().data_ptr() == again.weights.untyped_storage().data_ptr()
+        for one, other in zip(decoder(decoder.embed(ids), None)[:2], again(again.embed(ids), None)[:2], strict=True):
+            assert torch.equal(one, other)
 
 
 def test_only_what_is_read_as_bytes_is_rounded() -> None:
@@ -104,10 +118,10 @@ def test_rounded_weights_have_to_be_clearly_faster_than_exact_ones() -> None:
     assert chosen(torch=100.0, whole=200.0, int8=99.0) == TORCH
 
 
-def test_nothing_is_rounded_unless_asked_for_or_where_it_does_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_rounded_unless_asked_for_or_where_it_does_not_pay(take: Callable[[str], None]) -> None:
     model, ids = gpt(), torch.randint(50, (1, 12))
     assert BYTES not in quickly(model, ids).plan.regimes[0].times
-    monkeypatch.setattr("dynamicgate.inference.language.pipeline.choose", lambda regimes: WHOLE)
+    take(WHOLE)
     exact = quickly(model, ids, weights="int8")
     assert exact.plan.rounding is None
     with torch.no_grad():

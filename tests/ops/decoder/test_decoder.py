@@ -298,6 +298,10 @@ def test_a_head_in_panels_can_be_read_row_by_row(layout: Any) -> None:
         one.zero_()
     assert float(rows.of(ids).abs().sum()) > 0  # what was given is no view of the weights
     assert rows.of(ids[:0]).shape == (0, 2, weight.shape[1])
+    assert torch.equal(rows.of(ids.int()), rows.of(ids))
+    for wrong in (ids[:1, :1].float(), ids.to(torch.uint8), ids[:1, :1] > 0):
+        with pytest.raises(ValueError, match=f"int32 or int64, received {wrong.dtype}"):
+            rows.of(wrong)
     for wrong in ([[37]], [[-1]], [[3, 37]], [[-1, 3]]):
         with pytest.raises(IndexError, match="tokens are 0 to 36, received"):
             rows.of(torch.tensor(wrong))

@@ -70,6 +70,14 @@ class NativeDecoder(nn.Module):
         blocks = self.program[HEADER_WORDS : HEADER_WORDS + BLOCK_WORDS * self.sizes[0]].view(-1, BLOCK_WORDS)
         return sum(int(self.program[words + 4]) * PANEL for words in blocks[:, FFN].tolist())
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what `_remember` makes: torch saves no views of the weights that read them as another type."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("packed", "head", "rows")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._remember()
+
     def _apply(self, fn: Any, recurse: bool = True) -> NativeDecoder:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         ops.decoder.check_decoder(ops.decoder.PackedDecoder(self.weights, self.program))

@@ -99,16 +99,12 @@ def run(
     factor_BG: for the layer that has a block and no gate: 0 closes a block, anything else opens it and multiplies.
     backend: "torch" does what a machine without a compiler does, even where the kernels were built.
     """
+    rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
     if factor_BG is None and backend is None:  # the common case first: at batch 1 every check counts
-        y = run_directly(x, packed)
-        if y is not None:
-            return y
-        if x.dim() == 2:
-            return _run_chain(x, packed[0], packed[1], None, packed[2])
-        y = run_directly(x.reshape(-1, x.shape[-1]), packed)
-        if y is not None:
-            return y.view(*x.shape[:-1], packed.outputs)
-    rows = x.reshape(-1, x.shape[-1])
+        y = run_directly(rows, packed)
+        if y is None:
+            y = _run_chain(rows, packed[0], packed[1], None, packed[2])
+        return y if x.dim() == 2 else y.view(*x.shape[:-1], packed.outputs)
     factor = None if factor_BG is None else factor_BG.reshape(rows.shape[0], factor_BG.shape[-1]).contiguous()
     call = _in_torch if backend == "torch" else _run_chain
     return call(rows, packed.weights, packed.program, factor, packed.outputs).reshape(*x.shape[:-1], packed.outputs)

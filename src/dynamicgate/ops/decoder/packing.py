@@ -72,17 +72,27 @@ class HeadRows(NamedTuple):
     tokens: int
 
     def of(self, ids: Tensor) -> Tensor:
-        """The rows of some tokens, as floats. One more token is looked up without tensors of places: each op of torch
-        costs as much as the row itself."""
-        one = ids.numel() == 1
-        low, high = (int(ids),) * 2 if one else map(int, ids.aminmax()) if ids.numel() else (0, 0)
-        if not 0 <= low <= high < self.tokens:
-            raise IndexError(f"tokens are 0 to {self.tokens - 1}, received {low} to {high}")
-        panel, place = divmod(low, PANEL) if one else (ids // PANEL, ids % PANEL)
-        rows = self.panels[panel, :, place].float().contiguous()  # never a view of the weights
-        if self.scales is not None:
-            rows = rows * (self.scales[low] if one else self.scales[ids][..., None])
+        """The rows of some tokens, as floats of their own."""
+        if ids.dtype not in (torch.int32, torch.int64):
+            raise ValueError(f"tokens are int32 or int64, received {ids.dtype}")
+        rows = self._one(int(ids)) if ids.numel() == 1 else self._some(ids)
         return rows.view(*ids.shape, self.panels.shape[1])
+
+    def _one(self, token: int) -> Tensor:
+        """One more token is found by plain numbers: each op of torch takes longer than reading the row."""
+        self._check(token, token)
+        row = self.panels[token // PANEL, :, token % PANEL].to(torch.float32, copy=True)
+        return row if self.scales is None else row.mul_(self.scales[token])
+
+    def _some(self, ids: Tensor) -> Tensor:
+        if ids.numel():
+            self._check(*map(int, ids.aminmax()))
+        rows = self.panels[ids // PANEL, :, ids % PANEL].float()
+        return rows if self.scales is None else rows.mul_(self.scales[ids][..., None])
+
+    def _check(self, least: int, most: int) -> None:
+        if not 0 <= least <= most < self.tokens:
+            raise IndexError(f"tokens are 0 to {self.tokens - 1}, received {least} to {most}")
 
 
 class _Parts:
