@@ -8,7 +8,10 @@ python -m experiments.conversion smollm2 minilm --quick             # tiny rando
 python -m experiments.conversion tokens --out FOLDER --millions 2   # texts in tokens, to take to another machine
 python -m experiments.conversion page                               # its sections of docs/language-models.md
 
-One job at a time: in batches of 32 windows each needs most of the memory of a large GPU.
+python -m experiments.conversion tokens --out FOLDER --millions 12 --for minilm          # with these texts,
+python -m experiments.conversion minilm-less-text --data-dir FOLDER --device cuda --jobs 3  # 20 M tokens of 12 M
+
+Students of SmolLM2 one at a time: in batches of 32 windows each needs most of the memory of a large GPU.
 DYNAMICGATE_MODELS is the folder in which examples/hf_weights.py wrote the weights, DYNAMICGATE_DATA that of the texts.
 """
 

@@ -19,7 +19,7 @@ from dynamicgate.lab.language.resumable import DivergenceError, autocast, diverg
 from dynamicgate.lab.runner import Job
 from experiments.conversion.measuring import measure_student, on, parameters
 from experiments.conversion.models import sentence_encoder
-from experiments.conversion.students import TRAINED, Arm, Samples, make_student
+from experiments.conversion.students import TRAINED, Arm, Samples, make_student, without_dropout_
 from experiments.conversion.texts import Texts
 from experiments.conversion.training import DistillationRun, Training, rate_of
 
@@ -83,7 +83,7 @@ def special_tokens(texts: Texts) -> tuple[int, int, list[int]]:
 
 
 class Embeddings:
-    """The embeddings of the dense model, and, so many times as much, its outputs of all layers for each token."""
+    """Targets: the embeddings of the dense model and, with weight `of_tokens`, the outputs of all layers."""
 
     def __init__(self, dense: nn.Module, texts: Texts, asked: Mapping[str, Any], device: torch.device) -> None:
         """Sentences of books."""
@@ -95,18 +95,20 @@ class Embeddings:
         return on(self.device, [self.train.batch(alike(self.train.lengths, self.size, places))])[0]
 
     def loss(self, student: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        """One minus the mean cosine of the embeddings, and the same of the tokens, in the mean over the layers."""
+        """One minus the mean cosine of both."""
         mask_BT = inputs["attention_mask"]
         with autocast(self.device):
+            if not self.of_tokens:
+                with torch.no_grad():
+                    wanted = embed(self.dense, inputs)
+                return 1.0 - (embed(student, inputs) * wanted).sum(-1).mean()
             with torch.no_grad():
                 wanted_LBTD = states(self.dense, inputs)
             found_LBTD = states(student, inputs)
             cosine = (pooled(found_LBTD[-1], mask_BT) * pooled(wanted_LBTD[-1], mask_BT)).sum(-1).mean()
-            if not self.of_tokens:
-                return 1.0 - cosine
             cosine_LBT = F.cosine_similarity(found_LBTD.float(), wanted_LBTD.float(), dim=-1)
-            mean = (cosine_LBT * mask_BT).sum() / (mask_BT.sum() * len(cosine_LBT))
-            return 1.0 - cosine + self.of_tokens * (1.0 - mean)
+            of_tokens = (cosine_LBT * mask_BT).sum() / (mask_BT.sum() * len(cosine_LBT))
+            return 1.0 - cosine + self.of_tokens * (1.0 - of_tokens)
 
     def calibration(self) -> Iterable[Mapping[str, Tensor]]:
         """Sentences of validation books."""
@@ -132,7 +134,7 @@ def embed(model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def pooled(hidden_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-    """The same of the outputs of a layer."""
+    """The mean of a layer's outputs over the tokens of each sentence, of length 1."""
     mask_BT1 = mask_BT[..., None]
     return F.normalize((hidden_BTD.float() * mask_BT1).sum(1) / mask_BT1.sum(1), dim=-1)
 
@@ -152,6 +154,8 @@ def train(job: Job, texts: Texts) -> dict[str, Any]:
     task = Embeddings(dense, texts, asked, device)
     student = make_student(arm, dense, task.samples())
     student.model.requires_grad_(True)
+    if not asked.get("dropout", True):
+        without_dropout_(student.model)
     about = {"model": job.model, "seed": job.seed, "settings": asked}
     trained: dict[str, Any] = {"tokens": 0, "seconds": 0.0, "curve": []}
     if arm.method in TRAINED:

@@ -92,6 +92,14 @@ def make_student(arm: Arm, dense: nn.Module, samples: Samples) -> Student:
     return Student(model, selection=Oracle(model, sites, arm.ffn, block))
 
 
+def without_dropout_(model: nn.Module) -> None:
+    """Let a model compute in training what it computes otherwise. A student that drops at random what its dense model
+    keeps learns to make up for that."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+
+
 def _gated(arm: Arm, model: nn.Module, samples: Samples) -> Student:
     """Gates that are nearly all open where they are trained, and at the budget where they are not."""
     target = model_target(model, arm.ffn, samples.validation)

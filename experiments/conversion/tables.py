@@ -20,12 +20,15 @@ DESIGNS: dict[str, dict[str, Any]] = {  # of the gate: smaller blocks choose mor
 }
 FASTER = 5e-4  # learning rate of the weights, in place of 1e-4
 FASTER_NAME = "learning rate 5e-4"
-TOKENS_TOO: dict[str, Any] = {"lr": FASTER, "of_tokens": 1.0}  # learns the outputs of all layers as well
-TOKENS_NAME = f"{FASTER_NAME}, tokens too"
-FINEST = {"block": 8, **TOKENS_TOO}
+WAYS: dict[str, dict[str, Any]] = {  # to train students of MiniLM; of_tokens: on the outputs of all layers too
+    FASTER_NAME: {"lr": FASTER},
+    f"{FASTER_NAME}, tokens too": {"lr": FASTER, "of_tokens": 1.0},
+    f"{FASTER_NAME}, no dropout": {"lr": FASTER, "dropout": False},
+    f"{FASTER_NAME}, tokens too, no dropout": {"lr": FASTER, "of_tokens": 1.0, "dropout": False},
+}
 MILLION = 1_000_000
 SMOLLM2_TOKENS = {"smollm2": 60 * MILLION, "smollm2-10m": 10 * MILLION, "smollm2-2m": 2 * MILLION}
-MINILM_TOKENS = {  # one with less text than the books have: `tokens --millions 12`
+MINILM_TOKENS = {  # minilm-less-text draws its tokens from a part of the books, which `tokens --millions 12` makes
     "minilm-60m": 60 * MILLION, "minilm": 20 * MILLION, "minilm-less-text": 20 * MILLION, "minilm-2m": 2 * MILLION,
 }  # fmt: skip
 SMOLLM2 = {"context": 1024, "batch": 32, "windows": 256}
@@ -71,10 +74,12 @@ def minilm_models(tokens: int) -> dict[str, dict[str, Any]]:
             models[f"{method} {percent(ffn)}"] = {**shared, "method": method, "ffn": ffn}
         for name, design in DESIGNS.items():
             models[f"gate {percent(ffn)}, {name}"] = {**shared, "method": "gate", "ffn": ffn, **design}
-        for method in ("gate", "static width"):
-            models[f"{method} {percent(ffn)}, {FASTER_NAME}"] = {**shared, "method": method, "ffn": ffn, "lr": FASTER}
-            models[f"{method} {percent(ffn)}, {TOKENS_NAME}"] = {**shared, "method": method, "ffn": ffn, **TOKENS_TOO}
-        models[f"gate {percent(ffn)}, blocks of 8, {TOKENS_NAME}"] = {**shared, "method": "gate", "ffn": ffn, **FINEST}
+        for name, way in WAYS.items():
+            for method in ("gate", "static width"):
+                models[f"{method} {percent(ffn)}, {name}"] = {**shared, "method": method, "ffn": ffn, **way}
+            models[f"gate {percent(ffn)}, blocks of 8, {name}"] = {
+                **shared, "method": "gate", "ffn": ffn, "block": 8, **way,
+            }  # fmt: skip
     return models
 
 

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
-from experiments.conversion import experts, language, sentences, tables
+from experiments.conversion import experts, language, sentences, students, tables
 from experiments.conversion import texts as texts_module
 from experiments.conversion.measuring import measure_student
 from experiments.conversion.models import ffn_macs, ffn_sites, language_model, sentence_encoder
@@ -348,6 +348,10 @@ def test_a_student_may_learn_what_every_layer_says_of_every_token() -> None:
         task = sentences.Embeddings(dense, texts, {"batch": 4, **asked}, CPU)
         torch.testing.assert_close(task.loss(student, inputs), expected)
         assert task.loss(dense, inputs).item() == pytest.approx(0.0, abs=1e-6)
+        dropping = copy.deepcopy(dense).train()
+        assert task.loss(dropping, inputs).item() > 1e-3
+        students.without_dropout_(dropping)
+        assert task.loss(dropping, inputs).item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_weights_that_are_missing_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

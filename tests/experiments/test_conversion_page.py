@@ -53,6 +53,8 @@ def test_the_page_compares_with_the_dense_model_that_had_the_same_tokens(tmp_pat
     assert f"| gate 50 % | 0.500 | 0.680 | {texts} | 1.1000 | +10.0% | yes |" in sections["conversion"]
     assert "| 1.2000 | +20.0% | no |" in sections["conversion"]
     assert "No run yet: *unit oracle 75 %*, " in sections["conversion"]
+    missing = len(tables.smollm2_models(1)) - 3 - page.NAMED
+    assert f" and {missing} more." in sections["conversion"]
     assert "| gate 50 % | 0.500 | 0.700 | 0.9800 | 0.9000 | yes | 1 |" in sections["minilm"]
 
 
@@ -99,12 +101,20 @@ def test_the_rank_of_a_design_is_that_of_its_gate_networks() -> None:
     assert {type(gate.net) for gate in plain.values()} == {nn.Linear}
 
 
-def test_a_student_learns_with_the_rate_that_it_asks_for() -> None:
+def test_a_student_is_trained_in_the_way_that_it_asks_for() -> None:
     models = tables.minilm_models(tables.MILLION)
-    rates = {name: Training(steps=1, **rate_of(asked)).lr for name, asked in models.items()}
-    faster = {name for name, rate in rates.items() if rate == tables.FASTER}
-    assert faster == {name for name in models if tables.FASTER_NAME in name}
-    kinds = [f"{method} {ffn}" for method in ("gate", "static width") for ffn in ("50 %", "25 %")]
-    assert {f"{kind}, {name}" for kind in kinds for name in (tables.FASTER_NAME, tables.TOKENS_NAME)} < faster
-    assert all(("of_tokens" in asked) == (tables.TOKENS_NAME in name) for name, asked in models.items())
-    assert {rates[name] for name in rates if name not in faster} == {1e-4}
+    for ffn in ("50 %", "25 %"):
+        for student, block in ((f"gate {ffn}", None), (f"static width {ffn}", None), (f"gate {ffn}, blocks of 8", 8)):
+            asked = models[student]
+            assert (rate_of(asked), asked.keys() & {"of_tokens", "dropout"}) == ({}, set())
+            for name, of_tokens, dropout in (
+                ("learning rate 5e-4", None, None),
+                ("learning rate 5e-4, tokens too", 1.0, None),
+                ("learning rate 5e-4, no dropout", None, False),
+                ("learning rate 5e-4, tokens too, no dropout", 1.0, False),
+            ):
+                asked = models[f"{student}, {name}"]
+                assert Training(steps=1, **rate_of(asked)).lr == 5e-4
+                assert (asked.get("block"), asked.get("of_tokens"), asked.get("dropout")) == (block, of_tokens, dropout)
+    assert Training(steps=1).lr == 1e-4
+    assert len(models) == 2 * (3 + len(tables.DESIGNS) + 3 * 4)
