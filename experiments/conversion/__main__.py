@@ -2,14 +2,15 @@
 
 python -m experiments.conversion smollm2 --device cuda --jobs 1     # SmolLM2-135M, 60 M tokens for each arm
 python -m experiments.conversion smollm2-2m --device cuda --jobs 1  # the same with 2 M tokens
-python -m experiments.conversion minilm --device cuda --jobs 1      # sentence embeddings, 20 M tokens
-python -m experiments.conversion minilm-60m --device cuda --jobs 3  # the same with 60 M; they take little memory
+python -m experiments.conversion minilm --device cuda --jobs 3      # sentence embeddings, 20 M tokens
+python -m experiments.conversion minilm-60m --device cuda --jobs 3  # the same with 60 M tokens
 python -m experiments.conversion smollm2 minilm --quick             # tiny random models, without any files
 python -m experiments.conversion tokens --out FOLDER --millions 2   # texts in tokens, to take to another machine
 python -m experiments.conversion page                               # its sections of docs/language-models.md
 
-python -m experiments.conversion tokens --out FOLDER --millions 12 --for minilm          # with these texts,
-python -m experiments.conversion minilm-less-text --data-dir FOLDER --device cuda --jobs 3  # 20 M tokens of 12 M
+For 20 M tokens that are drawn from 12 M, as the table minilm-less-text has them:
+python -m experiments.conversion tokens --out FOLDER --millions 12 --for minilm
+python -m experiments.conversion minilm-less-text --data-dir FOLDER --device cuda --jobs 3
 
 Students of SmolLM2 one at a time: in batches of 32 windows each needs most of the memory of a large GPU.
 DYNAMICGATE_MODELS is the folder in which examples/hf_weights.py wrote the weights, DYNAMICGATE_DATA that of the texts.

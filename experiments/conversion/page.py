@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import fmean
 
-from dynamicgate.display import first_few
 from dynamicgate.lab.language.corpora import PLAIN
 from dynamicgate.lab.result_file import Run
 from dynamicgate.lab.runner import Experiment, Table
@@ -14,13 +13,11 @@ from dynamicgate.lab.runner.results import read_results
 from dynamicgate.lab.statistics import interval
 from experiments.conversion.tables import CONVERSION, DENSE, MILLION, MINILM_TOKENS, SMOLLM2_TOKENS
 from experiments.conversion.texts import TESTED_ON
+from experiments.language.rows import MISSING, Rows, finished, said_missing
 
 PAGE = "docs/language-models.md"
-MISSING = "No runs yet."
 NAMED = 4  # of the models without a run
 TITLES = {PLAIN: "WikiText-2", "books": "books", "python": "Python"}
-Rows = dict[str, list[Run]]
-"""Runs by model, in the order of the table."""
 
 
 def pages(experiment: Experiment = CONVERSION) -> Pages:
@@ -40,11 +37,9 @@ def section(experiment: Experiment, tokens: dict[str, int], table_of: Callable[[
         table = experiment.table(name)
         rows = read_rows(experiment, table)
         if rows:
-            missing = first_few([f"*{model}*" for model in table.models if model not in rows], NAMED)
             drawn = next(iter(rows.values()))[0]["meta"]["data"]["train"] / MILLION
             about = f"Trained with {count // MILLION} M tokens each, drawn from {drawn:.1f} M tokens of text:"
-            shown = (about, table_of(rows))
-            made.append("\n\n".join([*shown, *([f"No run yet: {missing}."] if missing else [])]))
+            made.append("\n\n".join(filter(None, (about, table_of(rows), said_missing(table, rows, NAMED)))))
     return "\n\n".join(made) or MISSING
 
 
@@ -96,12 +91,6 @@ def conversion_table(rows: Rows) -> str:
 def against(runs: list[Run], dense: list[Run] | None, *path: str) -> str:
     """A number of the runs relative to that of the dense model with the same tokens."""
     return ABSENT if dense is None else f"{mean_of(runs, *path) / mean_of(dense, *path) - 1.0:+.1%}"
-
-
-def finished(rows: Rows) -> Rows:
-    """The runs that came to a result, without those whose loss became no number."""
-    kept = {name: [run for run in runs if "diverged" not in run] for name, runs in rows.items()}
-    return {name: runs for name, runs in kept.items() if runs}
 
 
 def minilm_table(rows: Rows) -> str:

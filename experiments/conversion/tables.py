@@ -12,9 +12,8 @@ from experiments.conversion.texts import TESTED_ON, Texts, load_texts, own_texts
 
 DENSE = "dense + same tokens"
 FRACTIONS = (0.75, 0.5, 0.25)  # of the MACs of the feed-forward layers
-SECOND = "blocks of 16, longer ramp"
 DESIGNS: dict[str, dict[str, Any]] = {  # of the gate: smaller blocks choose more finely, and their networks cost more
-    SECOND: {"block": 16, "ramp": 0.8},
+    "blocks of 16, longer ramp": {"block": 16, "ramp": 0.8},
     "blocks of 8": {"block": 8},
     "single units, rank d / 8": {"block": 1, "rank": 1 / 8},
 }

@@ -56,7 +56,9 @@ def counted(rows: Rows, model: str) -> str:
     return str(len(rows[model]) - lost) + (f", {lost} diverged" if lost else "")
 
 
-def said_missing(table: Table, rows: Rows) -> str:
-    """Which models of a table have no run yet; nothing where all have one."""
+def said_missing(table: Table, rows: Rows, most: int | None = None) -> str:
+    """Which models of a table have no run yet, the first `most` by name; nothing where all have one."""
     missing = [model for model in table.models if model not in rows]
-    return f"No run yet: {'; '.join(missing)}." if missing and rows else ""
+    named = missing[:most]
+    more = [f"{len(missing) - len(named)} more"] if len(named) < len(missing) else []
+    return f"No run yet: {'; '.join(named + more)}." if missing and rows else ""

@@ -52,9 +52,9 @@ def test_the_page_compares_with_the_dense_model_that_had_the_same_tokens(tmp_pat
     texts = "22.00 (+10.0%) | 22.00 (+10.0%) | 22.00 (+10.0%)"
     assert f"| gate 50 % | 0.500 | 0.680 | {texts} | 1.1000 | +10.0% | yes |" in sections["conversion"]
     assert "| 1.2000 | +20.0% | no |" in sections["conversion"]
-    assert "No run yet: *unit oracle 75 %*, " in sections["conversion"]
+    assert "No run yet: unit oracle 75 %; " in sections["conversion"]
     missing = len(tables.smollm2_models(1)) - 3 - page.NAMED
-    assert f" and {missing} more." in sections["conversion"]
+    assert f"; {missing} more." in sections["conversion"]
     assert "| gate 50 % | 0.500 | 0.700 | 0.9800 | 0.9000 | yes | 1 |" in sections["minilm"]
 
 

@@ -177,6 +177,8 @@ def test_models_without_a_run_are_named() -> None:
     found = {model: [fake(model, 0, 1.0)] for model in table.models if model != "dense 8d"}
     assert rows_module.said_missing(table, found) == "No run yet: dense 8d."
     assert rows_module.said_missing(table, {**found, "dense 8d": []}) == ""
+    assert rows_module.said_missing(table, found, 1) == "No run yet: dense 8d."
+    assert rows_module.said_missing(table, {"dense 8d": []}, 1).endswith(f"; {len(table.models) - 2} more.")
 
 
 def test_stored_seeds_beyond_those_that_are_asked_for_are_shown(tmp_path: Path) -> None:

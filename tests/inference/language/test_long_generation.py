@@ -20,13 +20,12 @@ from tests.inference.language.models import gpt, quickly
 
 pytestmark = pytest.mark.skipif(bool(native.missing()), reason="no compiled kernels")
 
+PROMPT, GENERATED = 8, 256
+
 
 @pytest.fixture(autouse=True)
 def _native(take: Callable[[str], None]) -> None:
     take(WHOLE)
-
-
-PROMPT, GENERATED = 8, 256
 
 
 @pytest.mark.parametrize("sequences", [1, 4])
