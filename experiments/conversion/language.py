@@ -34,7 +34,7 @@ class NextTokens:
     """The predictions of the dense model, at temperature 1, and a little of the text itself."""
 
     def __init__(self, dense: nn.Module, texts: Texts, asked: Mapping[str, Any], device: torch.device) -> None:
-        """Windows of both texts, half each."""
+        """Windows of all texts, as many of each."""
         self.dense, self.device, self.batch = dense, device, asked["batch"]
         self.train = Windows(texts, "train", asked["context"], device)
         self.valid = Windows(texts, "valid", asked["context"], device)
@@ -77,7 +77,7 @@ def train(job: Job, texts: Texts) -> dict[str, Any]:
     trained: dict[str, Any] = {"tokens": 0, "seconds": 0.0, "curve": []}
     if arm.method in TRAINED:
         steps = max(1, asked["tokens"] // (asked["batch"] * asked["context"]))
-        training = Training(steps=steps, seed=job.seed, **rate_of(asked))
+        training = Training(steps=steps, seed=job.seed, at_once=asked.get("at_once"), **rate_of(asked))
         run = DistillationRun(
             student.model, student.budget, task, training, settings=asked, device=device, folder=job.folder
         )

@@ -18,14 +18,15 @@ from experiments.conversion.selections import Oracle, Selection, Threshold
 from experiments.conversion.static_width import importance, most_important, remove_units_
 
 Method = Literal[
-    "dense", "gate", "static width", "experts", "converted", "unit oracle", "block oracle", "ordered block oracle",
-    "threshold",
+    "dense", "gate", "magnitude", "static width", "experts", "converted", "unit oracle", "block oracle",
+    "ordered block oracle", "threshold", "input thresholds",
 ]  # fmt: skip
-TRAINED: tuple[Method, ...] = ("dense", "gate", "static width", "experts")
+TRAINED: tuple[Method, ...] = ("dense", "gate", "magnitude", "static width", "experts")
 # 2 M tokens are 61 steps, in which gates that all start far above their threshold, or move with the default steer of
 # 0.3, do not come down to the budget.
 START = 0.98  # of the MACs of the feed-forward layers, at which gates start
 STEER = 3.0
+THRESHOLD_STEER = 1.0  # thresholds start at the budget and have little way to go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,8 @@ def make_student(arm: Arm, dense: nn.Module, samples: Samples) -> Student:
         return Student(model)
     if arm.method in ("gate", "converted"):
         return _gated(arm, model, samples)
+    if arm.method in ("magnitude", "input thresholds"):
+        return _with_thresholds(arm, model, samples)
     if arm.method == "static width":
         kept = most_important(importance(model, sites, samples.training), arm.ffn)
         remove_units_(model, sites, kept)
@@ -108,6 +111,15 @@ def _gated(arm: Arm, model: nn.Module, samples: Samples) -> Student:
     net, rank = _network(arm, model)
     convert_(model, budget, samples.training, block=arm.block, net=net, rank=rank, show=False)
     calibrate_(model, samples.validation, macs=start)
+    return Student(model, budget)
+
+
+def _with_thresholds(arm: Arm, model: nn.Module, samples: Samples) -> Student:
+    """Thresholds on all that the layers read, at the budget from the start."""
+    target = model_target(model, arm.ffn, samples.validation)
+    budget = Budget(target=target, warmup=0.0, anneal=arm.ramp, steer=THRESHOLD_STEER)
+    convert_(model, budget, samples.training, net="magnitude", show=False)
+    calibrate_(model, samples.validation, macs=target)
     return Student(model, budget)
 
 

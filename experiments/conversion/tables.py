@@ -5,13 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dynamicgate.lab.datasets.data_folders import default_data_dir
 from dynamicgate.lab.runner import Experiment, Job, Table
 from experiments import ROOT
 from experiments.conversion import language, sentences
-from experiments.conversion.texts import TESTED_ON, Texts, load_texts, own_texts
+from experiments.conversion.own_text import read_own_text
+from experiments.conversion.texts import OWN_TEXT, TESTED_ON, Texts, load_texts, own_texts
 
 DENSE = "dense + same tokens"
 FRACTIONS = (0.75, 0.5, 0.25)  # of the MACs of the feed-forward layers
+MAGNITUDE: dict[str, Any] = {
+    "method": "magnitude",
+    "ramp": 0.05,
+    "at_once": 16,
+}  # at_once: windows, because decisions on single units take memory
+TOLD_FASTER: dict[str, dict[str, Any]] = {  # students of SmolLM2 that are asked for with three times the rate too
+    "magnitude {}": MAGNITUDE,
+    "gate {}, blocks of 8": {"method": "gate", "block": 8},
+    "static width {}": {"method": "static width"},
+}
 DESIGNS: dict[str, dict[str, Any]] = {  # of the gate: smaller blocks choose more finely, and their networks cost more
     "blocks of 16, longer ramp": {"block": 16, "ramp": 0.8},
     "blocks of 8": {"block": 8},
@@ -26,13 +38,15 @@ WAYS: dict[str, dict[str, Any]] = {  # to train students of MiniLM; of_tokens: o
     f"{FASTER_NAME}, tokens too, no dropout": {"lr": FASTER, "of_tokens": 1.0, "dropout": False},
 }
 MILLION = 1_000_000
-SMOLLM2_TOKENS = {"smollm2": 60 * MILLION, "smollm2-10m": 10 * MILLION, "smollm2-2m": 2 * MILLION}
+SMOLLM2_TOKENS = {
+    "smollm2": 60 * MILLION, "smollm2-10m": 10 * MILLION, "smollm2-2m": 2 * MILLION, "smollm2-own-text": 10 * MILLION,
+}  # fmt: skip
 MINILM_TOKENS = {  # minilm-less-text draws its tokens from a part of the books, which `tokens --millions 12` makes
     "minilm-60m": 60 * MILLION, "minilm": 20 * MILLION, "minilm-less-text": 20 * MILLION, "minilm-2m": 2 * MILLION,
 }  # fmt: skip
 SMOLLM2 = {"context": 1024, "batch": 32, "windows": 256}
 MINILM = {"batch": 512, "sentences": 4096}
-QUICK_SMOLLM2 = {"context": 32, "batch": 4, "windows": 8, "tokens": 20 * 4 * 32}
+QUICK_SMOLLM2 = {"context": 32, "batch": 4, "at_once": None, "windows": 8, "tokens": 20 * 4 * 32}
 QUICK_MINILM = {"batch": 8, "sentences": 32, "tokens": 4000}
 
 
@@ -50,6 +64,7 @@ def smollm2_models(tokens: int) -> dict[str, dict[str, Any]]:
         "block oracle",
         "ordered block oracle",
         "threshold",
+        "input thresholds",
         "gate",
         "static width",
         "experts",
@@ -61,6 +76,9 @@ def smollm2_models(tokens: int) -> dict[str, dict[str, Any]]:
     for ffn in FRACTIONS:
         for name, design in DESIGNS.items():
             models[f"gate {percent(ffn)}, {name}"] = {**shared, "method": "gate", "ffn": ffn, **design}
+        models[f"magnitude {percent(ffn)}"] = {**shared, "ffn": ffn, **MAGNITUDE}
+        for name, asked in TOLD_FASTER.items():
+            models[f"{name.format(percent(ffn))}, learning rate 3e-4"] = {**shared, "ffn": ffn, "lr": 3e-4, **asked}
     return models
 
 
@@ -87,6 +105,15 @@ def load_language(job: Job, data_dir: Path | None) -> Texts:
     return own_texts(TESTED_ON) if job.quick else load_texts("smollm2", TESTED_ON, data_dir)
 
 
+def load_with_own_text(job: Job, data_dir: Path | None) -> Texts:
+    """The same and, to learn from, text that the dense model wrote."""
+    found = load_language(job, data_dir)
+    if job.quick:
+        return found
+    own = read_own_text("smollm2", data_dir or default_data_dir())
+    return Texts({**found.texts, OWN_TEXT: own}, found.folder)
+
+
 def load_sentences(job: Job, data_dir: Path | None) -> Texts:
     """Books, in tokens of MiniLM."""
     return own_texts(("books",)) if job.quick else load_texts("minilm", ("books",), data_dir)
@@ -96,8 +123,9 @@ def tables() -> tuple[Table, ...]:
     """All tables; those with fewer tokens are for less time on a GPU."""
     made = [
         Table(
-            name=name, data="books+python", models=smollm2_models(tokens), train=language.train, load=load_language,
-            seeds=(0,), quick=QUICK_SMOLLM2,
+            name=name, data=f"books+python+{OWN_TEXT}" if OWN_TEXT in name else "books+python",
+            models=smollm2_models(tokens), train=language.train,
+            load=load_with_own_text if OWN_TEXT in name else load_language, seeds=(0,), quick=QUICK_SMOLLM2,
         )
         for name, tokens in SMOLLM2_TOKENS.items()
     ]  # fmt: skip

@@ -18,6 +18,7 @@ from dynamicgate.lab.language.tokenizers import Bytes
 from experiments import ROOT
 
 TRAINED_ON = ("books", "python")
+OWN_TEXT = "own-text"  # drawn from the dense model itself, see `own_text`
 TESTED_ON = (PLAIN, *TRAINED_ON)
 OWN = {"books": "docs/*.md", "python": "src/dynamicgate/*/*.py", PLAIN: "*.md"}  # for quick runs, which need no files
 EACH = 3  # of so many files of our own one is for validation and one to test on
@@ -30,6 +31,11 @@ class Texts:
 
     texts: dict[str, Text]
     folder: Path | None
+
+    @property
+    def trained_on(self) -> list[str]:
+        """The texts that students learn from."""
+        return [name for name in (*TRAINED_ON, OWN_TEXT) if name in self.texts]
 
     def sizes(self) -> dict[str, Any]:
         """What tells a reader, and the next run, which texts these were."""
@@ -90,7 +96,7 @@ class Windows:
 
     def __init__(self, texts: Texts, part: str, context: int, device: torch.device) -> None:
         """Of the texts that are trained on."""
-        self.tokens = [on_device(texts.texts[name].tokens[part], device) for name in TRAINED_ON]
+        self.tokens = [on_device(texts.texts[name].tokens[part], device) for name in texts.trained_on]
         self.context = context
 
     def draw(self, batch: int, places: torch.Generator) -> Tensor:

@@ -34,7 +34,8 @@ class Task(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How long and how fast. gate_lr: of gate networks and routers."""
+    """How long and how fast. gate_lr: of gate networks and routers. at_once: rows of a batch that run together, where
+    memory is short; None: all."""
 
     steps: int
     lr: float = 1e-4
@@ -42,6 +43,7 @@ class Training:
     weight_decay: float = 0.0
     clip: float = 1.0
     seed: int = 0
+    at_once: int | None = None
     checkpoint_seconds: float = 120.0
 
     def rate(self, step: int) -> float:
@@ -53,7 +55,7 @@ class Training:
         return LOWEST + (1.0 - LOWEST) * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 
-def rate_of(asked: Mapping[str, Any]) -> dict[str, float]:
+def rate_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The learning rate of the weights where a student asks for its own."""
     return {"lr": asked["lr"]} if "lr" in asked else {}
 
@@ -97,9 +99,15 @@ class DistillationRun(ResumableRun):
         for group in self.optimizer.param_groups:
             group["lr"] = group["base_lr"] * training.rate(self.step)
         inputs = self.task.draw(self.places)
-        with usage(self.student) as used:
-            loss = self.task.loss(self.student, inputs)
-        (loss if self.budget is None else loss + self.budget.step(used, now)).backward()
+        parts = in_parts(inputs, training.at_once)
+        loss = torch.zeros((), device=self.device)
+        for number, part in enumerate(parts):
+            with usage(self.student) as used:
+                own = self.task.loss(self.student, part)
+            loss = loss + own.detach() / len(parts)
+            if self.budget is not None:
+                own = own + (self.budget.penalty(used) if number else self.budget.step(used, now))
+            (own / len(parts)).backward()
         nn.utils.clip_grad_norm_(self.student.parameters(), training.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -107,7 +115,7 @@ class DistillationRun(ResumableRun):
             inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].numel()
         )
         self.step += 1
-        return loss.detach()
+        return loss
 
     def save(self) -> None:
         """A checkpoint from which `resume` goes on to the same result."""
@@ -130,6 +138,16 @@ class DistillationRun(ResumableRun):
         self.step, self.seconds, self.curve = position["step"], position["seconds"], position["curve"]
         self.tokens = position["tokens"]
         self._recent = [torch.tensor(loss, device=self.device) for loss in position["recent"]]
+
+
+def in_parts(inputs: Mapping[str, Tensor], rows: int | None) -> list[Mapping[str, Tensor]]:
+    """A batch in parts of `rows` rows, which must divide it: each part counts the same."""
+    batch = len(inputs["input_ids"])
+    if rows is None or rows >= batch:
+        return [inputs]
+    if batch % rows:
+        raise ValueError(f"a batch of {batch} rows has no equal parts of {rows}: expected a divisor")
+    return [{name: value[at : at + rows] for name, value in inputs.items()} for at in range(0, batch, rows)]
 
 
 def make_optimizer(student: nn.Module, training: Training, device: torch.device) -> torch.optim.Optimizer:

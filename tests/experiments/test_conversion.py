@@ -22,7 +22,7 @@ from experiments.conversion.selections import Oracle, Threshold, kept_at
 from experiments.conversion.static_width import importance, most_important, remove_units_
 from experiments.conversion.students import Arm, Samples, Student, make_student
 from experiments.conversion.texts import TESTED_ON, Texts, Windows, model_folder, own_texts
-from experiments.conversion.training import DistillationRun, Training
+from experiments.conversion.training import DistillationRun, Training, in_parts
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
@@ -107,6 +107,19 @@ def test_gates_pay_for_open_blocks_and_for_themselves(method: Any, dense: nn.Mod
     assert student.budget.target == pytest.approx((REST + 0.5 * FFN) / (REST + FFN))
     expected = 0.98 if method == "gate" else 0.5  # training starts near the dense model
     assert found["macs"]["ffn"] == pytest.approx(expected, abs=0.01)
+
+
+@pytest.mark.parametrize("fraction", tables.FRACTIONS)
+@pytest.mark.parametrize("method", ["magnitude", "input thresholds"])
+def test_thresholds_pay_for_the_columns_of_what_is_above(
+    method: Any, fraction: float, dense: nn.Module, samples: Samples
+) -> None:
+    student = make_student(Arm(method=method, ffn=fraction), dense, samples)
+    found = measured(student, dense, seed=9)  # on what they were calibrated on
+    assert found["macs"]["executed"] == pytest.approx(REST + sum(found["open"]) * FEATURES * WIDTH)
+    assert found["macs"]["ffn"] == pytest.approx(fraction, abs=0.01)
+    assert student.budget is not None
+    assert student.budget.target == pytest.approx((REST + fraction * FFN) / (REST + FFN))
 
 
 @pytest.mark.parametrize("block", [1, 32])
@@ -200,7 +213,7 @@ def run_of(arm: Arm, dense: nn.Module, samples: Samples, texts: Texts, folder: P
     )
 
 
-@pytest.mark.parametrize("method", ["gate", "static width", "experts"])
+@pytest.mark.parametrize("method", ["gate", "magnitude", "static width", "experts"])
 def test_training_resumes_to_the_same_student(
     method: Any, dense: nn.Module, samples: Samples, texts: Texts, tmp_path: Path
 ) -> None:
@@ -222,6 +235,21 @@ def test_training_resumes_to_the_same_student(
     assert all(torch.equal(value, expected[name]) for name, value in resumed.student.state_dict().items())
     rates = [group["base_lr"] for group in whole.optimizer.param_groups]
     assert rates == ([1e-3] if method == "static width" else [1e-3, 1e-3])
+
+
+@pytest.mark.parametrize("method", ["magnitude", "static width"])
+def test_a_batch_in_parts_gives_the_gradients_of_the_whole(
+    method: Any, dense: nn.Module, samples: Samples, texts: Texts, tmp_path: Path
+) -> None:
+    curves = []
+    for at_once in (None, 2):
+        run = run_of(Arm(method=method, ffn=0.5), dense, samples, texts, tmp_path / str(at_once))
+        run.training = replace(run.training, at_once=at_once)
+        curves.append([float(run.optimize()) for _ in range(4)])
+    assert curves[0] == pytest.approx(curves[1], rel=2e-3)  # budgets read the first part
+    assert curves[0][0] == pytest.approx(curves[1][0], rel=1e-6)
+    with pytest.raises(ValueError, match="no equal parts of 3"):
+        in_parts({"input_ids": ids(4, 0)}, 3)
 
 
 def test_a_short_training_is_enough_for_the_budget(

@@ -135,3 +135,41 @@ def test_a_budget_alone_puts_the_recipe_on_a_model_that_is_to_be_trained() -> No
     plan = dg.sparsify_(model, macs=0.8, example=ids)
     assert len(dg.named_gates(model)) == len(llama_sites(model))
     assert dg.hf.GateCallback(**plan).budget is plan.budget
+
+
+def test_thresholds_cost_no_network_and_lose_less_than_blocks() -> None:
+    dense, batches = small_llama(), token_batches(8)
+    model = small_llama()
+    plan = convert_(model, 0.7, batches, net="magnitude", show=False)
+    found = dg.hf.measure(model, batches)
+    assert found.macs["relative"] == pytest.approx(0.7, abs=0.005)
+    assert "6 thresholds on what feed-forward layers read" in str(plan)
+    assert plan.open_rate > 0.4
+    gates = dg.named_gates(model)
+    assert all(gate.blocks == gate.site.width for gate in gates.values())
+    blocks = small_llama()
+    convert_(blocks, 0.7, batches, block=8, where=llama_sites(blocks), show=False)
+    with torch.no_grad():
+        wanted = dense(**batches[0]).logits
+        far, farther = (float(F.mse_loss(one(**batches[0]).logits, wanted)) for one in (model, blocks))
+    assert far < farther
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step in range(20):
+        plan.budget.apply_(model, step / 20)
+        with dg.usage(model) as used:
+            loss = model(**batches[step % 8], labels=batches[step % 8]["input_ids"]).loss
+        (loss + plan.budget.step(used, step / 20)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert plan.budget.relative == pytest.approx(0.7, abs=0.02)
+
+
+@pytest.mark.parametrize("option", [{"always_open": 1}, {"rank": 4}, {"start": "open"}])
+def test_options_of_networks_are_refused_with_thresholds(option: dict[str, Any]) -> None:
+    model = small_llama()
+    with pytest.raises(ValueError, match=f"{next(iter(option))}=.*means nothing with net='magnitude'"):
+        convert_(model, 0.7, token_batches(2), net="magnitude", show=False, **option)
+    assert not dg.named_gates(model)
+    with pytest.raises(ValueError, match="cannot be met"):
+        convert_(model, 0.01, token_batches(2), net="magnitude", show=False)
+    assert not dg.named_gates(model)

@@ -29,11 +29,11 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
     """Put a gate on every site that `where` selects, in place, and return the model.
 
     `where` is a predicate on `Site` (`hidden`, `channels`, `inputs`, `everywhere` or your own), "mlp" for the
-    feed-forward layers of a Transformer, "heads" for its attention heads, a site name or glob, or a list of names,
-    globs and explicit `Site` objects (for a forward pass that cannot be traced). For "mlp" and "heads" a line is
-    printed that says what was found; `dynamicgate.gating.patterns` says how. Base parameters keep their names and
-    values; only keys that contain ``.gate.`` are new (``.stages.``, and masks, for stages). Call it again with another
-    `where` for another kind.
+    feed-forward layers of a Transformer, "mlp-inputs" for everything that their layers read, "heads" for its attention
+    heads, a site name or glob, or a list of names, globs and explicit `Site` objects (for a forward pass that cannot be
+    traced). For these words a line is printed that says what was found; `dynamicgate.gating.patterns` says how. Base
+    parameters keep their names and values; only keys that contain ``.gate.`` are new (``.stages.``, and masks, for
+    stages). Call it again with another `where` for another kind.
     """
     config = config or GateConfig()
     where = where if callable(where) or isinstance(where, str) else list(where)

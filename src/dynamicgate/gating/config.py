@@ -32,7 +32,8 @@ class GateConfig:
     open: p0, the probability of being open that training starts with (bias = tau * logit(open), sec 4.1(2)).
     tau, theta: temperature and threshold; p = sigmoid(z / tau), g = 1[p > theta].
     net: shape of the gate network: one "linear" layer, "low-rank" (two without a nonlinearity), "two-layer" (ReLU), or
-        "auto", the cheaper of the first two: a linear gate on single units costs as much as the layer it gates.
+        "auto", the cheaper of the first two: a linear gate on single units costs as much as the layer it gates. Or
+        "magnitude", which costs nothing: units open that are larger than a threshold of their own (reads="same").
     rank: inner width of "low-rank" and "two-layer"; None is 8.
     reads: "previous" looks at h^(l-1), so that the producer's work can be skipped; "same" looks at h^(l), already
         computed, so that only the consumer's can.
@@ -70,7 +71,7 @@ class GateConfig:
     open: float = OPEN
     tau: float = 1.0
     theta: float = THETA
-    net: Literal["auto", "linear", "low-rank", "two-layer"] = "auto"
+    net: Literal["auto", "linear", "low-rank", "two-layer", "magnitude"] = "auto"
     rank: int | None = None
     reads: Literal["previous", "same"] = "previous"
     train: Policy = "hard"
@@ -88,7 +89,7 @@ class GateConfig:
     def __post_init__(self) -> None:
         _one_of("kind", self.kind, ("dynamic", "static", "router", "stages", "context"))
         _one_of("decide", self.decide, ("margin", "entropy", "head", "random"))
-        _one_of("net", self.net, ("auto", "linear", "low-rank", "two-layer"))
+        _one_of("net", self.net, ("auto", "linear", "low-rank", "two-layer", "magnitude"))
         _one_of("reads", self.reads, ("previous", "same"))
         _one_of("train", self.train, ("hard", "soft", "bernoulli", "concrete", "gumbel"))
         _one_of("evaluate", self.evaluate, ("hard", "soft"))
@@ -134,6 +135,7 @@ class GateConfig:
         self._check_contexts()
         self._refuse_idle_options()
         self._check_scale()
+        self._check_magnitude()
         if self.soft_width:
             self._check_soft_width()
 
@@ -200,7 +202,7 @@ class GateConfig:
         idle = {
             "net": (static and self.net != "auto", "a static gate has no network"),
             "rank": (
-                self.rank is not None and (static or self.net == "linear"),
+                self.rank is not None and (static or self.net in ("linear", "magnitude")),
                 "it is the inner width of net='low-rank' and 'two-layer'",
             ),
             "reads": (static and self.reads != "previous", "a static gate reads nothing"),
@@ -256,6 +258,14 @@ class GateConfig:
             raise ValueError(
                 "scale='relu' gives closed blocks no gradient, so that gates which begin closed never learn: expected "
                 f"open above theta (equal is enough for kind='dynamic'), received open={self.open}, theta={self.theta}"
+            )
+
+    def _check_magnitude(self) -> None:
+        """Magnitudes are those of the units themselves."""
+        if self.net == "magnitude" and (self.kind != "dynamic" or self.reads != "same"):
+            raise ValueError(
+                "net='magnitude' opens units by how large they are: expected kind='dynamic' and reads='same', received "
+                f"kind={self.kind!r} and reads={self.reads!r}"
             )
 
     def _check_soft_width(self) -> None:

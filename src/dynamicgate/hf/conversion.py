@@ -17,12 +17,15 @@ from dynamicgate.budget.calibration import calibrate_, executed_relative
 from dynamicgate.data.contract import Inputs, move, take_first
 from dynamicgate.gating.attach import Where, gate_, select_sites, ungate_
 from dynamicgate.gating.gate import GateConfig, count_of
+from dynamicgate.gating.patterns import MLP, MLP_INPUTS
 from dynamicgate.gating.recording import is_gated, named_gates
 from dynamicgate.gating.unit_order import check_movable
 from dynamicgate.hf.activity import read_batches
 from dynamicgate.hf.initial_gates import TOKENS, init_gates_, observe_logits
 from dynamicgate.hf.ordering import order_sites_
+from dynamicgate.hf.thresholds import put_thresholds_
 
+BLOCK = 32
 SHARED_OF_OPEN, SHARED_AT_MOST = 0.25, 0.125  # of the open blocks, of all blocks
 CHECK_TOKENS = 1024
 WITHIN = 0.01  # of the dense MACs: what training has to correct anyway
@@ -63,11 +66,11 @@ def convert_(
     budget: float | Budget,
     batches: Any,
     *,
-    block: int = 32,
+    block: int | None = None,
     always_open: int | float | None = None,
-    net: Literal["auto", "linear", "low-rank", "two-layer"] = "linear",
+    net: Literal["auto", "linear", "low-rank", "two-layer", "magnitude"] = "linear",
     rank: int | None = None,
-    where: Where = "mlp",
+    where: Where | None = None,
     start: Literal["budget", "open"] = "budget",
     tokens: int = TOKENS,
     show: bool = True,
@@ -77,12 +80,14 @@ def convert_(
 
     budget: executed MACs relative to the dense model, everything counted, or a `Budget`.
     batches: typical inputs, as `measure` takes them; shuffle them, because only the first `tokens` tokens are read.
-    block: units that open and close together.
+    block: units that open and close together. None: 32, and with magnitudes each unit by itself.
     always_open: blocks at the front that stay open for every token (a count, or a fraction below 1); they get the most
         active units. None: a quarter of what the budget pays for, and at most an eighth of all; none at all where
         blocks are so few that no others could open.
-    net, rank: as in `GateConfig`. A linear gate network costs about 1 / (3 block) of a gated feed-forward layer.
-    where: as in `gate_`.
+    net, rank: as in `GateConfig`. A linear gate network costs about 1 / (3 block) of a gated feed-forward layer. With
+        "magnitude" there is no network: thresholds cut what is small among all that the feed-forward layers read. That
+        loses least by far, and saves time only where one row runs at a time, as in decoding one sequence.
+    where: as in `gate_`. None: "mlp", and with magnitudes "mlp-inputs".
     start: with "budget" the model executes the budget from now on. With "open" all gates are open on these batches, so
         that the model computes what it did, and the budget closes the least needed blocks first, over the first half of
         training.
@@ -96,13 +101,19 @@ def convert_(
         raise ValueError("this model has gates already: take them off with ungate_, convert_ adds its own")
     held = budget if isinstance(budget, Budget) else Budget(target=budget)
     inputs = read_batches(batches, tokens)
-    sites = select_sites(model, where)
+    if net == "magnitude":
+        refused = {"always_open": always_open, "rank": rank, "start": None if start == "budget" else start}
+        if received := ", ".join(f"{name}={value!r}" for name, value in refused.items() if value is not None):
+            raise ValueError(
+                f"{received} means nothing with net='magnitude', which has thresholds alone and begins at the budget"
+            )
+        return _with_thresholds(model, held, inputs, block, where or MLP_INPUTS, show)
+    block, sites = block or BLOCK, select_sites(model, where or MLP)
     for site in sites:
         check_movable(model, site)
     gate_(model, GateConfig(block=block, net=net, rank=rank), sites)
     try:
-        counter = count_macs(model, move(take_first(inputs[0], 1), next(model.parameters()).device))
-        held.bind(counter)
+        counter = _bound_counter(model, held, inputs)
         rate = open_rate_at(counter, held.target)
         if always_open is None:
             always_open = _shared(rate, [gate.blocks for gate in named_gates(model).values()])
@@ -122,6 +133,34 @@ def convert_(
         _start(model, held, counter, inputs, start),
     ]
     return ConversionPlan(held, rate, explained, notes)
+
+
+def _with_thresholds(
+    model: nn.Module, budget: Budget, inputs: Sequence[Inputs], block: int | None, where: Where, show: bool
+) -> ConversionPlan:
+    """Gates that open what is large, at the budget on the first of these inputs."""
+    sites = select_sites(model, where)
+    gate_(model, GateConfig(block=block, net="magnitude", reads="same"), sites)
+    try:
+        counter = _bound_counter(model, budget, inputs)
+        rate = put_thresholds_(model, counter, budget.target, inputs, show)
+        few = [move(x, next(model.parameters()).device) for x in read_batches(list(inputs), CHECK_TOKENS)]
+        executed = calibrate_(model, few, macs=budget.target, counter=counter)
+    except ValueError:  # leave the model as it was
+        ungate_(model)
+        raise
+    notes = [
+        f"{len(sites)} thresholds on what feed-forward layers read",
+        f"the model executes {executed:.3f} of the dense MACs before training, where one row runs at a time",
+    ]
+    return ConversionPlan(budget, rate, {}, notes)
+
+
+def _bound_counter(model: nn.Module, budget: Budget, inputs: Sequence[Inputs]) -> MacCounter:
+    """What the budget counts with from now on."""
+    counter = count_macs(model, move(take_first(inputs[0], 1), next(model.parameters()).device))
+    budget.bind(counter)
+    return counter
 
 
 def _shared(rate: float, blocks: Sequence[int]) -> float:
