@@ -24,6 +24,12 @@ TOLD_FASTER: dict[str, dict[str, Any]] = {  # students of SmolLM2 that are asked
     "gate {}, blocks of 8": {"method": "gate", "block": 8},
     "static width {}": {"method": "static width"},
 }
+FOUR_TIMES_THE_STEPS = {"batch": 8, "lr": 6e-4}
+MORE_STEPS: dict[str, dict[str, Any]] = {  # all with the same batches and rate
+    DENSE: {"method": "dense"},
+    "magnitude 50 %": {**MAGNITUDE, "ffn": 0.5, "at_once": None, "gate_lr": 1e-2},
+    "static width 50 %": {"method": "static width", "ffn": 0.5},
+}
 DESIGNS: dict[str, dict[str, Any]] = {  # of the gate: smaller blocks choose more finely, and their networks cost more
     "blocks of 16, longer ramp": {"block": 16, "ramp": 0.8},
     "blocks of 8": {"block": 8},
@@ -79,6 +85,8 @@ def smollm2_models(tokens: int) -> dict[str, dict[str, Any]]:
         models[f"magnitude {percent(ffn)}"] = {**shared, "ffn": ffn, **MAGNITUDE}
         for name, asked in TOLD_FASTER.items():
             models[f"{name.format(percent(ffn))}, learning rate 3e-4"] = {**shared, "ffn": ffn, "lr": 3e-4, **asked}
+    for method, asked in MORE_STEPS.items():
+        models[f"{method}, more steps"] = {**shared, **FOUR_TIMES_THE_STEPS, **asked}
     return models
 
 

@@ -57,7 +57,7 @@ class Training:
 
 def rate_of(asked: Mapping[str, Any]) -> dict[str, Any]:
     """The learning rate of the weights where a student asks for its own."""
-    return {"lr": asked["lr"]} if "lr" in asked else {}
+    return {name: asked[name] for name in ("lr", "gate_lr") if name in asked}
 
 
 class DistillationRun(ResumableRun):
