@@ -367,7 +367,7 @@ def test_skipping_experts_is_multiplying_them_by_zero(
     [
         ({"width": 0}, "features, width and outputs must be 1 or more, received 4, 0 and 4"),
         ({"activation": "step"}, "activation must be one of relu, gelu, silu, tanh, received 'step'"),
-        ({"gate_gradient": "exact"}, "gate_gradient must be dense or sparse, received 'exact'"),
+        ({"gate_gradient": "exact"}, "gate_gradient must be one of dense, sparse, sampled, auto, received 'exact'"),
         ({"kernels": "often"}, "kernels must be one of auto, always, never, received 'often'"),
     ],
 )

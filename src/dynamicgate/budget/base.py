@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.budget.collapse import RAPID_WINDOW, Collapse, Reading, Rescue, diagnose
+from dynamicgate.budget.gate_gradients import GateGradients
 from dynamicgate.budget.locality import locality
 from dynamicgate.budget.penalties import load_balance, straight_through_usage
 from dynamicgate.distributed import RowMeans
@@ -63,6 +64,7 @@ class GateBudget(ABC):
     _applied: bool = field(default=False, init=False, repr=False)
     _stepped: bool = field(default=False, init=False, repr=False)
     _model: ref[nn.Module] | None = field(default=None, init=False, repr=False, compare=False)
+    _gradients: GateGradients = field(default_factory=GateGradients, init=False, repr=False)
     _rates: dict[str, float] = field(default_factory=dict, init=False, repr=False)
     """The open rates of the last `step`, which decide how strongly a site is lifted to its floor."""
 
@@ -93,6 +95,7 @@ class GateBudget(ABC):
         self._refuse_another(unwrap(model), gates)
         self._gates, self._stages, self._applied = gates, stages, True
         self._model = ref(unwrap(model))
+        self._gradients.apply_(unwrap(model), progress, self._came_down(progress))
         now, caps = self._rescue.schedule_time(progress), self._rescue.theta_caps
         for name, gate in self._gates.items():
             if self.tau is not None:
@@ -126,6 +129,7 @@ class GateBudget(ABC):
         self._rates = rates
         term = term + self._floor_term(used, rates, means) + self._choice_terms(used, means)
         self._record(used, rates, progress, means)
+        self._gradients.steps += 1
         self._stepped = True
         return term
 
@@ -148,6 +152,10 @@ class GateBudget(ABC):
     @abstractmethod
     def _target_rate(self, progress: float) -> float:
         """What the open rate is compared with when a collapse is diagnosed."""
+
+    def _came_down(self, progress: float) -> bool:
+        """Whether gates execute what they are to execute at the end."""
+        return False
 
     @property
     def _guards_floor(self) -> bool:
@@ -232,6 +240,7 @@ class GateBudget(ABC):
         self.lambda_, self.collapses, self.readings = 0.0, [], {}
         self._rescue, self._gates, self._stages, self._rates = Rescue(), {}, None, {}
         self._applied, self._stepped, self._model = False, False, None
+        self._gradients = GateGradients()
 
     def state_dict(self) -> dict[str, Any]:
         """Everything recorded, as plain JSON values."""
@@ -240,6 +249,7 @@ class GateBudget(ABC):
             "rescue": self._rescue.state_dict(),
             "readings": {site: [list(r) for r in rows] for site, rows in self.readings.items()},
             "collapses": [vars(c) for c in self.collapses],
+            "gradients": vars(self._gradients),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -248,6 +258,7 @@ class GateBudget(ABC):
         self._rescue = Rescue.from_state(state["rescue"])
         self.readings = {site: [Reading(*row) for row in rows] for site, rows in state["readings"].items()}
         self.collapses = [Collapse(**c) for c in state["collapses"]]
+        self._gradients = GateGradients(**state.get("gradients", {}))  # absent in checkpoints from before
 
 
 def _rows_of(used: Usage) -> Tensor:

@@ -25,14 +25,16 @@ from dynamicgate.budget.new_rows import closed_to_new_rows, opened_by, recent_ra
 from dynamicgate.budget.next_inputs import NextInputs
 from dynamicgate.budget.nudging import opened_after
 from dynamicgate.budget.penalties import pressed_usage
-from dynamicgate.budget.readings import LateReadings
+from dynamicgate.budget.readings import LateReadings, scalar_like, weight_of_rows
 from dynamicgate.budget.stage_cut import STEER_EVERY, StageSteering
 from dynamicgate.data.contract import iterate, move
-from dynamicgate.distributed import RowMeans, sum_, world_size
+from dynamicgate.distributed import RowMeans, world_size
 from dynamicgate.gating.recording import Usage, named_gates
 from dynamicgate.gating.stages import stages_of
 from dynamicgate.modules import unwrap
 from dynamicgate.sparsity import Sparsifier
+
+WITHIN = 0.01  # of the dense MACs: a budget that is met
 
 
 @dataclass(kw_only=True)
@@ -165,12 +167,12 @@ class Budget(GateBudget):
         counter = self._counter().at(used.work)
         if self._stages is not None:
             return self._advance_stages(used, counter, means)
-        weight = _weight(counter, used, means)
+        weight = weight_of_rows(counter, used, means)
         relative = self._relative(counter, used) * weight
         pending = self.sparsifier.pending if self.sparsifier is not None else None
         most = [counter.all_open, counter.all_open if pending is None else counter.all_open_without(pending)]
         opened = self._opened(used, means)
-        seen = means.stacked(relative, *(_number(each * weight, relative) for each in most), *opened)
+        seen = means.stacked(relative, *(scalar_like(each * weight, relative) for each in most), *opened)
         executed, *found = seen.tolist() if self.wait else self._late.exchange(seen)
         all_open, final_all_open = found[:2] if world_size() > 1 else most
         rates = found[2:]
@@ -189,7 +191,7 @@ class Budget(GateBudget):
         super()._record(used, rates, progress, means)
         if self._controller.overshot:
             counter = self._counter().at(used.work)
-            weight = _weight(counter, used, means)
+            weight = weight_of_rows(counter, used, means)
 
             def executed_after(nudge: float) -> float:
                 opened = opened_after(self._gates, used, partial(self._own_nudge, nudge))
@@ -229,7 +231,7 @@ class Budget(GateBudget):
             return torch.zeros((), device=self._stages.cut.device), {}
         rates = means.values(*self._opened(used, means))
         counter = self._counter().at(used.work)
-        relative = self._relative(counter, used) * _weight(counter, used, means)
+        relative = self._relative(counter, used) * weight_of_rows(counter, used, means)
         return self.lambda_ * relative, dict(zip(used, rates, strict=True))
 
     def _relative(self, counter: MacCounter, used: Usage) -> Tensor:
@@ -256,6 +258,10 @@ class Budget(GateBudget):
 
     def _target_rate(self, progress: float) -> float:
         return self.target
+
+    def _came_down(self, progress: float) -> bool:
+        executed = self.relative
+        return executed is not None and progress >= self.warmup + self.anneal and executed <= self.target + WITHIN
 
     @property
     def _guards_floor(self) -> bool:
@@ -333,16 +339,3 @@ class Budget(GateBudget):
         if not self._given and "counter" in state:  # the model comes with the next `apply_`
             self._forget_counter()
             self._saved_counter = state["counter"]
-
-
-def _number(value: float, like: Tensor) -> Tensor:
-    """A scalar beside `like`, without a copy that a GPU would wait for."""
-    return torch.full((), value, dtype=like.dtype, device=like.device)
-
-
-def _weight(counter: MacCounter, used: Usage, means: RowMeans) -> float:
-    """What the cost of this process's rows weighs in the mean over processes: more, if its sequences are longer."""
-    if world_size() == 1 or counter.scaling is None or (work := used.work) is None:
-        return means.weight
-    dense = torch.tensor(counter.dense * work.samples, dtype=torch.float64, device=next(iter(used.values())).p.device)
-    return float(dense) * world_size() / float(sum_(dense.clone()))

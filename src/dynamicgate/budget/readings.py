@@ -1,4 +1,4 @@
-"""Numbers of a GPU that are read one step later, so that a step does not wait for them."""
+"""What a budget reads of a step: numbers of a GPU, perhaps one step later, and how much the rows of a process weigh."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.distributed import RowMeans, sum_, world_size
+from dynamicgate.gating.recording import Usage
 
 
 class LateReadings:
@@ -51,3 +55,16 @@ class LateReadings:
         self._held.copy_(values, non_blocking=True)
         self._copied = torch.cuda.Event()
         self._copied.record()
+
+
+def scalar_like(value: float, like: Tensor) -> Tensor:
+    """A scalar beside `like`, without a copy that a GPU would wait for."""
+    return torch.full((), value, dtype=like.dtype, device=like.device)
+
+
+def weight_of_rows(counter: MacCounter, used: Usage, means: RowMeans) -> float:
+    """What the cost of this process's rows weighs in the mean over processes: more, if its sequences are longer."""
+    if world_size() == 1 or counter.scaling is None or (work := used.work) is None:
+        return means.weight
+    dense = torch.tensor(counter.dense * work.samples, dtype=torch.float64, device=next(iter(used.values())).p.device)
+    return float(dense) * world_size() / float(sum_(dense.clone()))

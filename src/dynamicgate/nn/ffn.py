@@ -5,6 +5,7 @@ Shapes in names: B rows (any leading dimensions), D features, N hidden units, G 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib.util import find_spec
 from typing import Literal
 
@@ -17,7 +18,8 @@ from dynamicgate.ops.ffn import FFNWeights, gated_ffn, tune
 
 KERNEL_DEVICES = ("cuda",) if find_spec("triton") is not None else ()  # where closed blocks are skipped
 KERNELS = ("auto", "always", "never")
-GATE_GRADIENTS = ("dense", "sparse")
+GATE_GRADIENTS = ("dense", "sparse", "sampled", "auto")
+SAMPLED = 4  # steps of training, of which "sampled" computes the gradient of closed blocks in one
 
 
 class FFN(nn.Module):
@@ -41,7 +43,7 @@ class FFN(nn.Module):
         activation: str = "relu",
         value: bool = False,
         bias: bool = True,
-        gate_gradient: Literal["dense", "sparse"] = "dense",
+        gate_gradient: Literal["dense", "sparse", "sampled", "auto"] = "dense",
         kernels: Literal["auto", "always", "never"] = "auto",
     ) -> None:
         """`outputs` defaults to `features`.
@@ -49,8 +51,10 @@ class FFN(nn.Module):
         gate_gradient: the gradient that a gate gets from its closed blocks; all gradients that do not flow through the
             gate are the same in both cases. "dense": what opening the block would change, as in dense training, which
             straight-through gates learn from; it costs the full projections up. "sparse": none, so that a gate learns
-            only from its open blocks and its budget. Routers and gates with a scale of "softmax" or "relu" have no
-            gradient there and always use "sparse".
+            only from its open blocks and its budget. "sampled": dense in every fourth step, four times as strong, so
+            that four steps add up to the same, and sparse in the others. "auto": dense until a budget has come down,
+            then sparse. For these two a `Budget` counts the steps; without one they are dense. Routers and gates with a
+            scale of "softmax" or "relu" have no gradient there and always use "sparse".
         kernels: "auto" computes everything where the layer is so small that a GPU would wait for the kernels to be
             launched. "always" uses the kernels there too, for CUDA graphs, which launch faster. "never" computes
             everything, also on a GPU.
@@ -63,10 +67,12 @@ class FFN(nn.Module):
             )
         check_activation(activation, IN_LAYERS)
         if gate_gradient not in GATE_GRADIENTS:
-            raise ValueError(f"gate_gradient must be dense or sparse, received {gate_gradient!r}")
+            raise ValueError(f"gate_gradient must be one of {', '.join(GATE_GRADIENTS)}, received {gate_gradient!r}")
         if kernels not in KERNELS:
             raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, received {kernels!r}")
         self.activation, self.gate_gradient, self.kernels = activation, gate_gradient, kernels
+        self.closed_gradient = 0.0 if gate_gradient == "sparse" else 1.0
+        """What the gradient of closed blocks is multiplied by in this step; 0: it is not computed."""
         self.up = nn.Linear(features, width, bias=bias)
         self.act = ACTIVATIONS[activation].build()
         self.value = nn.Linear(features, width, bias=bias) if value else None
@@ -91,13 +97,14 @@ class FFN(nn.Module):
         gate: Gate = self.down.gate  # type: ignore[assignment]
         value, value_bias = (None, None) if self.value is None else (self.value.weight, self.value.bias)
         weights = FFNWeights(self.up.weight, self.down.weight, value, self.up.bias, self.down.bias, value_bias)
+        closed = 0.0 if gate.config.learns_from_open else self.closed_gradient
         return gated_ffn(
             x_BD,
             weights,
-            gate.take(),
+            _with_closed_gradient(gate.take(), closed),
             block=gate.block,
             activation=self.activation,
-            gate_gradient="sparse" if gate.config.learns_from_open else self.gate_gradient,
+            gate_gradient="dense" if closed else "sparse",
         )
 
     def _gate_for_kernels(self, x_BD: Tensor) -> Gate | None:
@@ -118,6 +125,23 @@ class FFN(nn.Module):
     def extra_repr(self) -> str:
         """Shown by print(model)."""
         return f"gate_gradient={self.gate_gradient}, kernels={self.kernels}"
+
+
+def steer_gate_gradients_(layers: Iterable[FFN], step: int, came_down: bool) -> None:
+    """Set what closed blocks pass back in this step of training. came_down: whether the budget has."""
+    for layer in layers:
+        if layer.gate_gradient == "sampled":
+            layer.closed_gradient = 0.0 if step % SAMPLED else float(SAMPLED)
+        elif layer.gate_gradient == "auto":
+            layer.closed_gradient = 0.0 if came_down else 1.0
+
+
+def _with_closed_gradient(factor_BG: Tensor, weight: float) -> Tensor:
+    """The same factors, where closed ones (0) pass back `weight` times their gradient."""
+    if weight in (0.0, 1.0):  # not computed, or as it is
+        return factor_BG
+    closed_BG = (factor_BG.detach() == 0).to(factor_BG.dtype)
+    return factor_BG + (weight - 1.0) * closed_BG * (factor_BG - factor_BG.detach())
 
 
 def _autocast(x_BD: Tensor) -> bool:

@@ -11,8 +11,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from dynamicgate.budget.gate_gradients import BY_BUDGET
 from dynamicgate.gating.gate import Decision
 from dynamicgate.gating.recording import Usage, named_gates, usage
+from dynamicgate.nn import FFN
 
 
 class CapturedStep:
@@ -39,6 +41,11 @@ class CapturedStep:
         clip: float | None = None,
     ) -> None:
         """`loss` is called with inputs like these and returns a scalar. Nothing is trained yet."""
+        if any(isinstance(m, FFN) and m.gate_gradient in BY_BUDGET for m in model.modules()):
+            raise ValueError(
+                "a captured step keeps the gate gradient that it is captured with: expected layers with "
+                "gate_gradient='dense' or 'sparse', received 'sampled' or 'auto'"
+            )
         self.gates, self.inputs = named_gates(model), [_kept(x) for x in inputs]
         device = self.inputs[0].device
         optimizer.zero_grad()
