@@ -3,9 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 # what is never imported, most of it, needs no bytecode; Python makes the rest when it is imported
 PIP := $(BIN)/pip install --quiet --no-compile -c constraints.txt
-# One thread a worker: two workers with two threads each would wait for each other on two cores. A worker that is done
-# takes tests of the other, mostly whole files. Bytecode is kept, also that of tests: many processes read it.
-PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# One thread a worker, also after Numba, which sets its number for torch too: two workers with two threads each would
+# wait for each other on two cores. A worker that is done takes tests of the other, mostly whole files. Bytecode is kept,
+# also that of tests: many processes read it.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .PHONY: demo test test-core test-gpu check venv docs bench bench-cpu bench-gpu bench-all results transfer paper clean
 .PHONY: fuzz fuzz-gpu fuzz-asan sbom lock wheels matrix gallery

@@ -1,4 +1,4 @@
-"""What every test runs under: a fixed seed, and uninitialised memory that is poisoned."""
+"""What every test runs under: a fixed seed, the same number of threads, and uninitialised memory that is poisoned."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from tests import gpu_record
 from tests.fuzz import record as fuzz_record
 
 settings.register_profile("many", max_examples=10 * settings.default.max_examples)  # make fuzz
+THREADS = torch.get_num_threads()
 
 
 def pytest_configure() -> None:
@@ -35,6 +36,15 @@ def _what_came_before_is_not_searched() -> None:
     Transformers and others, which it, and whoever asks it for the holders of a module, would search again and again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _as_many_threads_as_at_the_start() -> Iterator[None]:
+    """The first parallel function of Numba, which Scanpy calls, sets the threads of OpenMP for torch too: two workers
+    with two threads each then wait for each other until the end."""
+    yield
+    if torch.get_num_threads() != THREADS:
+        torch.set_num_threads(THREADS)
 
 
 @pytest.fixture(autouse=True)
