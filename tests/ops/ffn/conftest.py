@@ -10,12 +10,21 @@ import pytest
 
 from tests.interpreted import run_interpreted_tests
 from tests.ops.ffn.compiled import Compiled
+from tests.places import ROOT
 
 
 @pytest.fixture(autouse=True)
 def _nothing_compiled_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test counts only the kernels that it compiles itself."""
     monkeypatch.setattr(Compiled, "compiled", set())
+
+
+@pytest.fixture
+def for_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels are compiled for Hopper once, and again when anything that Triton makes its key of has changed: the
+    source and what it calls, the arguments, the options, Triton, its assembler. Their sizes are read from the file."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(ROOT / "build" / "test-triton"))
 
 
 @pytest.fixture

@@ -25,10 +25,9 @@ def test_the_kernels_match_the_reference_and_list_assignments_in_order(interpret
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [64, 512])
 def test_the_kernels_compile_for_a_hopper_gpu_and_fit_its_memory(
-    block: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    block: int, for_hopper: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The interpreter has memory for tiles of any size."""
-    pytest.importorskip("triton")
     from dynamicgate.ops.ffn import (
         atomic_down,
         backward_kernels,
@@ -41,7 +40,6 @@ def test_the_kernels_compile_for_a_hopper_gpu_and_fit_its_memory(
         tune,
     )
 
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     table, tile = json.loads((Path(tune.__file__).parent / "tuned/sm9x.json").read_text()), tune.tile.__wrapped__
     monkeypatch.setattr(tune, "_table", lambda _: table["tiles"])
     monkeypatch.setattr(tune, "tile", lambda kernel, T, block, dtype, _: tile(kernel, 16384, block, dtype, GPU))
