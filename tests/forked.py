@@ -6,6 +6,7 @@ warnings. Tests of how Python starts and of what is imported start a new Python.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -115,7 +116,9 @@ def _forkserver() -> multiprocessing.context.ForkServerContext:
 
 
 def _run(words: list[str], cwd: str, env: dict[str, str], printed: list[str]) -> None:
-    """In the process: what Python does with these words."""
+    """In the process: what Python does with these words. What was imported before is not searched by the garbage
+    collector, and by whoever asks it for the holders of a module."""
+    gc.freeze()
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
