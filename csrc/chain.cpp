@@ -143,6 +143,7 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
     Step s = make_step(call, layer.main, in, in_stride, read_by(layer.main, in_open), out, out_stride, computed, rows);
     s.skip = skips(layer.main, skip, rows), s.nonzero = buffers.nonzero;
     s.packed = buffers.packed, s.is_packed = is_packed;
+    if (in_inputs(layer.main)) take_above(s, buffers.kept, buffers.kept_stride);
     run_step(s, buffers.panels, pool);
     if (layer.value.units) {
       Openness same = computed;
@@ -150,6 +151,7 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
       Step v = make_step(call, layer.value, in, in_stride, in_open, buffers.value, buffers.value_stride, same, rows);
       v.skip = s.skip, v.nonzero = buffers.nonzero;
       v.packed = buffers.packed, v.is_packed = layer.main.layout == dynamicgate::kCsr;  // by the step before
+      if (in_inputs(layer.value)) take_above(v, buffers.kept, buffers.kept_stride);
       run_step(v, buffers.panels, pool);
       multiply(layer, computed, buffers.value, buffers.value_stride, out, out_stride, rows);
     }
@@ -191,8 +193,8 @@ int64_t lines_of_floats(const Program& program) {
   for (int l = 0; !program.stages && l < program.layers; ++l) {
     const Layer& layer = program.layer()[l];
     const int64_t panels = layer.main.width / kPanel * (layer.value.units ? 2 : 1);  // the value has the same layout
-    if (layer.main.layout == dynamicgate::kHalfPanels) lines += panels * layer.main.inputs / 2;
-    if (layer.main.layout == dynamicgate::kBytePanels) lines += panels * layer.main.inputs * 3 / 4 - panels;
+    if (in_halves(layer.main)) lines += panels * layer.main.inputs / 2;
+    if (in_bytes(layer.main)) lines += panels * layer.main.inputs * 3 / 4 - panels;
   }
   return lines;
 }

@@ -33,7 +33,7 @@ void run_task(int index, void* context) {
 
 // Multiply-adds of the step if everything listed were dense: used only to choose the number of threads.
 int64_t work(const Step& s) {
-  int64_t inputs = s.linear->inputs;
+  int64_t inputs = in_inputs(*s.linear) && s.rows <= kTileRows ? *s.nonzero.count : s.linear->inputs;
   if (s.in_open.is_open && s.linear->layout != dynamicgate::kRows) {
     inputs = 0;
     for (int b = 0; b < s.in_open.blocks; ++b) inputs += static_cast<int64_t>(s.in_open.count[b]) * s.in_open.block;
@@ -46,6 +46,7 @@ int64_t work(const Step& s) {
 // other input is zero, and with one row all the time goes into reading weights.
 bool should_skip_zeros(const Linear& linear, const float* in, const Openness& open, int rows) {
   if (linear.skip_zeros) return true;
+  if (in_inputs(linear)) return false;  // it leaves out more than zeros
   if (rows > 1 || open.block > UINT16_MAX || (open.is_open && open.block == 1)) return false;
   int zeros = 0, inputs = 0;
   for (int b = 0; b < open.blocks; ++b) {

@@ -1,20 +1,10 @@
 // The layouts in panels and in vectors: sixteen outputs at a time.
 #pragma once
+#include "by_input.h"
 #include "one_row.h"
+#include "side_by_side.h"
 
 namespace {
-
-// Inputs that are summed before an accumulator is stored: 17 KB of a panel then stay in the L1 cache, as do the inputs of
-// 26 rows (784-256-10, 256 rows: 430 us with 512 inputs, 425 us with these, a difference near the noise).
-constexpr int kDepth = 272;
-// The same for panels side by side: more than the L1 cache holds of four, but the L2 cache is fast enough for tiles that
-// use each weight six times (512-8192-512, 256 rows: 45 ms with 96 inputs, 43 ms with 128 to 264).
-constexpr int kDepthBeside = kWideTiles ? 192 : kDepth;
-
-struct Panels {
-  const int* panel;
-  int count, block;  // all panels are in one block of outputs
-};
 
 // The rows that need the product of one block of inputs with one block of outputs, as pointers for the micro-kernels.
 DG_INLINE int gather(const Step& s, int in_block, int out_block, const float** a, float** c) {
@@ -69,69 +59,12 @@ void skip_vectors(const float* a, const float* w, const uint16_t* index, int cou
   }
 }
 
-// Weights as floats, for tiles of many rows: each row of a panel would be widened once for every tile.
-template <class Weight>
-DG_INLINE void widen(const Weight* from, int64_t rows, float* to) {
-  for (int64_t row = 0; row < rows; ++row) {
-    Vec weight[kVectors16];
-    load_row(from + row * kPanel, weight);
-    for (int v = 0; v < kVectors16; ++v) store(to + row * kPanel + v * kLanes, weight[v]);
-  }
-}
-
-// Rows times some inputs of the panels of a group, which are adjacent: of many rows four side by side, then two, then one.
-// The inputs are in pieces of equal depth. `weight`: of the first panel; `after`: what is read after the last; `wide`: room
-// for the panels side by side as floats, if they are not.
-template <class Weight>
-void multiply_group(const Panels& group, int rows, const float* const* a, const Weight* weight, int64_t panel_weights,
-                    int64_t depth, const Pieces& pieces, float* const* c, const Weight* after, float* wide) {
-  constexpr bool kNarrow = sizeof(Weight) < sizeof(float);
-  constexpr int64_t kRowBytes = kPanel * sizeof(Weight), kAhead = sizeof(Weight);
-  const bool several = kWideTiles && rows > kTileRows;  // fewer rows add in several phases, tile by tile
-  int64_t column = static_cast<int64_t>(group.panel[0]) * kPanel;
-  for (int p = 0, beside; p < group.count; p += beside, weight += beside * panel_weights, column += beside * kPanel) {
-    const int left = group.count - p;
-    beside = !several ? 1 : left >= 4 ? 4 : left >= 2 ? 2 : 1;
-    const float* panels;
-    Pieces of = pieces;
-    Beside apart = {panel_weights, panel_weights * kAhead};
-    if constexpr (kNarrow) {
-      of.weights = depth * kPanel, apart.weights = pieces.count * of.weights;
-      for (int which = 0; which < beside; ++which)
-        for (int piece = 0; piece < pieces.count; ++piece)
-          widen(weight + which * panel_weights + piece * pieces.weights, depth,
-                wide + which * apart.weights + piece * of.weights);
-      panels = wide;
-    } else {
-      panels = weight;
-    }
-    const Weight* next = left > beside ? weight + beside * panel_weights : after;
-    if constexpr (kWideTiles) {
-      if (beside == 4) {
-        wide_tiles<4>(rows, a, panels, depth, c, column, next, kRowBytes, apart, of);
-        continue;
-      }
-      if (beside == 2) {
-        wide_tiles<2>(rows, a, panels, depth, c, column, next, kRowBytes, apart, of);
-        continue;
-      }
-    }
-    tiles<kStraight>(rows, a, panels, nullptr, depth, c, column, next, kRowBytes, of);
-  }
-}
-
-// Floats that the panels side by side take.
-template <class Weight>
-constexpr int wide_floats() {
-  if (sizeof(Weight) == sizeof(float)) return 1;
-  return kPanel * (kWideTiles ? most(kDepth, 4 * kDepthBeside) : kDepth);
-}
-
 // One block of inputs times the panels of one block of outputs. begin: `start` of `Pieces`.
 template <class Weight>
 void accumulate_panels(const Step& s, int in_block, const Panels& group, int rows, const float** a, float** c,
                        const float* begin) {
   const int units = s.units(in_block);
+  if (in_inputs(*s.linear)) return accumulate_inputs_in_panels<Weight>(s, group, rows, a, c, begin);
   const Weight* weight = reinterpret_cast<const Weight*>(s.weight) +
                          static_cast<int64_t>(in_block) * s.in_open.block * s.linear->width;
   const int64_t panel_weights = static_cast<int64_t>(units) * kPanel;
@@ -193,8 +126,8 @@ void accumulate(const Step& s, int in_block, const Panels& group, const float* b
     }
     return;
   }
-  if (s.linear->layout == dynamicgate::kHalfPanels) return accumulate_panels<Half>(s, in_block, group, rows, a, c, begin);
-  if (s.linear->layout == dynamicgate::kBytePanels) return accumulate_panels<Byte>(s, in_block, group, rows, a, c, begin);
+  if (in_halves(*s.linear)) return accumulate_panels<Half>(s, in_block, group, rows, a, c, begin);
+  if (in_bytes(*s.linear)) return accumulate_panels<Byte>(s, in_block, group, rows, a, c, begin);
   accumulate_panels<float>(s, in_block, group, rows, a, c, begin);
 }
 
@@ -255,7 +188,7 @@ void start(const Step& s, const Panels& group) {
   for (int i = 0, n = s.out_open.rows_in(group.block, s.rows); i < n; ++i) {
     float* c = s.out + s.out_open.row(group.block, i) * s.out_stride;
     for (int p = 0; p < group.count; ++p)
-      if (s.linear->layout == dynamicgate::kBytePanels)
+      if (in_bytes(*s.linear))
         memset(c + group.panel[p] * kPanel, 0, kPanel * sizeof(float));
       else
         memcpy(c + group.panel[p] * kPanel, s.bias + group.panel[p] * kPanel, kPanel * sizeof(float));
@@ -274,7 +207,7 @@ void finish(const Step& s, const Panels& group) {
     const int row = s.out_open.row(group.block, i);
     const float factor = s.out_open.factor ? s.out_open.factor[row * s.out_open.blocks + group.block] : 1.0f;
     const int first = group.panel[0], last = group.panel[group.count - 1];  // the panels of a block are adjacent
-    if (s.linear->layout == dynamicgate::kBytePanels) scale_sums(s, s.out + row * s.out_stride, first, last);
+    if (in_bytes(*s.linear)) scale_sums(s, s.out + row * s.out_stride, first, last);
     activate(s.linear->activation, s.out + row * s.out_stride + first * kPanel, (last + 1 - first) * kPanel, factor);
   }
 }
@@ -291,8 +224,13 @@ void run_panels(const Step& s, int begin, int end) {
   };
   const bool by_input = s.linear->layout == dynamicgate::kVectors && s.linear->skip_zeros;
   // The first tiles may begin with the biases, which spares a pass over outputs that are not in a cache yet.
-  const bool biases = !s.skip && (s.linear->layout == dynamicgate::kPanels || s.linear->layout == dynamicgate::kHalfPanels);
+  const bool biases = !s.skip && !in_bytes(*s.linear) && (in_panels(*s.linear) || in_inputs(*s.linear));
   const bool single_inputs = s.in_open.is_open && s.in_open.block == 1 && s.linear->layout == dynamicgate::kPanels;
+  if (in_inputs(*s.linear) && s.rows <= kTileRows) {
+    each_group([&](const Panels& g) { start(s, g); });
+    run_inputs(s, s.panels[begin], s.panels[end - 1] + 1);
+    return each_group([&](const Panels& g) { finish(s, g); });
+  }
   if constexpr (kWideTiles)
     if (s.rows == 1 && in_panels(*s.linear) && !s.skip && !single_inputs) {
       const float* first = biases && !s.in_open.is_open ? s.bias : nullptr;

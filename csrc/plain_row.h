@@ -4,6 +4,7 @@
 #pragma once
 #include <math.h>
 
+#include "by_input.h"
 #include "gate.h"
 #include "workspace.h"
 
@@ -37,7 +38,10 @@ struct OddRows {
   }
 };
 
-bool is_sparse(const Linear& linear) { return !in_panels(linear) && linear.layout != dynamicgate::kRows; }
+// Single inputs are left out for being small, and then odd ones are not.
+bool is_sparse(const Linear& linear) {
+  return !in_panels(linear) && !in_inputs(linear) && linear.layout != dynamicgate::kRows;
+}
 
 // Whether an odd input always shows in what the first map of the gate gives. It multiplies every input, and a sum with
 // an infinity or NaN is never a number; but a ReLU makes 0 of -inf. Then a padded output tells: its weights are zero, so
@@ -73,6 +77,7 @@ void plain_linear(const Call& call, const Linear& linear, const float* in, const
   const float* weight = call.weights + static_cast<int64_t>(linear.weight) * kPanel;
   const float* bias = call.weights + static_cast<int64_t>(linear.bias) * kPanel;
   const int32_t* start = reinterpret_cast<const int32_t*>(call.program) + linear.index;
+  const float* threshold = in_inputs(linear) ? thresholds_of(linear, bias) : nullptr;
   const int panels = linear.width / kPanel;
   int odd = 0;
   for (int k = 0; k < from.units; ++k) odd += !ordinary(in + k, 1);
@@ -80,7 +85,7 @@ void plain_linear(const Call& call, const Linear& linear, const float* in, const
   memset(met.odd, 0, sizeof(int) * linear.width);
   for (int n = 0; n < linear.width; ++n) met.used[n] = bias[n] != 0.0f;
   const auto add = [&](int position, int unit, float value) {
-    out[position] += value * in[unit];
+    out[position] += threshold && is_below(in[unit], threshold[unit]) ? 0.0f : value * in[unit];
     met.odd[position] += !ordinary(in + unit, 1);
     met.used[position] |= value != 0.0f;
   };
@@ -92,7 +97,7 @@ void plain_linear(const Call& call, const Linear& linear, const float* in, const
     const int within = position % from.block_width, unit = position / from.block_width * from.block + within;
     return within < from.block && unit < from.units ? unit : -1;
   };
-  const float* scale = nullptr;  // of byte panels
+  const float* scale = in_bytes(linear) ? bias + linear.width : nullptr;
   const auto add_panels = [&](const auto* values) {
     int64_t at = 0;
     for (int begin = 0; begin < from.units; begin += from.block) {
@@ -105,6 +110,11 @@ void plain_linear(const Call& call, const Linear& linear, const float* in, const
           }
     }
   };
+  const auto add_inputs = [&](const auto* values) {
+    for (int k = 0; k < from.units; ++k)
+      for (int n = 0; n < linear.width; ++n)
+        add(n, k, widened(values[static_cast<int64_t>(k) * linear.width + n]) * (scale ? scale[n] : 1.0f));
+  };
   switch (linear.layout) {
     case dynamicgate::kPanels:
       add_panels(weight);
@@ -113,8 +123,16 @@ void plain_linear(const Call& call, const Linear& linear, const float* in, const
       add_panels(reinterpret_cast<const Half*>(weight));
       break;
     case dynamicgate::kBytePanels:
-      scale = bias + linear.width;
       add_panels(reinterpret_cast<const Byte*>(weight));
+      break;
+    case dynamicgate::kInputs:
+      add_inputs(weight);
+      break;
+    case dynamicgate::kHalfInputs:
+      add_inputs(reinterpret_cast<const Half*>(weight));
+      break;
+    case dynamicgate::kByteInputs:
+      add_inputs(reinterpret_cast<const Byte*>(weight));
       break;
     case dynamicgate::kRows:
       for (int n = 0; n < linear.width; ++n)

@@ -11,7 +11,11 @@ constexpr int kPanel = 16;              // outputs side by side in memory: one c
 
 // Half panels hold the upper halves of floats (bfloat16), which is exact for weights that have no other bits. Byte panels
 // hold whole numbers from -127 to 127; each output has a scale, and the scales follow the biases.
-enum Layout : int32_t { kPanels = 0, kRows = 1, kVectors = 2, kCsr = 3, kColumns = 4, kHalfPanels = 5, kBytePanels = 6 };
+//
+// In the layouts of inputs, all weights of an input lie side by side, and each input has a threshold, which follow the
+// biases and scales: inputs that are not larger count as zeros, and of a single row their weights are not read.
+enum Layout : int32_t { kPanels = 0, kRows = 1, kVectors = 2, kCsr = 3, kColumns = 4, kHalfPanels = 5, kBytePanels = 6,
+                        kInputs = 7, kHalfInputs = 8, kByteInputs = 9 };
 // The codes of src/dynamicgate/activations.py.
 enum Activation : int32_t { kIdentity = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3, kSilu = 4, kTanh = 5, kQuickGelu = 6, kRelu2 = 7 };
 constexpr int32_t kNearest = 8;  // only between the two maps of a gate: 1 for the largest value of a row, 0 for all others

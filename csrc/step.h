@@ -62,4 +62,12 @@ bool in_panels(const Linear& linear) {
          linear.layout == dynamicgate::kBytePanels;
 }
 
+bool in_inputs(const Linear& linear) { return linear.layout >= dynamicgate::kInputs; }
+bool in_halves(const Linear& linear) {
+  return linear.layout == dynamicgate::kHalfPanels || linear.layout == dynamicgate::kHalfInputs;
+}
+bool in_bytes(const Linear& linear) {
+  return linear.layout == dynamicgate::kBytePanels || linear.layout == dynamicgate::kByteInputs;
+}
+
 }  // namespace

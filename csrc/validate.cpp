@@ -27,6 +27,9 @@ Span whole(int64_t units) { return {units, units, units, false}; }
 bool is_count(int64_t number) { return number >= 1 && number <= kMostFeatures; }
 
 bool by_panel(int32_t layout) { return layout != kRows && layout != kCsr; }
+bool by_input(int32_t layout) { return layout >= kInputs; }
+bool in_halves(int32_t layout) { return layout == kHalfPanels || layout == kHalfInputs; }
+bool in_bytes(int32_t layout) { return layout == kBytePanels || layout == kByteInputs; }
 
 // In blocks of constant length and not inlined, or gcc does not vectorise it: this runs at each call of the op (20,000
 // entries: 25 -> 2 us).
@@ -69,7 +72,8 @@ struct Checker {
   }
 
   const char* linear(const Linear& map, const Span& before, const Span& after, int32_t last_activation = kRelu2) const {
-    if (map.layout < kPanels || map.layout > kBytePanels) return "a layout is unknown";
+    if (map.layout < kPanels || map.layout > kByteInputs) return "a layout is unknown";
+    if (by_input(map.layout) && (before.gated || map.inputs > kIndexLimit)) return "it cannot leave out single inputs";
     if (map.activation < kIdentity || map.activation > last_activation) return "an activation is unknown";
     const bool dense = map.layout == kRows || map.layout == kCsr || map.layout == kColumns;
     if (map.inputs != (dense ? before.width() : before.units)) return "it does not read what the layer before gives";
@@ -77,12 +81,13 @@ struct Checker {
     if (map.skip_zeros != 0 &&
         (map.skip_zeros != 1 || before.gated || map.inputs > kIndexLimit || (map.layout != kPanels && map.layout != kVectors)))
       return "it cannot skip zeros";
-    if (!has_floats(map.bias, map.width * (map.layout == kBytePanels ? int64_t{2} : 1)))
+    const int64_t thresholds = by_input(map.layout) ? map.inputs : 0;
+    if (!has_floats(map.bias, map.width * (in_bytes(map.layout) ? int64_t{2} : 1) + thresholds))
       return "its bias is not within the weights";
     const int64_t panels = map.width / kPanel;
     int64_t held = int64_t{map.width} * map.inputs;
-    if (map.layout == kHalfPanels) held /= 2;
-    if (map.layout == kBytePanels) held = (held + 3) / 4;
+    if (in_halves(map.layout)) held /= 2;
+    if (in_bytes(map.layout)) held = (held + 3) / 4;
     if (map.layout == kCsr || map.layout == kColumns)
       if (map.inputs > kIndexLimit) return "it has more inputs than indices reach";
     if (map.layout == kCsr) {
@@ -106,7 +111,7 @@ struct Checker {
       if (!is_count(map.units)) return "its gate has a wrong number of units";
       // The kernels keep the transposed inputs of a csr gate for the layer that it gates.
       if (g && map.layout != kRows && map.layout != kPanels) return "the second map of its gate has a wrong layout";
-      if (map.skip_zeros) return "its gate cannot skip zeros";
+      if (map.skip_zeros || by_input(map.layout)) return "its gate cannot skip zeros";
       const Span outputs = whole(map.units);
       const bool may_name = g == 0 && layer.gate_stages == 2;
       if (const char* problem = linear(map, source, outputs, may_name ? kNearest : kRelu2)) return problem;
@@ -125,6 +130,7 @@ struct Checker {
     const int64_t units = layer.main.units;
     if (!is_count(units)) return "it has a wrong number of outputs";
     after = whole(units);
+    if (by_input(layer.main.layout) && layer.blocks) return "it leaves out both inputs and outputs";
     if (layer.gate_stages < 0 || layer.gate_stages > 2 || (layer.gate_stages && !layer.blocks))
       return "its gate has a wrong number of maps";
     if (layer.blocks) {
@@ -162,6 +168,7 @@ struct Checker {
   const char* part(const Part& part, int64_t inputs, int64_t units, int64_t from, int64_t to) const {
     if (!is_count(inputs) || !is_count(units)) return "it has a wrong number of inputs or outputs";
     if (part.from != from || part.to != to) return "it does not lie where its stage does";
+    if (by_input(part.linear.layout)) return "stages cannot leave out single inputs";
     return linear(part.linear, whole(inputs), whole(units));
   }
 

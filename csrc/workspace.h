@@ -45,8 +45,8 @@ struct Allotter {
 constexpr int64_t spread(int64_t width) { return (width / kPanel | 1) * kPanel; }
 
 struct Buffers {
-  int64_t hidden_stride, value_stride;
-  float *hidden[2], *logits[2], *value, *x, *packed;
+  int64_t hidden_stride, value_stride, kept_stride;
+  float *hidden[2], *logits[2], *value, *x, *packed, *kept;
   Openness open[2];
   Nonzero nonzero;
   int* panels;
@@ -54,7 +54,7 @@ struct Buffers {
 
 Buffers allot(const Call& call, int rows, Allotter& memory) {
   const Program& program = *call.program;
-  int64_t width = 0, logits = 0, value = 0, blocks = 1, panels = 0, packed = 0, nonzero = 0;
+  int64_t width = 0, logits = 0, value = 0, blocks = 1, panels = 0, packed = 0, nonzero = 0, kept = 0;
   for (int l = 0; l < program.layers; ++l) {
     const Layer& layer = program.layer()[l];
     width = most<int64_t>(width, layer.main.width);
@@ -66,10 +66,11 @@ Buffers allot(const Call& call, int rows, Allotter& memory) {
     }
     panels = most(width, logits) / kPanel;
     if (layer.main.layout == dynamicgate::kCsr) packed = most<int64_t>(packed, layer.main.inputs);
+    if (in_inputs(layer.main)) kept = most<int64_t>(kept, spread(layer.main.inputs + kPanel - 1));
     nonzero = most<int64_t>(nonzero, layer.main.inputs * (layer.main.skip_zeros ? rows : 1));
   }
   Buffers b = {};
-  b.hidden_stride = spread(width), b.value_stride = spread(value);
+  b.hidden_stride = spread(width), b.value_stride = spread(value), b.kept_stride = kept;
   for (int i = 0; i < 2; ++i) {
     b.hidden[i] = memory.take<float>(rows * b.hidden_stride);
     b.logits[i] = memory.take<float>(rows * logits);
@@ -81,6 +82,7 @@ Buffers allot(const Call& call, int rows, Allotter& memory) {
   if (value) b.value = memory.take<float>(rows * b.value_stride);
   if (call.x_column_stride != 1) b.x = memory.take<float>(static_cast<int64_t>(rows) * program.inputs);
   if (packed) b.packed = memory.take<float>((rows + kPanel - 1) / kPanel * kPanel * packed);
+  if (kept) b.kept = memory.take<float>(rows * kept);
   b.nonzero.value = memory.take<float>(nonzero + 1);  // one more: a zero at the end is written before it is discarded
   b.nonzero.index = memory.take<uint16_t>(nonzero + 1);
   b.nonzero.count = memory.take<int>(most<int64_t>(rows, blocks));

@@ -22,7 +22,6 @@ from torch.nn import functional as F
 
 from dynamicgate import ops
 from dynamicgate.ops.chain.packing import PANEL
-from dynamicgate.ops.decoder.packing import BLOCK_WORDS, FFN, HEADER_WORDS
 
 Pairs = list[tuple[Tensor, Tensor]]
 ONE_TAKES_IT = Lock()  # the room behind a cache
@@ -55,7 +54,7 @@ class NativeDecoder(nn.Module):
     def _remember(self) -> None:
         self.packed = ops.decoder.PackedDecoder(self.weights, self.program)
         self.sizes, self.tokens = self.packed.sizes, self.packed.outputs
-        self.ffn_floats = self._floats_of_ffns()
+        self.gated_floats = self.packed.gated_floats()
         self.head = self._head() if self.tokens else None
         self.rows = self.packed.head_rows() if self.packed.head_in_panels else None
 
@@ -64,11 +63,6 @@ class NativeDecoder(nn.Module):
         chain = self.program[words : words + int(self.program[words + 5])]
         floats = self.weights[lines * PANEL : (lines + int(chain[4])) * PANEL]
         return ops.chain.Packed(floats, chain, self.tokens)
-
-    def _floats_of_ffns(self) -> int:
-        """The weights of all feed-forward layers, which gates read in part."""
-        blocks = self.program[HEADER_WORDS : HEADER_WORDS + BLOCK_WORDS * self.sizes[0]].view(-1, BLOCK_WORDS)
-        return sum(int(self.program[words + 4]) * PANEL for words in blocks[:, FFN].tolist())
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what `_remember` makes: torch saves no views of the weights that read them as another type."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dynamicgate import ops
 from dynamicgate.gating.gate import Gate
 from dynamicgate.inference.cpu.ffn import ffn_layers
 from dynamicgate.inference.decoder_parts import BlockParts, DecoderParts, EncoderParts
 from dynamicgate.inference.gpu.find import unsupported
+from dynamicgate.inference.language.thresholds import opens_by_size, thresholds_of
 from dynamicgate.nn.ffn import unwatched
 
 
@@ -62,7 +64,21 @@ def stored_in(decoder: ops.decoder.Decoder, layout: str) -> ops.decoder.Decoder 
 
 
 def _block(block: BlockParts) -> ops.decoder.Block:
-    gate = getattr(block.down, "gate", None)
+    gates = [getattr(linear, "gate", None) for linear in (block.up, block.value, block.down)]
+    by_size = any(map(opens_by_size, gates))
+    layers = _ffn_with_thresholds(block, gates) if by_size else _ffn(block, gates[-1])
+    projections = [_plain(linear, None) for linear in block.qkv]
+    biases = [layer.bias for layer in projections]
+    if any(bias is None for bias in biases) != all(bias is None for bias in biases):
+        biases = [p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in projections]
+    bias = None if biases[0] is None else torch.cat([b for b in biases if b is not None])
+    weight = torch.cat([p.weight for p in projections]) if len(projections) > 1 else projections[0].weight
+    qkv = ops.chain.Layer(weight, bias)
+    of_heads = [None if norm is None else _norm(norm) for norm in (block.norm_q, block.norm_k)]
+    return ops.decoder.Block(_norm(block.norm1), qkv, _plain(block.mix, None), _norm(block.norm2), layers, *of_heads)
+
+
+def _ffn(block: BlockParts, gate: nn.Module | None) -> tuple[ops.chain.Layer, ...]:
     if gate is not None and not isinstance(gate, Gate):
         raise ValueError("something that is no gate sits on its hidden units")
     if gate is not None:
@@ -79,15 +95,27 @@ def _block(block: BlockParts) -> ops.decoder.Block:
         if router.net is None:
             raise ValueError("its single open expert is weighted by its probability among all experts")
         layers = (replace(layers[0], gate=router.net), layers[1])
-    projections = [_plain(linear, None) for linear in block.qkv]
-    biases = [layer.bias for layer in projections]
-    if any(bias is None for bias in biases) != all(bias is None for bias in biases):
-        biases = [p.weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in projections]
-    bias = None if biases[0] is None else torch.cat([b for b in biases if b is not None])
-    weight = torch.cat([p.weight for p in projections]) if len(projections) > 1 else projections[0].weight
-    qkv = ops.chain.Layer(weight, bias)
-    of_heads = [None if norm is None else _norm(norm) for norm in (block.norm_q, block.norm_k)]
-    return ops.decoder.Block(_norm(block.norm1), qkv, _plain(block.mix, None), _norm(block.norm2), layers, *of_heads)
+    return layers
+
+
+def _ffn_with_thresholds(block: BlockParts, gates: Sequence[nn.Module | None]) -> tuple[ops.chain.Layer, ...]:
+    """All that the layer reads may have thresholds, its input for each of its two projections on its own."""
+    above: list[Tensor | None] = []
+    for linear, gate in zip((block.up, block.value, block.down), gates, strict=True):
+        if gate is not None and not (isinstance(gate, Gate) and opens_by_size(gate)):
+            raise ValueError("gates of its feed-forward layers that open what is large stand beside one of another kind")
+        if linear is not None:
+            _plain(linear, gate)
+        try:
+            above.append(None if gate is None else thresholds_of(gate))
+        except ValueError as error:
+            raise ValueError(f"a gate of its feed-forward layers: {error}") from None
+    (up, down), _ = ffn_layers(block.up, block.value, block.down, block.activation, None)
+    if above[0] is not None or above[1] is not None:
+        none = torch.zeros(up.weight.shape[1])
+        of_up, of_value = (none if given is None else given for given in above[:2])
+        up = replace(up, above=of_up, value_above=None if block.value is None else of_value)
+    return up, replace(down, above=above[2])
 
 
 def _plain(linear: nn.Linear, gate: Gate | None) -> ops.chain.Layer:

@@ -14,6 +14,7 @@ from dynamicgate.inference.decoder_parts import EncoderParts, whole_parts_of
 from dynamicgate.inference.gates import factor_for_all
 from dynamicgate.inference.language.calls import Inputs
 from dynamicgate.inference.language.plan import Rounding
+from dynamicgate.inference.language.thresholds import opens_by_size
 from dynamicgate.inference.shadow_copy import copy_sharing_memory
 from dynamicgate.linears import as_linear, is_conv1d
 
@@ -36,7 +37,7 @@ def rounded_copy(model: nn.Module) -> nn.Module:
         linears += [*block.qkv, block.mix, block.up]
         linears += [] if block.value is None else [block.value]
         gate = getattr(block.down, "gate", None)
-        if gate is None or (gate.block > 1 and factor_for_all(gate) is None):
+        if gate is None or opens_by_size(gate) or (gate.block > 1 and factor_for_all(gate) is None):
             linears.append(block.down)
     for linear in linears:
         linear.weight.data = ops.chain.rounded_to_bytes(linear.weight)

@@ -145,7 +145,7 @@ def _megabytes(decoder: NativeDecoder, open_rates: Mapping[str, float], rows: in
     chance. past: positions in the cache of each row."""
     layers, _, key_heads, size = decoder.sizes
     closed = sum((1.0 - rate) ** rows for rate in open_rates.values()) / max(1, len(open_rates))
-    weights = decoder.weights.numel() - decoder.ffn_floats * closed
+    weights = decoder.weights.numel() - decoder.gated_floats * closed
     return 4e-6 * (weights + 2 * layers * rows * key_heads * size * past)
 
 

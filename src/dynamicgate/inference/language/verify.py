@@ -5,6 +5,11 @@ Rounding may flip a gate whose logit is at its threshold, and then all later pos
 position that differs is excused only by such a logit, at it or before it; if most positions need an excuse, nothing was
 verified, and the plan is not used.
 
+Gates that open by size are so many that rounding flips one of a model every few dozen tokens, and all that follows with
+it. So plans with thresholds are compared twice: with nothing left out, where every position has to agree, and as they
+are, where a few have to, with a short prompt for one sequence, which is soon run token by token. A position agrees only
+if all of its decisions do.
+
 Shapes in names: B sequences, T positions, V tokens.
 """
 
@@ -12,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +25,16 @@ from torch import Tensor, nn
 from dynamicgate.gating.recording import named_gates, usage
 from dynamicgate.inference.decoder_parts import CacheKind, most_positions
 from dynamicgate.inference.language.calls import Generation, Inputs, scores_of
+from dynamicgate.inference.language.native import NativeDecoder
+from dynamicgate.inference.language.thresholds import all_above, opens_by_size, without_thresholds
 from dynamicgate.inference.plan import Verification
 from dynamicgate.inference.shadow_copy import copy_in_float64
 from dynamicgate.inference.verify import TOLERANCE, near_threshold, refuse_above
 
 MOST_SEQUENCES, PROMPT, GENERATED = 2, 48, 24
+SHORT_PROMPT = 2  # with thresholds
 LEAST_COMPARED = 0.5
+LEAST_WITH_THRESHOLDS = 8  # positions, or half of them if they are fewer
 
 
 @dataclass(frozen=True)
@@ -38,46 +48,72 @@ class Expected:
     """[B, T]; the positions that are no padding, whose outputs mean nothing; None where all of them are compared."""
 
 
+class Recorded(NamedTuple):
+    """What the float64 reference gives for an example, the tokens that it generates with their prompt, and its steps
+    there."""
+
+    expected: Expected
+    tokens: Tensor | None
+    steps: list[Expected]
+
+
 class LanguageReference:
     """The float64 reference on an example: its scores there, and the tokens that it generates."""
 
     @torch.no_grad()
     def __init__(self, model: nn.Module, inputs: Inputs, kind: CacheKind | None, *, generated: int = GENERATED) -> None:
         """`generated`: how many tokens are generated after the prompt, where the model has a cache."""
-        self.inputs, self.kind = inputs, kind
+        self.inputs, self.kind, self.most, self.generated = inputs, kind, most_positions(model), generated
         wide = copy_in_float64(model)
+        by_size = any(map(opens_by_size, named_gates(wide).values()))
+        self.recorded = self._record(wide, *((1, SHORT_PROMPT) if by_size else (MOST_SEQUENCES, PROMPT)))
+        self.expected, self.tokens, self.steps = self.recorded
+        self.all_above: Recorded | None = None
+        if by_size:
+            with all_above(wide):
+                self.all_above = self._record(wide, MOST_SEQUENCES, PROMPT)
+
+    def _record(self, wide: nn.Module, sequences: int, tokens: int) -> Recorded:
+        """sequences, tokens: at most so many of the example are the prompt."""
+        inputs, kind, ids = self.inputs, self.kind, self.inputs.ids
         expected = _expect(wide, lambda: scores_of(_widened(inputs).call(wide)), causal=kind is not None)
-        self.expected = replace(expected, real=_real(inputs, expected.scores))
-        self.tokens: Tensor | None = None
-        self.steps: list[Expected] = []
-        self.prompt = 0
-        ids = inputs.ids
+        expected = replace(expected, real=_real(inputs, expected.scores))
         if ids is None or kind is None:
-            return
-        prompt = _unpadded(inputs, ids)[:MOST_SEQUENCES, :PROMPT]
-        self.prompt, most = prompt.shape[1], most_positions(model)
-        if most is not None:
-            generated = min(generated, most - self.prompt + 1)
-        generation, new, tokens = Generation(wide, kind), prompt, [prompt]
+            return Recorded(expected, None, [])
+        prompt = _unpadded(inputs, ids)[:sequences, :tokens]
+        generated = self.generated
+        if self.most is not None:
+            generated = min(generated, self.most - prompt.shape[1] + 1)
+        generation, new, chosen, steps = Generation(wide, kind), prompt, [prompt], []
         for _ in range(generated):
             at = new
-            self.steps.append(_expect(wide, lambda at=at: generation.step(at), causal=True))  # type: ignore[misc]
-            new = self.steps[-1].scores[:, -1].argmax(-1, keepdim=True)
-            tokens.append(new)
-        self.tokens = torch.cat(tokens, dim=1)
+            steps.append(_expect(wide, lambda at=at: generation.step(at), causal=True))  # type: ignore[misc]
+            new = steps[-1].scores[:, -1].argmax(-1, keepdim=True)
+            chosen.append(new)
+        return Recorded(expected, torch.cat(chosen, dim=1), steps)
 
     @torch.no_grad()
     def verify(self, body: nn.Module) -> Verification | None:
         """Compare `body`: ValueError if it differs, None if too many positions cannot be compared."""
+        decoders = [module for module in body.modules() if isinstance(module, NativeDecoder)]
+        if self.all_above is None or not decoders:
+            found = self._compare(body, self.recorded)
+            return found if found.rows >= LEAST_COMPARED * (found.rows + found.near_threshold) else None
+        with without_thresholds(decoders):
+            self._compare(body, self.all_above)
+        found = self._compare(body, self.recorded)
+        return found if found.rows >= min(LEAST_WITH_THRESHOLDS, LEAST_COMPARED * (found.rows + found.near_threshold)) else None
+
+    def _compare(self, body: nn.Module, recorded: Recorded) -> Verification:
         comparison = _Comparison()
-        comparison.add(scores_of(self.inputs.call(body)), self.expected, fresh=True)
-        if self.tokens is not None and self.kind is not None:
+        comparison.add(scores_of(self.inputs.call(body)), recorded.expected, fresh=True)
+        if recorded.tokens is not None and self.kind is not None:
             generation, past = Generation(body, self.kind), 0
-            for step in self.steps:
+            for step in recorded.steps:
                 until = past + step.scores.shape[1]
-                comparison.add(generation.step(self.tokens[:, past:until]), step, fresh=past == 0)
+                comparison.add(generation.step(recorded.tokens[:, past:until]), step, fresh=past == 0)
                 past = until
-        return comparison.result()
+        return Verification(comparison.compared, comparison.left_out, comparison.error)
 
 
 class _Comparison:
@@ -109,11 +145,6 @@ class _Comparison:
         self.compared += int(good_BT.sum())
         self.left_out += int((~good_BT).sum())
         self.excused = excused_BT[:, -1]
-
-    def result(self) -> Verification | None:
-        if self.compared < LEAST_COMPARED * (self.compared + self.left_out):
-            return None
-        return Verification(self.compared, self.left_out, self.error)
 
 
 def _expect(wide: nn.Module, call: Callable[[], Tensor], *, causal: bool) -> Expected:

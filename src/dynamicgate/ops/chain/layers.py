@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from dynamicgate.activations import ACTIVATIONS
@@ -12,6 +13,7 @@ from dynamicgate.ops.gate_net import GateNet, check_gate_net
 
 # in the order of enum Layout in csrc/program.h
 LAYOUTS = ("panels", "rows", "vectors", "csr", "columns", "half panels", "byte panels")
+BY_INPUT = {"panels": 7, "half panels": 8, "byte panels": 9}  # the codes of layouts whose inputs have thresholds
 FITS = {  # by layout, whether it holds a weight, and what that is in words
     "half panels": (fits_half, "bfloat16 holds"),
     "byte panels": (fits_bytes, "int8 and a scale for each output (the largest weight over 127) hold"),
@@ -33,6 +35,9 @@ class Layer:
     value_weight, value_bias: a second projection of the same input, in the same layout, as in SwiGLU. It needs an input
         that is not gated.
     skip_zeros: skip inputs that are exactly zero. It needs "panels" or "vectors" and an input that is not gated.
+    above, value_above: thresholds, one for each input, that the two projections of the layer have either both or not at
+        all: an input that is not larger, whatever its sign, counts as zero. Of a single row its weights are not read.
+        They need panels of any kind, and neither inputs nor outputs that are gated.
     """
 
     weight: Tensor
@@ -44,6 +49,8 @@ class Layer:
     skip_zeros: bool = False
     value_weight: Tensor | None = None
     value_bias: Tensor | None = None
+    above: Tensor | None = None
+    value_above: Tensor | None = None
 
     @property
     def blocks(self) -> int:
@@ -79,6 +86,7 @@ def check_layers(layers: list[Layer]) -> None:
                 f"{where}: skip_zeros needs panels or vectors and an input that is not gated, received {layer.layout}"
             )
         _check_value(where, layer, gated=bool(i and layers[i - 1].block))
+        _check_thresholds(where, layer, gated=bool(i and layers[i - 1].block))
         if layer.gate is not None:
             check_gate_net(where, layer.gate, inputs, layer.blocks)
         given += bool(layer.block) and layer.gate is None
@@ -105,6 +113,28 @@ def _check_value(where: str, layer: Layer, *, gated: bool) -> None:
         raise ValueError(f"{where}: expected a value of {tuple(layer.weight.shape)}, received {tuple(weight.shape)}")
     if gated or layer.skip_zeros:
         raise ValueError(f"{where}: a value needs an input that is not gated, and cannot skip zeros")
+
+
+def _check_thresholds(where: str, layer: Layer, *, gated: bool) -> None:
+    above, value = layer.above, layer.value_above
+    if above is None and value is None:
+        return
+    if (above is None) or (value is None) != (layer.value_weight is None):
+        raise ValueError(f"{where}: expected thresholds of all of its projections, received some: 0 leaves out nothing")
+    if layer.layout not in BY_INPUT or gated or layer.block or layer.skip_zeros:
+        raise ValueError(
+            f"{where}: thresholds need panels, inputs and outputs that are not gated, and cannot skip zeros as well, "
+            f"received {layer.layout}"
+        )
+    for given in (above, value):
+        if given is not None and (given.shape != layer.weight.shape[1:] or not _are_sizes(given)):
+            raise ValueError(
+                f"{where}: expected {layer.weight.shape[1]} finite thresholds from 0 on, received {tuple(given.shape)}"
+            )
+
+
+def _are_sizes(values: Tensor) -> bool:
+    return bool(torch.isfinite(values).all()) and bool((values >= 0.0).all())
 
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynamicgate.ops.chain.layers import LAYOUTS, Layer, check_layers
+from dynamicgate.ops.chain.layers import BY_INPUT, LAYOUTS, Layer, check_layers
 from dynamicgate.ops.chain.rounding import bytes_of, scales_of
 from dynamicgate.ops.gate_net import code_of
 
@@ -126,7 +126,7 @@ def lay_out(layers: Sequence[Layer]) -> tuple[Writer, Tensor]:
     for layer in layers:
         after = output_span(layer.weight.shape[0], layer.block, layer.layout)
         words += write_linear(
-            writer, layer.weight, layer.bias, layer.activation, layer.layout, before, after, layer.skip_zeros
+            writer, layer.weight, layer.bias, layer.activation, layer.layout, before, after, layer.skip_zeros, layer.above
         )
         words += _value_and_gate(writer, layer, before, after)
         before = after
@@ -141,7 +141,7 @@ def _value_and_gate(writer: Writer, layer: Layer, before: Span, after: Span) -> 
     value = [0] * LINEAR_WORDS
     if layer.value_weight is not None:
         held = (layer.value_weight, layer.value_bias, "identity", layer.layout)
-        value = write_linear(writer, *held, before, after, False)
+        value = write_linear(writer, *held, before, after, False, layer.value_above)
     if gate is None:
         return [0] * (2 * LINEAR_WORDS) + value + [0, layer.blocks, after.block, after.stride, 0, 0, 0, 0]
     words: list[int] = []
@@ -181,7 +181,7 @@ def gate_layout(weight_GD: Tensor, before: Span) -> str:
 
 def write_linear(
     writer: Writer, weight_ND: Tensor, bias_N: Tensor | None, activation: str, layout: str, before: Span, after: Span,
-    skip_zeros: bool,
+    skip_zeros: bool, above_D: Tensor | None = None,
 ) -> list[int]:  # fmt: skip
     """Write one linear map and return its words."""
     width = padded(after.width)
@@ -195,12 +195,13 @@ def write_linear(
         raise ValueError(
             f"indices of {layout} reach {INDEX_LIMIT} inputs, received {indexed}, padding of blocks included"
         )
+    put = panels if above_D is None else by_input
     if layout == "panels":
-        at = writer.add(width * inputs, lambda out: panels(_spread(weight_ND, 0, after, width), before, out))
+        at = writer.add(width * inputs, lambda out: put(_spread(weight_ND, 0, after, width), before, out))
     elif layout == "half panels":
 
         def halves(out: Tensor) -> None:
-            panels(_spread(weight_ND.to(torch.bfloat16), 0, after, width), before, out.view(torch.bfloat16))
+            put(_spread(weight_ND.to(torch.bfloat16), 0, after, width), before, out.view(torch.bfloat16))
 
         at = writer.add(width * inputs // 2, halves)
     elif layout == "byte panels":
@@ -208,7 +209,7 @@ def write_linear(
 
         def whole_numbers(out: Tensor) -> None:
             spread_WD = _spread(bytes_of(weight_ND, scale), 0, after, width)
-            panels(spread_WD, before, out.view(torch.int8)[: width * inputs])
+            put(spread_WD, before, out.view(torch.int8)[: width * inputs])
 
         at = writer.add(-(-width * inputs // 4), whole_numbers)
     elif layout == "vectors":
@@ -231,7 +232,9 @@ def write_linear(
         bias_W[after.positions] = bias_N.detach().to(torch.float32)
     if scale_N is not None:
         bias_W = torch.cat((bias_W, _spread(scale_N, 0, after, width)))
-    kind, phi = LAYOUTS.index(layout), code_of(activation)
+    if above_D is not None:
+        bias_W = torch.cat((bias_W, above_D.detach().float()))
+    kind, phi = LAYOUTS.index(layout) if above_D is None else BY_INPUT[layout], code_of(activation)
     bias = writer.add(len(bias_W), _copy_of(bias_W))
     return [kind, inputs, after.units, width, at, bias, index, phi, int(skip_zeros)]
 
@@ -262,6 +265,11 @@ def panels(weight_WD: Tensor, before: Span, out: Tensor) -> None:
     pieces = panels_PSD.split(before.block, dim=2)
     for piece_PSK, to in zip(pieces, out.split(weight_WD.shape[0] * before.block), strict=True):
         to.view(len(panels_PSD), -1, PANEL).copy_(piece_PSK.transpose(1, 2))
+
+
+def by_input(weight_WD: Tensor, _before: Span, out: Tensor) -> None:
+    """[inputs][outputs]: all weights of an input are contiguous."""
+    out.view(weight_WD.shape[1], -1).copy_(weight_WD.T)
 
 
 def vectors(weight_WD: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:

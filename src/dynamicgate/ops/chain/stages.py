@@ -82,8 +82,8 @@ def check_staged(staged: Staged) -> None:
 
 
 def _check_part(where: str, layer: Layer, *, is_output: bool) -> None:
-    if layer.block or layer.gate is not None:
-        raise ValueError(f"{where}: a chain in stages has no gates on units")
+    if layer.block or layer.gate is not None or layer.above is not None:
+        raise ValueError(f"{where}: a chain in stages has no gates on units, and no thresholds")
     check_layers([layer])
     if is_output and layer.activation != "identity":
         raise ValueError(

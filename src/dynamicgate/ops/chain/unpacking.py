@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dynamicgate.activations import BY_CODE
-from dynamicgate.ops.chain.layers import LAYOUTS, Layer
+from dynamicgate.ops.chain.layers import BY_INPUT, LAYOUTS, Layer
 from dynamicgate.ops.chain.packing import (
     HEADER_WORDS,
     KINDS,
@@ -38,6 +38,27 @@ class PackedLinear(NamedTuple):
     activation: int
     skip_zeros: int
 
+    @property
+    def by_input(self) -> bool:
+        """Whether its inputs have thresholds."""
+        return self.layout in BY_INPUT.values()
+
+    @property
+    def stored(self) -> str:
+        """The layout that its weights are given in."""
+        return {code: layout for layout, code in BY_INPUT.items()}.get(self.layout) or LAYOUTS[self.layout]
+
+    @property
+    def held(self) -> int:
+        """The weights of a map in panels, or by input, in floats."""
+        return self.width * self.inputs * KINDS[self.stored].itemsize // 4
+
+    @property
+    def thresholds(self) -> slice:
+        """Where the thresholds of its inputs are among the weights: behind the biases and scales."""
+        start = self.bias * PANEL + self.width * (2 if self.stored == "byte panels" else 1)
+        return slice(start, start + self.inputs)
+
 
 def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
     """The layers of a packed chain."""
@@ -51,7 +72,7 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
         parts = [PackedLinear(*words[at + j * LINEAR_WORDS : at + (j + 1) * LINEAR_WORDS]) for j in range(4)]
         stages, blocks, block, _, cut, top_k, *scale = words[at + 4 * LINEAR_WORDS : at + LAYER_WORDS]
         main, *gates, value = parts
-        layout = LAYOUTS[main.layout]
+        layout = main.stored
         after = output_span(main.units, block if blocks else 0, layout)
         weight, bias = read_linear(weights, program, main, before, after)
         by_value = read_linear(weights, program, value, before, after) if value.units else (None, None)
@@ -83,6 +104,8 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
                 layout,
                 bool(main.skip_zeros),
                 *by_value,
+                weights[main.thresholds] if main.by_input else None,
+                weights[value.thresholds] if value.units and value.by_input else None,
             )
         )
         before = after
@@ -107,7 +130,7 @@ def read_linear(
         raise ValueError("a layer lies outside of the weights")
     floats = weights[linear.weight * PANEL :]
     bias = weights[linear.bias * PANEL :][: linear.width][after.positions]
-    layout = LAYOUTS[linear.layout]
+    layout = linear.stored
     scale: Tensor | None = None
     if layout == "byte panels":
         if linear.bias * PANEL + 2 * linear.width > len(weights):
@@ -117,6 +140,11 @@ def read_linear(
         floats, layout = floats.view(KINDS[layout]), "panels"
     if layout in ("panels", "rows") and linear.width * linear.inputs > len(floats):
         raise ValueError("the weights of a layer lie outside of the weights")
+    if linear.by_input:
+        if before.gated or linear.thresholds.stop > len(weights):
+            raise ValueError("the thresholds of a layer lie outside of the weights")
+        weight = floats[: linear.width * linear.inputs].view(-1, linear.width).T[after.positions].float()
+        return weight if scale is None else weight * scale, bias
     if layout == "panels":
         pieces = floats[: linear.width * before.units].split(linear.width * before.block)
         rows = [p.reshape(linear.width // PANEL, -1, PANEL).transpose(1, 2).flatten(0, 1) for p in pieces]

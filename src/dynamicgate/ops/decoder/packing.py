@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 from dynamicgate.ops import native
 from dynamicgate.ops.chain.layers import LAYOUTS, Layer
 from dynamicgate.ops.chain.packing import HEADER_WORDS as HEADER_OF_CHAIN
-from dynamicgate.ops.chain.packing import KINDS, PANEL, Writer, lay_out, padded
+from dynamicgate.ops.chain.packing import KINDS, LAYER_WORDS, LINEAR_WORDS, PANEL, Writer, lay_out, padded
+from dynamicgate.ops.chain.unpacking import PackedLinear
 from dynamicgate.ops.decoder.layers import Decoder, Norm
 
 MAGIC = 0x44474C02
@@ -54,6 +55,38 @@ class PackedDecoder(NamedTuple):
     def head_in_panels(self) -> bool:
         """Whether `head_rows` can be read."""
         return self.outputs > 0 and LAYOUTS[int(self.program[self.head[0] + HEADER_OF_CHAIN])] in KINDS
+
+    def gated_floats(self) -> int:
+        """The weights that gates read in part, in floats: all of a feed-forward layer with gated units, and of others
+        the linear maps whose inputs have thresholds."""
+        found = 0
+        for layers, lines, _ in self._ffns():
+            gated = any(blocks for _, _, blocks in layers)
+            found += lines * PANEL if gated else sum(m.held for main, value, _ in layers for m in (main, value) if m.by_input)
+        return found
+
+    def thresholds(self) -> list[Tensor]:
+        """Those of all inputs that have some, as views of the weights."""
+        return [
+            self.weights[first * PANEL :][linear.thresholds]
+            for layers, _, first in self._ffns()
+            for main, value, _ in layers
+            for linear in (main, value)
+            if linear.by_input and linear.units
+        ]
+
+    def _ffns(self) -> Iterator[tuple[list[tuple[PackedLinear, PackedLinear, int]], int, int]]:
+        """Of each feed-forward layer its chain, as two projections and a number of blocks for every layer, how many
+        weights it has and where they start, in units of `PANEL` floats."""
+        ends = self.program[HEADER_WORDS : HEADER_WORDS + BLOCK_WORDS * self.sizes[0]].view(-1, BLOCK_WORDS)
+        for words, first in ends[:, FFN : FFN + 2].tolist():
+            head = self.program[words : words + HEADER_OF_CHAIN].tolist()
+            layers = self.program[words + HEADER_OF_CHAIN :][: head[1] * LAYER_WORDS].view(-1, LAYER_WORDS).tolist()
+            yield [
+                (PackedLinear(*layer[:LINEAR_WORDS]), PackedLinear(*layer[3 * LINEAR_WORDS :][:LINEAR_WORDS]),
+                 layer[4 * LINEAR_WORDS + 1])
+                for layer in layers
+            ], head[4], first  # fmt: skip
 
     def head_rows(self) -> HeadRows:
         """The weights of the head as rows of tokens: the embedding that is tied to the head."""
