@@ -1,5 +1,5 @@
-"""Random decoders through the kernels: against float64 in prompts and steps, with padding, NaN and gates of all kinds,
-and with changed words in their programs, which must be refused or stay within their memory.
+"""Random decoders through the kernels: against float64 in prompts and steps, with padding, NaN, gates of all kinds or
+thresholds on what is read, and with changed words in their programs, which must be refused or stay within their memory.
 
     python -m tests.fuzz.decoders --count 2000 --seed 0
     python -m tests.fuzz.decoders --sanitized --count 2000    # with the address and undefined behaviour sanitizers
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.ops import GateNet, decoder
-from dynamicgate.ops.chain import Layer
+from dynamicgate.ops.chain import Layer, rounded_to_bytes
+from dynamicgate.ops.chain.layers import BY_INPUT
 from tests.fuzz.asan import run_sanitized
 from tests.fuzz.mutations import ODD_NUMBERS
 from tests.fuzz.running import fuzz
@@ -25,6 +26,7 @@ TOLERANCE = 5e-5
 OF_TORCH = 4.0  # where plain torch in float32 misses the tolerance too, so many times its error is allowed
 DRAWS = 64  # roundings of torch; a few may all be near float64 by luck, and from 32 on the worst is the same
 NEAR = 1e-4  # a logit this near its cut may fall on either side in float32
+WITH_THRESHOLDS = 4  # one in so many decoders has thresholds instead of gates
 MOST_WORK = 1 << 22  # multiply-adds of a changed decoder that are waited for
 
 
@@ -71,10 +73,42 @@ def random_decoder(rng: random.Random, draw: torch.Generator) -> decoder.Decoder
     )  # fmt: skip
 
 
+def with_thresholds(model: decoder.Decoder, seed: int) -> decoder.Decoder:
+    """The same decoder with thresholds on what its feed-forward layers read instead of gates, and weights in panels of
+    any kind."""
+    rng, draw = random.Random(seed), torch.Generator().manual_seed(seed)
+
+    def some(layer: Layer, size: float) -> Layer:
+        features, layout = layer.weight.shape[1], rng.choice(tuple(BY_INPUT))
+        above, of_value = (size * torch.rand(features, generator=draw) for _ in range(2))
+        weight, value = (None if w is None else _held_in(layout, w) for w in (layer.weight, layer.value_weight))
+        assert weight is not None
+        return replace(
+            layer, weight=weight, value_weight=value, layout=layout, block=0, gate=None, above=above,
+            value_above=None if value is None else of_value,
+        )  # fmt: skip
+
+    blocks = []
+    for block in model.blocks:
+        up, down = block.ffn
+        up = some(up, rng.choice((0.0, 1.0, 2.0, 100.0))) if rng.random() < 0.8 else replace(up, block=0, gate=None)
+        down = some(down, rng.choice((0.0, 0.3, 1.0))) if rng.random() < 0.8 else down
+        blocks.append(replace(block, ffn=(up, down)))
+    return replace(model, blocks=tuple(blocks))
+
+
+def _held_in(layout: str, weight: Tensor) -> Tensor:
+    if layout == "byte panels":
+        return rounded_to_bytes(weight)
+    return weight.bfloat16().float() if layout == "half panels" else weight
+
+
 def check(seed: int) -> str | None:
     """What is wrong with the decoder of this seed, if anything is."""
     rng, draw = random.Random(seed), torch.Generator().manual_seed(seed)
     model = random_decoder(rng, draw)
+    if seed % WITH_THRESHOLDS == 2:
+        model = with_thresholds(model, seed)
     packed = decoder.pack_decoder(model)
     problem = _against_float64(model, packed, rng, draw)
     for _ in range(10):
@@ -143,8 +177,14 @@ def _with_cuts(model: decoder.Decoder, shift: float) -> decoder.Decoder:
         gate = up.gate
         if gate is not None:
             up = replace(up, gate=replace(gate, cut=float(gate.cut) + shift))
+        up, down = (_with_thresholds_moved(layer, shift) for layer in (up, down))
         blocks.append(replace(block, ffn=(up, down)))
     return replace(model, blocks=tuple(blocks))
+
+
+def _with_thresholds_moved(layer: Layer, shift: float) -> Layer:
+    moved = [None if above is None else (above + shift).clamp(min=0.0) for above in (layer.above, layer.value_above)]
+    return replace(layer, above=moved[0], value_above=moved[1])
 
 
 def _run_changed(packed: decoder.PackedDecoder, rng: random.Random) -> None:

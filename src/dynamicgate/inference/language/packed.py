@@ -100,14 +100,15 @@ def _ffn(block: BlockParts, gate: nn.Module | None) -> tuple[ops.chain.Layer, ..
 
 def _ffn_with_thresholds(block: BlockParts, gates: Sequence[nn.Module | None]) -> tuple[ops.chain.Layer, ...]:
     """All that the layer reads may have thresholds, its input for each of its two projections on its own."""
+    if not all(gate is None or opens_by_size(gate) for gate in gates):
+        raise ValueError("gates of its feed-forward layers that open what is large stand beside one of another kind")
     above: list[Tensor | None] = []
     for linear, gate in zip((block.up, block.value, block.down), gates, strict=True):
-        if gate is not None and not (isinstance(gate, Gate) and opens_by_size(gate)):
-            raise ValueError("gates of its feed-forward layers that open what is large stand beside one of another kind")
+        own = gate if isinstance(gate, Gate) else None
         if linear is not None:
-            _plain(linear, gate)
+            _plain(linear, own)
         try:
-            above.append(None if gate is None else thresholds_of(gate))
+            above.append(None if own is None else thresholds_of(own))
         except ValueError as error:
             raise ValueError(f"a gate of its feed-forward layers: {error}") from None
     (up, down), _ = ffn_layers(block.up, block.value, block.down, block.activation, None)

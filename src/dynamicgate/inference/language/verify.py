@@ -96,13 +96,14 @@ class LanguageReference:
     def verify(self, body: nn.Module) -> Verification | None:
         """Compare `body`: ValueError if it differs, None if too many positions cannot be compared."""
         decoders = [module for module in body.modules() if isinstance(module, NativeDecoder)]
-        if self.all_above is None or not decoders:
-            found = self._compare(body, self.recorded)
-            return found if found.rows >= LEAST_COMPARED * (found.rows + found.near_threshold) else None
-        with without_thresholds(decoders):
-            self._compare(body, self.all_above)
+        if self.all_above is not None and decoders:
+            with without_thresholds(decoders):
+                self._compare(body, self.all_above)
         found = self._compare(body, self.recorded)
-        return found if found.rows >= min(LEAST_WITH_THRESHOLDS, LEAST_COMPARED * (found.rows + found.near_threshold)) else None
+        least = LEAST_COMPARED * (found.rows + found.near_threshold)
+        if self.all_above is not None and decoders:
+            least = min(least, LEAST_WITH_THRESHOLDS)
+        return found if found.rows >= least else None
 
     def _compare(self, body: nn.Module, recorded: Recorded) -> Verification:
         comparison = _Comparison()

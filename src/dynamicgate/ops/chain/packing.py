@@ -125,9 +125,8 @@ def lay_out(layers: Sequence[Layer]) -> tuple[Writer, Tensor]:
     before = whole(layers[0].weight.shape[1])
     for layer in layers:
         after = output_span(layer.weight.shape[0], layer.block, layer.layout)
-        words += write_linear(
-            writer, layer.weight, layer.bias, layer.activation, layer.layout, before, after, layer.skip_zeros, layer.above
-        )
+        held = (layer.weight, layer.bias, layer.activation, layer.layout)
+        words += write_linear(writer, *held, before, after, layer.skip_zeros, layer.above)
         words += _value_and_gate(writer, layer, before, after)
         before = after
     outputs = layers[-1].weight.shape[0]

@@ -72,6 +72,8 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
         parts = [PackedLinear(*words[at + j * LINEAR_WORDS : at + (j + 1) * LINEAR_WORDS]) for j in range(4)]
         stages, blocks, block, _, cut, top_k, *scale = words[at + 4 * LINEAR_WORDS : at + LAYER_WORDS]
         main, *gates, value = parts
+        if (main.by_input and blocks) or (value.units and value.layout != main.layout):
+            raise ValueError("a layer has a layout that does not go with its gate or its value")
         layout = main.stored
         after = output_span(main.units, block if blocks else 0, layout)
         weight, bias = read_linear(weights, program, main, before, after)
@@ -104,8 +106,8 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
                 layout,
                 bool(main.skip_zeros),
                 *by_value,
-                weights[main.thresholds] if main.by_input else None,
-                weights[value.thresholds] if value.units and value.by_input else None,
+                above=weights[main.thresholds] if main.by_input else None,
+                value_above=weights[value.thresholds] if value.units and value.by_input else None,
             )
         )
         before = after

@@ -61,8 +61,8 @@ class PackedDecoder(NamedTuple):
         the linear maps whose inputs have thresholds."""
         found = 0
         for layers, lines, _ in self._ffns():
-            gated = any(blocks for _, _, blocks in layers)
-            found += lines * PANEL if gated else sum(m.held for main, value, _ in layers for m in (main, value) if m.by_input)
+            with_thresholds = sum(m.held for main, value, _ in layers for m in (main, value) if m.by_input)
+            found += lines * PANEL if any(blocks for _, _, blocks in layers) else with_thresholds
         return found
 
     def thresholds(self) -> list[Tensor]:
