@@ -2,7 +2,8 @@
 
 Random weights have no gates that know anything: each layer opens the fraction of its blocks that the layers of a small
 trained GPT open (`trained_rates.py`), scaled to the mean that is asked for. SmolLM2-135M with its own weights is
-converted: `hf.convert_` orders its units and fits its gates to what their blocks add on text.
+converted: `hf.convert_` orders its units and fits its gates to what their blocks add on text, or puts thresholds on all
+that its feed-forward layers read (magnitudes).
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Case:
     narrower: Callable[[], dict[str, nn.Module]] = dict  # other dense rivals by what tells them apart
     rivals_prompt: bool = True  # whether torch.compile and ONNX Runtime are timed on the prompt too
     text: Callable[[int, int], Tensor] | None = None  # windows of text; without, tokens are drawn
+    magnitudes: bool = False  # thresholds on what layers read instead of gate networks
 
     def tokens(self) -> Tensor:
         """What the model reads."""
@@ -75,8 +77,9 @@ def gpt_case(open: Sequence[float], sequences: int, *, quick: bool) -> Case:
 
 
 def smollm_case(
-    open: Sequence[float], sequences: int, *, quick: bool, weights: str | None = None, text: Path | None = None
-) -> Case:
+    open: Sequence[float], sequences: int, *, quick: bool, weights: str | None = None, text: Path | None = None,
+    magnitudes: bool = False,
+) -> Case:  # fmt: skip
     """SmolLM2-135M: its shape with random weights, or its weights from a folder, which read text."""
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
@@ -96,7 +99,8 @@ def smollm_case(
 
     name = "SmolLM2-135M" + ("" if weights else ", random weights") + (", 2 layers" if quick and not weights else "")
     return Case(
-        name, build, lambda _: "mlp", shape["vocab_size"], tuple(open), past, prompt, sequences, rivals_prompt=False,
+        name + (", magnitudes" if magnitudes else ""), build, lambda _: "mlp", shape["vocab_size"], tuple(open), past,
+        prompt, sequences, rivals_prompt=False, magnitudes=magnitudes,
         text=None if weights is None or text is None else lambda *shape: text_windows(weights, text, *shape),
     )  # fmt: skip
 
@@ -151,9 +155,11 @@ def gated_of(case: Case, fraction: float, steps: int) -> nn.Module:
     torch.manual_seed(0)
     model = case.build().eval().requires_grad_(False)
     if case.text is not None:
-        return _converted(model, case.text(TIMED + FITTED, LENGTH)[TIMED:], fraction)
-    dg.gate_(model, dg.GateConfig(block=BLOCK, net="linear"), where=case.where(model))
+        return _converted(model, case.text(TIMED + FITTED, LENGTH)[TIMED:], fraction, case.magnitudes)
     ids = torch.randint(case.vocabulary, (4, 256), generator=torch.Generator().manual_seed(1))
+    if case.magnitudes:
+        return _converted(model, ids, fraction, True)
+    dg.gate_(model, dg.GateConfig(block=BLOCK, net="linear"), where=case.where(model))
     set_gates_(model, ids, trained_rates(len(dg.named_gates(model)), fraction, steps))
     return model
 
@@ -168,12 +174,16 @@ def set_gates_(model: nn.Module, ids: Tensor, rates: Sequence[float]) -> None:
             gate.bias.copy_(-used[name].logits.flatten(0, -2).quantile(1.0 - rate, dim=0))
 
 
-def _converted(model: nn.Module, ids: Tensor, fraction: float) -> nn.Module:
+def _converted(model: nn.Module, ids: Tensor, fraction: float, magnitudes: bool) -> nn.Module:
     """With gates that text was shown to, gate networks counted in the fraction."""
     windows = [{"input_ids": window[None]} for window in ids]
     total = hf.measure(model, windows[:1]).macs["dense"]
     ffn = sum(p.numel() for name, p in model.named_parameters() if _is_ffn(name))  # a MAC for each weight and token
-    hf.convert_(model, 1.0 - (1.0 - fraction) * ffn / total, windows, block=CONVERTED_BLOCK, show=False)
+    budget = 1.0 - (1.0 - fraction) * ffn / total
+    if magnitudes:
+        hf.convert_(model, budget, windows, net="magnitude", show=False)
+    else:
+        hf.convert_(model, budget, windows, block=CONVERTED_BLOCK, show=False)
     return model.eval().requires_grad_(False)
 
 

@@ -122,7 +122,8 @@ void add_all(const Step& s, int64_t begin, int64_t end) {
     const bool last = i + 1 == part;
     add_some<kInputsAtOnce, Weight>(s, i, part, last ? done : i + 1, last ? 1 : part, begin, end);
   }
-  for (; done + 4 <= count; done += 4) add_some<4, Weight>(s, done, 1, done + 4, 1, begin, end);
+  if (done + 8 <= count) add_some<8, Weight>(s, done, 1, done + 8, 1, begin, end), done += 8;
+  if (done + 4 <= count) add_some<4, Weight>(s, done, 1, done + 4, 1, begin, end), done += 4;
   for (; done < count; ++done) add_some<1, Weight>(s, done, 1, done + 1, 1, begin, end);
 }
 

@@ -64,7 +64,7 @@ template <class Weight>
 void accumulate_panels(const Step& s, int in_block, const Panels& group, int rows, const float** a, float** c,
                        const float* begin) {
   const int units = s.units(in_block);
-  if (in_inputs(*s.linear)) return accumulate_inputs_in_panels<Weight>(s, group, rows, a, c, begin);
+  if (in_inputs(*s.linear)) return accumulate_all_inputs<Weight>(s, group, rows, a, c, begin);
   const Weight* weight = reinterpret_cast<const Weight*>(s.weight) +
                          static_cast<int64_t>(in_block) * s.in_open.block * s.linear->width;
   const int64_t panel_weights = static_cast<int64_t>(units) * kPanel;

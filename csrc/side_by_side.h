@@ -1,6 +1,7 @@
-// Many rows times panels side by side, or times columns of weights that lie input by input.
+// Many rows times panels side by side, which weights that lie input by input are copied into.
 #pragma once
 #include "step.h"
+#include "workspace.h"
 
 namespace {
 
@@ -26,30 +27,13 @@ DG_INLINE void widen(const Weight* from, int64_t rows, float* to) {
   }
 }
 
-// The same for the panels of adjacent outputs whose weights lie input by input, `apart` from each other; in `to`, panels
-// are `panel_floats` apart. The hardware does not foresee such steps.
-template <class Weight>
-DG_INLINE void widen_inputs(const Weight* from, int64_t apart, int64_t rows, int panels, float* to, int64_t panel_floats) {
-  constexpr int64_t kAhead = 24, kLine = 64;
-  const int64_t bytes = panels * static_cast<int64_t>(kPanel * sizeof(Weight));
-  for (int64_t row = 0; row < rows; ++row, from += apart, to += kPanel) {
-    const char* soon = reinterpret_cast<const char*>(from + kAhead * apart);
-    for (int64_t line = 0; line < bytes; line += kLine) __builtin_prefetch(soon + line);
-    for (int p = 0; p < panels; ++p) {
-      Vec weight[kVectors16];
-      load_row(from + p * kPanel, weight);
-      for (int v = 0; v < kVectors16; ++v) store(to + p * panel_floats + v * kLanes, weight[v]);
-    }
-  }
-}
-
 // Rows times some inputs of the panels of a group, which are adjacent: of many rows four side by side, then two, then one.
 // The inputs are in pieces of equal depth. `weight`: of the first panel; `after`: what is read after the last; `wide`: room
-// for the panels side by side as floats, if they are not; `row_weights`: from one row of a panel to the next.
-template <class Weight, bool kMoved = sizeof(Weight) < sizeof(float)>
+// for the panels side by side as floats, if they are not.
+template <class Weight>
 void multiply_group(const Panels& group, int rows, const float* const* a, const Weight* weight, int64_t panel_weights,
-                    int64_t depth, const Pieces& pieces, float* const* c, const Weight* after, float* wide,
-                    int64_t row_weights = kPanel) {
+                    int64_t depth, const Pieces& pieces, float* const* c, const Weight* after, float* wide) {
+  constexpr bool kNarrow = sizeof(Weight) < sizeof(float);
   constexpr int64_t kRowBytes = kPanel * sizeof(Weight), kAhead = sizeof(Weight);
   const bool several = kWideTiles && rows > kTileRows;  // fewer rows add in several phases, tile by tile
   int64_t column = static_cast<int64_t>(group.panel[0]) * kPanel;
@@ -59,10 +43,9 @@ void multiply_group(const Panels& group, int rows, const float* const* a, const 
     const float* panels;
     Pieces of = pieces;
     Beside apart = {panel_weights, panel_weights * kAhead};
-    if constexpr (kMoved) {
+    if constexpr (kNarrow) {
       of.weights = depth * kPanel, apart.weights = pieces.count * of.weights;
-      if (row_weights > kPanel) widen_inputs(weight, row_weights, depth, beside, wide, apart.weights);
-      for (int which = 0; row_weights == kPanel && which < beside; ++which)
+      for (int which = 0; which < beside; ++which)
         for (int piece = 0; piece < pieces.count; ++piece)
           widen(weight + which * panel_weights + piece * pieces.weights, depth,
                 wide + which * apart.weights + piece * of.weights);
@@ -86,26 +69,48 @@ void multiply_group(const Panels& group, int rows, const float* const* a, const 
 }
 
 // Floats that the panels side by side take.
-template <class Weight, bool kMoved = sizeof(Weight) < sizeof(float)>
+template <class Weight>
 constexpr int wide_floats() {
-  if (!kMoved) return 1;
+  if (sizeof(Weight) == sizeof(float)) return 1;
   return kPanel * (kWideTiles ? most(kDepth, 4 * kDepthBeside) : kDepth);
 }
 
-// Inputs one by one times panels, for many rows.
+// Copies weights that lie input by input, `apart` from each other, into panels of floats.
 template <class Weight>
-void accumulate_inputs_in_panels(const Step& s, const Panels& group, int rows, const float** a, float** c,
-                                 const float* begin) {
-  alignas(64) float wide[wide_floats<Weight, true>()];
-  const int64_t apart = s.linear->width, units = s.linear->inputs;
-  const Weight* weight = reinterpret_cast<const Weight*>(s.weight) + static_cast<int64_t>(group.panel[0]) * kPanel;
-  Pieces piece = kOnePiece;
-  piece.start = begin;
-  for (int64_t k = 0; k < units; k += kDepthBeside) {
-    const int64_t depth = least<int64_t>(kDepthBeside, units - k);
-    multiply_group<Weight, true>(group, rows, a, weight + k * apart, kPanel, depth, piece, c, weight, wide, apart);
-    piece.start = nullptr;
-    for (int m = 0; m < rows; ++m) a[m] += depth;
+DG_INLINE void into_panels(const Weight* from, int64_t apart, int64_t depth, int panels, float* to) {
+  constexpr int64_t kAhead = 3;
+  for (int64_t k = 0; k < depth; ++k, from += apart, to += kPanel)
+    for (int p = 0; p < panels; ++p) {
+      Vec weight[kVectors16];
+      __builtin_prefetch(from + kAhead * apart + p * kPanel);
+      load_row(from + p * kPanel, weight);
+      for (int v = 0; v < kVectors16; ++v) store(to + p * depth * kPanel + v * kLanes, weight[v]);
+    }
+}
+
+// Many rows times all inputs, where their weights lie input by input. Whole pieces of memory are copied, some inputs at a
+// time for many panels, into the L2 cache: four panels at a time, 16 rows took 0.35 of the speed of weights in panels.
+template <class Weight>
+void accumulate_all_inputs(const Step& s, const Panels& group, int rows, const float** a, float** c, const float* begin) {
+  constexpr int kTogether = 64, kFloats = 1 << 16;
+  static thread_local Workspace workspace;
+  workspace.reserve(kFloats * sizeof(float));
+  float* held = reinterpret_cast<float*>(workspace.base);
+  const int64_t apart = s.linear->width, inputs = s.linear->inputs;
+  for (int p = 0; p < group.count; p += kTogether) {
+    const Panels some = {group.panel + p, least(kTogether, group.count - p), group.block};
+    const Weight* weight = reinterpret_cast<const Weight*>(s.weight) + static_cast<int64_t>(some.panel[0]) * kPanel;
+    const int64_t most_depth = least<int64_t>(kDepthBeside, kFloats / (some.count * kPanel) / 4 * 4);
+    Pieces piece = kOnePiece;
+    piece.start = begin;
+    for (int64_t k = 0, depth; k < inputs; k += depth) {
+      depth = least(most_depth, inputs - k);
+      into_panels(weight + k * apart, apart, depth, some.count, held);
+      multiply_group<float>(some, rows, a, held, depth * kPanel, depth, piece, c, held, nullptr);
+      piece.start = nullptr;
+      for (int m = 0; m < rows; ++m) a[m] += depth;
+    }
+    for (int m = 0; m < rows; ++m) a[m] -= inputs;
   }
 }
 

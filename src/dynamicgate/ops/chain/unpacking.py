@@ -105,7 +105,8 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
                 gate,
                 layout,
                 bool(main.skip_zeros),
-                *by_value,
+                value_weight=by_value[0],
+                value_bias=by_value[1],
                 above=weights[main.thresholds] if main.by_input else None,
                 value_above=weights[value.thresholds] if value.units and value.by_input else None,
             )
