@@ -1,5 +1,4 @@
-"""DDP, FSDP2 and accelerate: two nodes with a process each train to the losses, masks and gates of one process. With
-the environment that torchrun gives them; tests/training/test_distributed.py runs torchrun itself."""
+"""DDP, FSDP2 and accelerate: two nodes with a process each train to the losses, masks and gates of one process."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.hf import two_processes
-from tests.two_nodes import run_as_two_nodes
+from tests.two_nodes import run_on_two_nodes
 
 TOLERANCE = 3e-6  # decisions and penalties are float32; a token that is counted twice moves weights by 1e-4
 
@@ -23,7 +22,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     for kind in ("plain", "accelerate"):
         two_processes.train(one, kind)
     two_processes.train_with_trainer(one, processes=1)
-    done = run_as_two_nodes([str(Path(two_processes.__file__)), str(two)])
+    done = run_on_two_nodes([str(Path(two_processes.__file__)), str(two)])
     assert [node.returncode for node in done] == [0, 0], done[0].stderr[-3000:] + done[1].stderr[-3000:]
     return one, two
 
