@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from typing import Any
 
@@ -163,3 +165,18 @@ def test_a_missing_package_is_reported_with_the_extra_to_install(
     monkeypatch.delitem(sys.modules, "skmisc.loess", raising=False)
     with pytest.raises(ImportError, match=r"not installed: pip install 'dynamicgate\[omics\]'"):
         call()
+
+
+def test_torch_keeps_its_number_of_threads() -> None:
+    """In a process of its own, because Numba takes threads once."""
+    words = """
+import anndata, numpy, torch
+from dynamicgate.lab.datasets.single_cell.preprocessing import preprocess_counts
+torch.set_num_threads(1)
+counts = numpy.random.default_rng(0).poisson(1.0, (60, 50)).astype("float32")
+preprocess_counts(anndata.AnnData(counts), torch.arange(60), genes=None)
+print(torch.get_num_threads())
+"""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "2"}
+    found = subprocess.run([sys.executable, "-c", words], env=env, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["1"]

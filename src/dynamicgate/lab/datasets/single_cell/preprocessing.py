@@ -7,6 +7,8 @@ them use many cells: by default the training cells only.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -29,6 +31,19 @@ MIN_GENE_STD = 0.3
 MIN_DISTINCT_MEANS = 20
 
 
+@contextmanager
+def threads_kept() -> Iterator[None]:
+    """Leave torch with as many threads as it had. The first parallel function of Numba, which scanpy calls, gives all
+    cores to OpenMP, and to torch with it: workers with one thread each would then wait for each other all the time."""
+    before = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
+
+
+@threads_kept()
 def preprocess_counts(
     counts: Any,
     train_index: torch.Tensor,
@@ -70,6 +85,7 @@ def preprocess_counts(
         return ad.AnnData(x, obs=counts.obs.copy(), var=counts.var.iloc[kept].copy())
 
 
+@threads_kept()
 def leiden_clusters(
     counts: Any, *, genes: int = 2000, min_size: int = 30
 ) -> tuple[npt.NDArray[np.int64], tuple[str, ...]]:
