@@ -103,3 +103,14 @@ def test_a_captured_step_refuses_what_it_could_not_change() -> None:
     optimizer = torch.optim.AdamW(model.parameters())
     with pytest.raises(ValueError, match="expected layers with gate_gradient='dense' or 'sparse', received 'sampled'"):
         CapturedStep(model, lambda x: model(x).sum(), (torch.randn(3, 12),), optimizer)
+
+
+def test_a_gradient_that_is_set_later_counts_from_then_on() -> None:
+    layer = gated(HARD)
+    assert layer.closed_gradient == 1.0
+    layer.gate_gradient = "sparse"
+    assert layer.closed_gradient == 0.0
+    x = torch.randn(20, 12)
+    _, found = outputs_and_gradients(layer, x)
+    _, sparse = outputs_and_gradients(gated(HARD, gate_gradient="sparse"), x)
+    assert all(torch.equal(found[name], value) for name, value in sparse.items())

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.accounting.counter import MacCounter
+from dynamicgate.accounting.rates import largest_rate
 from dynamicgate.data.contract import Inputs
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import named_gates
@@ -68,8 +69,4 @@ def _rate_at(counter: MacCounter, gates: Mapping[str, Gate], target: float) -> f
             counter.relative({n: torch.full((1, g.blocks), _rate_of(g, rate), dtype=exact) for n, g in gates.items()})
         )
 
-    low, high = 0.0, 1.0
-    for _ in range(40):
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if relative(middle) <= target else (low, middle)
-    return low
+    return largest_rate(relative, target)

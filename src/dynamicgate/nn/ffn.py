@@ -71,8 +71,7 @@ class FFN(nn.Module):
         if kernels not in KERNELS:
             raise ValueError(f"kernels must be one of {', '.join(KERNELS)}, received {kernels!r}")
         self.activation, self.gate_gradient, self.kernels = activation, gate_gradient, kernels
-        self.closed_gradient = 0.0 if gate_gradient == "sparse" else 1.0
-        """What the gradient of closed blocks is multiplied by in this step; 0: it is not computed."""
+        self._steered = 1.0  # what a budget chose for this step, for "sampled" and "auto"
         self.up = nn.Linear(features, width, bias=bias)
         self.act = ACTIVATIONS[activation].build()
         self.value = nn.Linear(features, width, bias=bias) if value else None
@@ -122,6 +121,11 @@ class FFN(nn.Module):
         decides = any(layer._forward_pre_hooks for layer in writers)  # not a gate that reads another layer
         return gate if runs and hard and decides and all(unwatched(m, gate) for m in (*writers, self.down)) else None
 
+    @property
+    def closed_gradient(self) -> float:
+        """What the gradient of closed blocks is multiplied by in this step; 0: it is not computed."""
+        return {"dense": 1.0, "sparse": 0.0}.get(self.gate_gradient, self._steered)
+
     def extra_repr(self) -> str:
         """Shown by print(model)."""
         return f"gate_gradient={self.gate_gradient}, kernels={self.kernels}"
@@ -131,9 +135,9 @@ def steer_gate_gradients_(layers: Iterable[FFN], step: int, came_down: bool) -> 
     """Set what closed blocks pass back in this step of training. came_down: whether the budget has."""
     for layer in layers:
         if layer.gate_gradient == "sampled":
-            layer.closed_gradient = 0.0 if step % SAMPLED else float(SAMPLED)
+            layer._steered = 0.0 if step % SAMPLED else float(SAMPLED)
         elif layer.gate_gradient == "auto":
-            layer.closed_gradient = 0.0 if came_down else 1.0
+            layer._steered = 0.0 if came_down else 1.0
 
 
 def _with_closed_gradient(factor_BG: Tensor, weight: float) -> Tensor:
