@@ -27,7 +27,7 @@ CROSS_ENTROPY = 0.1  # beside a weight of 1 for the divergence from the dense mo
 RANKED = 1024  # samples by which units are ranked
 CALIBRATED = 64  # windows of validation text on which budgets and thresholds are put
 AT_ONCE = 32  # windows, where nothing is trained
-ARM = ("method", "ffn", "block", "rank", "experts", "ramp")
+ARM = ("method", "ffn", "block", "rank", "experts", "ramp", "factors")
 
 
 class NextTokens:

@@ -10,6 +10,7 @@ from typing import Literal, get_args
 from torch import Tensor, nn
 
 from dynamicgate.budget import Budget, calibrate_
+from dynamicgate.gating.patterns import MLP_ALL, MLP_INPUTS
 from dynamicgate.hf import convert_, measure, order_
 from dynamicgate.linears import in_features
 from experiments.conversion.experts import to_experts_
@@ -36,7 +37,8 @@ class Arm:
     method: see `METHODS` in docs/language-models.md. ffn: executed MACs of the feed-forward layers relative to the
         dense ones, gate networks included. block: units that open together. rank: of the gate network, relative to the
         features it reads; None: linear. experts: that the units are clustered into. ramp: the fraction of training over
-        which the budget of gates falls.
+        which the budget of gates falls. factors: whether thresholds that
+        are trained are on factors too, or on inputs alone.
     """
 
     method: Method
@@ -45,6 +47,7 @@ class Arm:
     rank: float | None = None
     experts: int = 16
     ramp: float = 0.5
+    factors: bool = True
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -118,7 +121,8 @@ def _with_thresholds(arm: Arm, model: nn.Module, samples: Samples) -> Student:
     """Thresholds on all that the layers read, at the budget from the start."""
     target = model_target(model, arm.ffn, samples.validation)
     budget = Budget(target=target, warmup=0.0, anneal=arm.ramp, steer=THRESHOLD_STEER)
-    convert_(model, budget, samples.training, net="magnitude", show=False)
+    where = MLP_ALL if arm.factors and arm.method == "magnitude" else MLP_INPUTS
+    convert_(model, budget, samples.training, net="magnitude", where=where, show=False)
     calibrate_(model, samples.validation, macs=target)
     return Student(model, budget)
 

@@ -25,10 +25,14 @@ TOLD_FASTER: dict[str, dict[str, Any]] = {  # students of SmolLM2 that are asked
     "static width {}": {"method": "static width"},
 }
 FOUR_TIMES_THE_STEPS = {"batch": 8, "lr": 6e-4}
+SMALL_BATCHES: dict[str, Any] = {**MAGNITUDE, "at_once": None, "gate_lr": 1e-2}
 MORE_STEPS: dict[str, dict[str, Any]] = {  # all with the same batches and rate
     DENSE: {"method": "dense"},
-    "magnitude 50 %": {**MAGNITUDE, "ffn": 0.5, "at_once": None, "gate_lr": 1e-2},
+    "magnitude 50 %": {**SMALL_BATCHES, "ffn": 0.5},
+    "magnitude 50 %, inputs alone": {**SMALL_BATCHES, "ffn": 0.5, "factors": False},
+    "magnitude 25 %": {**SMALL_BATCHES, "ffn": 0.25},
     "static width 50 %": {"method": "static width", "ffn": 0.5},
+    "static width 25 %": {"method": "static width", "ffn": 0.25},
 }
 DESIGNS: dict[str, dict[str, Any]] = {  # of the gate: smaller blocks choose more finely, and their networks cost more
     "blocks of 16, longer ramp": {"block": 16, "ramp": 0.8},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 import dynamicgate as dg
 from dynamicgate import GateConfig, Site
+from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.gating import Gate
 from dynamicgate.gating.networks import SMALLEST
 from tests.gating.gates import mlp
@@ -105,23 +107,24 @@ def test_a_budget_holds_thresholds_in_training_and_the_file_keeps_them(tmp_path:
     assert torch.equal(copy.deepcopy(model)(x), model(x))
 
 
+class GatedLinearUnit(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(8, 24), nn.Linear(8, 24)
+        self.down_proj, self.act_fn = nn.Linear(24, 8), nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
 def test_the_word_for_what_layers_read_names_their_input_and_the_hidden_units(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate_proj, self.up_proj = nn.Linear(8, 24), nn.Linear(8, 24)
-            self.down_proj, self.act_fn = nn.Linear(24, 8), nn.SiLU()
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
-
-    model = nn.ModuleList([Layer()])
+    model = nn.ModuleList([GatedLinearUnit()])
     dg.gate_(model, MAGNITUDE, where="mlp-inputs")
     assert capsys.readouterr().out == (
-        "1 x Layer, 8 inputs of gate_proj, 8 blocks each; 1 x Layer, 8 inputs of up_proj, 8 blocks each; "
-        "1 x Layer, 8 -> 24 (silu, gated), 24 blocks each\n"
+        "1 x GatedLinearUnit, 8 inputs of gate_proj, 8 blocks each; 1 x GatedLinearUnit, 8 inputs of up_proj, 8 blocks "
+        "each; 1 x GatedLinearUnit, 8 -> 24 (silu, gated), 24 blocks each\n"
     )
     gates = dg.named_gates(model)
     assert list(gates) == ["0.gate_proj", "0.up_proj", "0.down_proj"]
@@ -142,3 +145,46 @@ def test_the_word_for_what_layers_read_names_their_input_and_the_hidden_units(
         dg.gate_(nn.Sequential(nn.Linear(4, 4)), MAGNITUDE, where="mlp-inputs")
     with pytest.raises(ValueError, match="register the pattern for 'mlp'"):
         dg.gating.register_pattern("mine", lambda _module: None, where="mlp-inputs")
+
+
+def test_a_small_factor_saves_the_rows_of_what_it_multiplies(capsys: pytest.CaptureFixture[str]) -> None:
+    model = dg.gate_(nn.ModuleList([GatedLinearUnit()]), MAGNITUDE, where="mlp-all")
+    assert "1 x GatedLinearUnit, 24 factors from gate_proj, 24 blocks each; " in capsys.readouterr().out
+    gates = dg.named_gates(model)
+    assert {*gates} == {"0.gate_proj", "0.up_proj", "0.down_proj", "0.act_fn"}
+    assert "24 factors from 0.gate_proj, of what 0.up_proj writes" in str(gates["0.act_fn"].site)
+    x, layer = torch.randn(64, 8), model[0]
+    with torch.no_grad():
+        for gate in gates.values():
+            gate.bias.fill_(1.0)
+        gates["0.act_fn"].bias.copy_(torch.linspace(0.0, 3.0, 24))
+        threshold = torch.exp(-gates["0.act_fn"].bias)
+        cut = x * (x.abs() > math.exp(-1.0))
+        f = F.silu(layer.gate_proj.forward(cut))
+        open_f = f.abs() > threshold
+        h = f * open_f * layer.up_proj.forward(cut)
+        open_h = h.abs() > math.exp(-1.0)
+        expected = layer.down_proj.forward(h * open_h)
+        torch.testing.assert_close(layer(x), expected)
+        with dg.usage(model) as used:
+            layer(x)
+        assert torch.equal(used["0.act_fn"].open, open_f.float())
+        counter = MacCounter(model, rows=dict.fromkeys(("0.gate_proj", "0.up_proj", "0.down_proj"), 1.0))
+        inputs, units = (cut != 0).sum(-1).double(), open_f.sum(-1).double()
+        by_hand = (inputs * 24 + inputs * units + open_h.sum(-1) * 8).mean()
+        assert float(counter.executed({name: used[name].open for name in used})) == pytest.approx(float(by_hand))
+    dg.ungate_(model, "mlp-all")
+    assert not dg.named_gates(model)
+    assert not layer.act_fn._forward_hooks
+
+
+def test_other_gates_on_factors_are_refused() -> None:
+    model = nn.ModuleList([GatedLinearUnit()])
+    with pytest.raises(ValueError, match="factors are closed by how large they are"):
+        dg.gate_(model, GateConfig(net="linear"), where="mlp-all")
+    assert not dg.named_gates(model)
+    narrow = Site("0.act_fn", ("0.up_proj",), "0.gate_proj", 7, factors=True)
+    with pytest.raises(ValueError, match="writes 24 values for 7 factors"):
+        dg.gate_(model, MAGNITUDE, where=[narrow])
+    with pytest.raises(ValueError, match="factors multiply what producers write"):
+        Site("0.act_fn", (), "0.gate_proj", 24, factors=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,7 +145,7 @@ def test_thresholds_cost_no_network_and_lose_less_than_blocks() -> None:
     plan = convert_(model, 0.7, batches, net="magnitude", show=False)
     found = dg.hf.measure(model, batches)
     assert found.macs["relative"] == pytest.approx(0.7, abs=0.005)
-    assert "6 thresholds on what feed-forward layers read" in str(plan)
+    assert "8 thresholds on what feed-forward layers read" in str(plan)
     assert plan.open_rate > 0.4
     gates = dg.named_gates(model)
     assert all(gate.blocks == gate.site.width for gate in gates.values())
@@ -162,6 +164,21 @@ def test_thresholds_cost_no_network_and_lose_less_than_blocks() -> None:
         optimizer.step()
         optimizer.zero_grad()
     assert plan.budget.relative == pytest.approx(0.7, abs=0.02)
+
+
+def test_factors_are_saved_copied_and_compiled_with_the_model(tmp_path: Path) -> None:
+    model, batches = small_llama(), token_batches(4)
+    convert_(model, 0.7, batches, net="magnitude", show=False)
+    wanted = model(**batches[0]).logits
+    model.save_pretrained(tmp_path)
+    loaded = dg.hf.load(tmp_path)
+    assert {*dg.named_gates(loaded)} == {*dg.named_gates(model)}
+    assert any(gate.site.factors for gate in dg.named_gates(loaded).values())
+    torch.testing.assert_close(loaded(**batches[0]).logits, wanted)
+    torch.testing.assert_close(copy.deepcopy(model)(**batches[0]).logits, wanted)
+    torch.testing.assert_close(torch.compile(model, backend="eager")(**batches[0]).logits, wanted)
+    fast = dg.compile(model, batches[0])
+    torch.testing.assert_close(fast(**batches[0]).logits, wanted)
 
 
 @pytest.mark.parametrize("option", [{"always_open": 1}, {"rank": 4}, {"start": "open"}])

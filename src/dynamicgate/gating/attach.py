@@ -29,11 +29,12 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
     """Put a gate on every site that `where` selects, in place, and return the model.
 
     `where` is a predicate on `Site` (`hidden`, `channels`, `inputs`, `everywhere` or your own), "mlp" for the
-    feed-forward layers of a Transformer, "mlp-inputs" for everything that their layers read, "heads" for its attention
-    heads, a site name or glob, or a list of names, globs and explicit `Site` objects (for a forward pass that cannot be
-    traced). For these words a line is printed that says what was found; `dynamicgate.gating.patterns` says how. Base
-    parameters keep their names and values; only keys that contain ``.gate.`` are new (``.stages.``, and masks, for
-    stages). Call it again with another `where` for another kind.
+    feed-forward layers of a Transformer, "mlp-inputs" for everything that their layers read, "mlp-all" for that and
+    the factors of gated linear units, "heads" for its attention heads, a site name or glob, or a list of names, globs
+    and explicit `Site` objects (for a forward pass that cannot be traced). For these words a line is printed that says
+    what was found; `dynamicgate.gating.patterns` says how. Base parameters keep their names and values; only keys that
+    contain ``.gate.`` are new (``.stages.``, and masks, for stages). Call it again with another `where` for another
+    kind.
     """
     config = config or GateConfig()
     where = where if callable(where) or isinstance(where, str) else list(where)
@@ -144,9 +145,10 @@ def _stack(chosen: list[Site]) -> list[Site]:
 
 
 def _new_gate(model: nn.Module, site: Site, config: GateConfig) -> Gate:
-    if config.reads == "same":
+    if config.reads == "same" and not site.factors:
         site = replace(site, source=site.consumer)
-    consumer, source = (unwrapped(model.get_submodule(name)) for name in (site.consumer, site.source))
+    reader = site.source if site.factors else site.consumer  # an activation has no weights
+    consumer, source = (unwrapped(model.get_submodule(name)) for name in (reader, site.source))
     weights: list[Any] = [consumer.weight, source.weight]
     gate = Gate(site, config, features=features_read(source, site)).to(weights[0].device)
     gate.net.to(weights[1].dtype)  # it reads what the source reads; tau and theta stay float32
@@ -159,6 +161,9 @@ def _attach(model: nn.Module, gate: Gate) -> None:
     site = gate.site
     consumer, source = model.get_submodule(site.consumer), model.get_submodule(site.source)
     unwrapped(consumer).gate = gate
+    if site.factors:
+        gate.put_hook_after_(consumer, gate.cut_after)
+        return
     # Applying a gate comes first: where one layer is the consumer of one site and the source of the next, the second
     # gate must read h^(l-1) as gated (sec 3). Bound methods, because deepcopy re-binds them to the copied gate.
     gate.put_hook_(consumer, gate.scale_before, prepend=True)
@@ -170,6 +175,9 @@ def _remove_hooks(module: nn.Module, gate: Gate) -> None:
     for key, hook in gate_hooks(module).items():
         if hook.__self__ is gate:
             del module._forward_pre_hooks[key]
+    for key, hook in [*module._forward_hooks.items()]:  # of factors
+        if getattr(hook, "__self__", None) is gate:
+            del module._forward_hooks[key]
 
 
 def _without_words(model: nn.Module, sites: list[Site], where: Where) -> Where:

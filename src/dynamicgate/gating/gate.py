@@ -48,7 +48,8 @@ Watcher = Callable[["Gate", Decision], None]
 
 class Gate(nn.Module):
     """A gate on one site. It is a child of the site's consumer and acts through two forward pre-hooks:
-    `decide_before` the source runs and `scale_before` the consumer runs (`dynamicgate.gating.attach` attaches them)."""
+    `decide_before` the source runs and `scale_before` the consumer runs; on factors through one forward hook,
+    `cut_after` the activation has run (`dynamicgate.gating.attach` attaches them)."""
 
     tau: Tensor
     theta: Tensor
@@ -244,6 +245,18 @@ class Gate(nn.Module):
         """Make one of its methods a forward pre-hook, and remember it: torch.compile of torch < 2.12 cannot ask a hook
         whose method it is."""
         self.hook_ids += (module.register_forward_pre_hook(hook, prepend=prepend).id,)
+
+    def put_hook_after_(self, module: nn.Module, hook: Callable[..., Any]) -> None:
+        """Likewise a forward hook."""
+        self.hook_ids += (module.register_forward_hook(hook).id,)
+
+    def cut_after(self, _activation: nn.Module, _args: tuple[Any, ...], factors_BN: Tensor) -> Tensor:
+        """Forward hook of the activation that gives factors: decide from them, and close those that are small."""
+        decision = self(factors_BN)
+        watcher = self.watcher
+        if watcher is not None and not recomputing():
+            watcher(self, decision)
+        return scale_units(factors_BN, decision.scale, self.block)
 
     def decide_before(self, source: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of the source: decide from its input, before the producers do any work."""

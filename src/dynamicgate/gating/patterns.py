@@ -1,5 +1,6 @@
 """Sites by a word: `where="mlp"` is every feed-forward layer of a model, `where="heads"` its attention heads, and
-`where="mlp-inputs"` everything that the layers of its feed-forward layers read, their input and their hidden units.
+`where="mlp-inputs"` everything that the layers of its feed-forward layers read, their input and their hidden units, and
+`where="mlp-all"` that and, in gated linear units, the factors.
 
 A pattern looks at one module and says which of the layers below it play which role; all modules of a model are shown to
 all patterns. It goes by the names and shapes of layers, so that no other package is imported, and works where a forward
@@ -18,12 +19,12 @@ from torch import nn
 
 from dynamicgate.gating import ffn_patterns, head_patterns
 from dynamicgate.gating.config import GateConfig
-from dynamicgate.gating.roles import Roles, activation_of, layer_below
+from dynamicgate.gating.roles import Roles, activation_below, activation_of, layer_below
 from dynamicgate.gating.sites import Site, find_sites
 from dynamicgate.linears import in_features, out_features, unwrapped
 
 Pattern = Callable[[nn.Module], Roles | None]
-MLP, HEADS, MLP_INPUTS = "mlp", "heads", "mlp-inputs"
+MLP, HEADS, MLP_INPUTS, MLP_ALL = "mlp", "heads", "mlp-inputs", "mlp-all"
 DESCRIBE_IT = (
     "where=[Site(consumer=..., producers=(...), source=..., width=...)], or teach the library its pattern with "
     "dynamicgate.gating.register_pattern"
@@ -52,15 +53,15 @@ def register_pattern(name: str, pattern: Pattern, where: str = MLP) -> None:
         it does not know. It comes before all patterns that are there already.
     where: the word of `gate_(where=)` that it belongs to: "mlp", "heads" or one of your own.
     """
-    if where == MLP_INPUTS:
-        raise ValueError(f"{MLP_INPUTS!r} is what the layers of {MLP!r} read: register the pattern for {MLP!r}")
+    if where in (MLP_INPUTS, MLP_ALL):
+        raise ValueError(f"{where!r} is what the layers of {MLP!r} read: register the pattern for {MLP!r}")
     others = _PATTERNS.get(where, {})
     _PATTERNS[where] = {name: pattern, **{key: value for key, value in others.items() if key != name}}
 
 
 def is_word(where: object) -> TypeGuard[str]:
     """Whether `where` names patterns."""
-    return isinstance(where, str) and (where in _PATTERNS or where == MLP_INPUTS)
+    return isinstance(where, str) and (where in _PATTERNS or where in (MLP_INPUTS, MLP_ALL))
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,9 @@ def find_matches(model: nn.Module, word: str) -> list[Match]:
 
 def known_matches(model: nn.Module, word: str) -> list[Match]:
     """All sites of a word, in module order; there may be none."""
-    if word == MLP_INPUTS:
-        return [read for match in known_matches(model, MLP) for read in _what_is_read(model, match)]
+    if word in (MLP_INPUTS, MLP_ALL):
+        found_mlp = known_matches(model, MLP)
+        return [read for match in found_mlp for read in _what_is_read(model, match, factors=word == MLP_ALL)]
     found: dict[str, Match] = {}
     for name, module in model.named_modules():
         for pattern in _PATTERNS[word].values():
@@ -103,11 +105,19 @@ def describe(matches: list[Match], config: GateConfig) -> str:
     return "; ".join(f"{count} x {line}" for line, count in lines.items())
 
 
-def _what_is_read(model: nn.Module, match: Match) -> Iterator[Match]:
-    """The inputs of the layers that write hidden units, each by itself, and the hidden units."""
+def _what_is_read(model: nn.Module, match: Match, *, factors: bool) -> Iterator[Match]:
+    """The inputs of the layers that write hidden units, each by itself, the factors if asked for, and the hidden units.
+    Of two layers that write them, all patterns name the one with the activation first."""
     for layer in match.site.producers:
         width = in_features(unwrapped(model.get_submodule(layer)))
         yield Match(Site(layer, (), layer, width), match.around, f"{width} inputs of {layer.rpartition('.')[2]}")
+    prefix = match.site.source.rpartition(".")[0]
+    activation = activation_below(model.get_submodule(prefix)) if factors and len(match.site.producers) == 2 else None
+    if activation is not None:
+        first, second = match.site.producers
+        name = f"{prefix}.{activation}" if prefix else activation
+        site = Site(name, (second,), first, match.site.width, factors=True)
+        yield Match(site, match.around, f"{site.width} factors from {first.rpartition('.')[2]}")
     yield match
 
 
@@ -138,9 +148,14 @@ def _blocks(site: Site, config: GateConfig) -> str:
 
 
 def _nothing_found(model: nn.Module, word: str) -> str:
-    kinds = {MLP: "feed-forward layers", HEADS: "attention heads", MLP_INPUTS: "feed-forward layers"}
+    kinds = {
+        MLP: "feed-forward layers",
+        HEADS: "attention heads",
+        MLP_INPUTS: "feed-forward layers",
+        MLP_ALL: "feed-forward layers",
+    }
     text = f"`where` ({word}) matches nothing: no {kinds.get(word, 'layers')} of this {type(model).__name__} are known"
-    if word in (MLP, MLP_INPUTS):
+    if word in (MLP, MLP_INPUTS, MLP_ALL):
         shaped = [(name, ffn_patterns.could_be(module)) for name, module in model.named_modules()]
         listed = [f"{name or 'the model'}: {r.producers[0]} -> {r.consumer}" for name, r in shaped if r is not None]
         listed += [str(site) for site in find_sites(model) if not site.is_input]

@@ -11,7 +11,7 @@ from dynamicgate.linears import in_features, is_conv2d, is_linear, is_quantised,
 
 def check_layers(model: nn.Module, site: Site) -> None:
     """An error for a site whose layers are neither linear nor convolutions, or do not write and read its units."""
-    names = dict.fromkeys((site.consumer, site.source, *site.producers))
+    names = dict.fromkeys((*(() if site.factors else (site.consumer,)), site.source, *site.producers))
     layers = {name: unwrapped(model.get_submodule(name)) for name in names}
     for name, layer in layers.items():
         kind = type(layer).__name__
@@ -27,6 +27,13 @@ def check_layers(model: nn.Module, site: Site) -> None:
             )
     if site.channels or any(map(is_conv2d, layers.values())):
         _check_channels(site, layers)
+        return
+    if site.factors:
+        for name in (site.source, *site.producers):
+            if out_features(layers[name]) != site.width:
+                raise ValueError(
+                    f"{name!r} writes {out_features(layers[name])} values for {site.width} factors: {site}"
+                )
         return
     if site.width != in_features(layers[site.consumer]):
         raise ValueError(
@@ -68,10 +75,17 @@ def check_kind(site: Site, config: GateConfig) -> None:
             f"gates of kind 'context' name contexts by what Linear layers read, and {site.name!r} reads channels of "
             "convolutions: leave it out of `where`, or take kind='dynamic', 'static' or 'router'"
         )
+    if site.factors and config.net != "magnitude":
+        raise ValueError(
+            f"factors are closed by how large they are: expected net='magnitude' and reads='same' for {site}, received "
+            f"kind={config.kind!r} and net={config.net!r}"
+        )
 
 
 def features_read(source: nn.Module, site: Site) -> int:
     """How many values the gate of a site reads, whose source is this layer."""
+    if site.factors:
+        return site.width
     if not site.channels:
         return in_features(source)
     return int(source.in_channels) if is_conv2d(source) else site.width  # type: ignore[arg-type]

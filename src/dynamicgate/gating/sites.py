@@ -4,6 +4,10 @@ A site is a vector of hidden units between the layers that write it and the one 
 
     source input ──> producers ──> activation, dropout ──> [gate] ──> consumer
 
+In a gated linear unit, what the activation gives is a vector of factors, and a site too::
+
+    source ──> consumer (the activation) ──> [gate] ──> times what the producers write
+
 Sites are found by tracing the data flow from `nn.Linear` to `nn.Linear` through unit-wise operations only: a closed
 unit must not be able to change its neighbours (a LayerNorm in between would). The units may also be the channels of
 `nn.Conv2d`, see `channel_sites`.
@@ -43,8 +47,13 @@ class Site:
     channels: bool = False
     """Whether the units are channels, written by `nn.Conv2d` layers and decided once for an image. The consumer is a
     Conv2d, or a Linear that reads one value of each channel, or several, channel after channel."""
+    factors: bool = False
+    """Whether the units are factors, in a gated linear unit: the consumer is the activation behind the `source`, and
+    what it gives multiplies what the producers write. Where a factor is closed, the producers need not write."""
 
     def __post_init__(self) -> None:
+        if self.factors and (self.channels or self.head_dim is not None or not self.producers):
+            raise ValueError("factors multiply what producers write, and are neither channels nor heads")
         if self.channels and self.head_dim is not None:
             raise ValueError("a site is of channels or of heads, received channels=True and head_dim")
         if self.head_dim is None and self.heads_per_group != 1:
@@ -67,7 +76,8 @@ class Site:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as files hold them; those of heads and of channels are left out for other units."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
-        others = (() if self.is_heads else OF_HEADS) + (() if self.channels else ("channels",))
+        others: tuple[str, ...] = () if self.is_heads else OF_HEADS
+        others += tuple(name for name in ("channels", "factors") if not getattr(self, name))
         return {name: value for name, value in found.items() if name not in others}
 
     @property
@@ -107,6 +117,8 @@ class Site:
 
     def __str__(self) -> str:
         written = " and ".join(self.producers) or "the input"
+        if self.factors:
+            return f"{self.name!r}: {self.width} factors from {self.source}, of what {written} writes"
         units = "channels" if self.channels else "units"
         return f"{self.name!r}: {self.width} {units} from {written}, read by {self.consumer}"
 

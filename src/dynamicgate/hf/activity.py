@@ -55,7 +55,8 @@ def observe(
     model: nn.Module, sites: Sequence[Site], batches: Sequence[Inputs], see: See, update: Update | None = None
 ) -> None:
     """Run the model on the batches as if every gate were open, and call `see(site, x_BD, h_BN)` for each site and
-    batch: the input of its source and its units, one row for each token that is not padding."""
+    batch: the input of its source and its units, one row for each token that is not padding. Factors are their own
+    input."""
     device = next(model.parameters()).device
     consumers = {site.consumer: model.get_submodule(site.consumer) for site in sites}
     with (
@@ -84,14 +85,20 @@ class _Observer:
     def attached(self) -> Iterator[_Observer]:
         handles = []
         try:
-            for site in self.sites:
+            factors = [site for site in self.sites if site.factors]
+            others = [site for site in self.sites if not site.factors]
+            for site in factors:
+                activation = self.model.get_submodule(site.consumer)
+                handles.append(activation.register_forward_hook(self._take_factors(site), prepend=True))
+                handles.append(activation.register_forward_hook(self._show_factors(site)))
+            for site in others:
                 consumer = self.model.get_submodule(site.consumer)
                 handles.append(consumer.register_forward_pre_hook(self._take_units(site), prepend=True))
                 handles.append(consumer.register_forward_pre_hook(self._put_back(site)))
-            for site in self.sites:  # after the above: a source may be the consumer of the site before
+            for site in others:  # after the above: a source may be the consumer of the site before
                 source = self.model.get_submodule(site.source)
                 handles.append(source.register_forward_pre_hook(self._read_source(site)))
-            for site in self.sites:
+            for site in others:
                 consumer = self.model.get_submodule(site.consumer)
                 handles.append(consumer.register_forward_pre_hook(self._show(site)))
             yield self
@@ -121,6 +128,21 @@ class _Observer:
         def hook(_module: nn.Module, _args: tuple[Any, ...]) -> None:
             read, units = self._read.pop(site.name), self._units.pop(site.name)
             self.see(site, self._rows(site, read), self._rows(site, units))
+
+        return hook
+
+    def _take_factors(self, site: Site) -> Any:
+        def hook(_module: nn.Module, _args: tuple[Any, ...], given: Tensor) -> None:
+            self._units[site.name] = given
+
+        return hook
+
+    def _show_factors(self, site: Site) -> Any:
+        def hook(_module: nn.Module, _args: tuple[Any, ...], _cut: Tensor) -> Tensor:
+            factors = self._units.pop(site.name)
+            rows = self._rows(site, factors)
+            self.see(site, rows, rows)
+            return factors
 
         return hook
 

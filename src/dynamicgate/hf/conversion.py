@@ -17,7 +17,7 @@ from dynamicgate.budget.calibration import calibrate_, executed_relative
 from dynamicgate.data.contract import Inputs, move, take_first
 from dynamicgate.gating.attach import Where, gate_, select_sites, ungate_
 from dynamicgate.gating.gate import GateConfig, count_of
-from dynamicgate.gating.patterns import MLP, MLP_INPUTS
+from dynamicgate.gating.patterns import MLP, MLP_ALL
 from dynamicgate.gating.recording import is_gated, named_gates
 from dynamicgate.gating.unit_order import check_movable
 from dynamicgate.hf.activity import read_batches
@@ -87,7 +87,7 @@ def convert_(
     net, rank: as in `GateConfig`. A linear gate network costs about 1 / (3 block) of a gated feed-forward layer. With
         "magnitude" there is no network: thresholds cut what is small among all that the feed-forward layers read. That
         loses less, and saves time only where one row runs at a time, as in decoding one sequence.
-    where: as in `gate_`. None: "mlp", and with magnitudes "mlp-inputs".
+    where: as in `gate_`. None: "mlp", and with magnitudes "mlp-all".
     start: with "budget" the model executes the budget from now on. With "open" all gates are open on these batches, so
         that the model computes what it did, and the budget closes the least needed blocks first, over the first half of
         training.
@@ -107,7 +107,7 @@ def convert_(
             raise ValueError(
                 f"{received} means nothing with net='magnitude', which has thresholds alone and begins at the budget"
             )
-        return _with_thresholds(model, held, inputs, block, where or MLP_INPUTS, show)
+        return _with_thresholds(model, held, inputs, block, where or MLP_ALL, show)
     block, sites = block or BLOCK, select_sites(model, where or MLP)
     for site in sites:
         check_movable(model, site)

@@ -35,7 +35,7 @@ from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site
 from dynamicgate.hf.size_check import SizeCheck
 from dynamicgate.io.model_file import describe_gates, describe_masks, read_site
-from dynamicgate.linears import in_features
+from dynamicgate.linears import in_features, out_features
 from dynamicgate.masks import declare_mask_
 
 METHOD = "dynamicgate"
@@ -276,6 +276,8 @@ def _site_in(model: PreTrainedModel, site: Site) -> Site:
     if moved.channels:
         writer: Any = model.get_submodule(moved.producers[0])
         return replace(moved, width=writer.out_channels)
+    if moved.factors:
+        return replace(moved, width=out_features(model.get_submodule(moved.source)))
     return replace(moved, width=in_features(model.get_submodule(moved.consumer)))
 
 

@@ -1,13 +1,15 @@
 """Let a trained model skip what is small: thresholds on all that its feed-forward layers read, without gate networks.
 
 A layer adds up its inputs, each times a column of weights, and inputs near zero hardly change the sum. Where one row is
-computed at a time, as in decoding, their columns need not be read.
+computed at a time, as in decoding, their columns need not be read. In a gated linear unit, a factor near zero makes its
+unit small, so that the row of the other layer that it multiplies need not be read either.
 
 Shapes in names: B tokens, N units.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,13 +21,17 @@ from dynamicgate.accounting.rates import largest_rate
 from dynamicgate.data.contract import Inputs
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import named_gates
+from dynamicgate.gating.sites import Site
 from dynamicgate.hf.activity import between, observe
 from dynamicgate.hf.initial_gates import QUANTILE_TOKENS
 from dynamicgate.training.progress import Progress
 
 # Hidden units are products with an activation, and far more of them are near zero than of what enters a layer. On
-# SmolLM2 the loss was least, and flat, where this many of them are open for each input that is.
-HIDDEN_FOR_EACH_INPUT = 0.6
+# SmolLM2 the loss was least, and flat, where this many of them are open for each input that is. With thresholds on the
+# factors too it was least where as many factors are open as inputs, with more hidden units, and with more inputs of the
+# layer whose outputs are multiplied: the rate to the power of one half.
+HIDDEN_FOR_EACH_INPUT, HIDDEN_BEHIND_FACTORS = 0.6, 0.7
+POWER_FOR_MULTIPLIED = 0.5
 
 
 @torch.no_grad()
@@ -33,11 +39,12 @@ def put_thresholds_(
     model: nn.Module, counter: MacCounter, target: float, inputs: Sequence[Inputs], show: bool
 ) -> float:
     """Put the thresholds of all magnitude gates where the model executes about `target` of the dense MACs, as if gates
-    did not change what later layers read. Returns the rate at which input gates are open; hidden ones have less."""
+    did not change what later layers read. Returns the rate at which the inputs of a layer are open that nothing
+    multiplies; others have more or less."""
     gates = named_gates(model)
-    rate = _rate_at(counter, gates, target)
+    sites = {name: gate.site_at(name) for name, gate in gates.items()}
+    rate = _rate_at(counter, gates, sites, target)
     found: dict[str, list[Tensor]] = {name: [] for name in gates}
-    sites = [gate.site_at(name) for name, gate in gates.items()]
 
     def see(site: Any, _x: Tensor, h_BN: Tensor) -> None:
         room = QUANTILE_TOKENS - sum(map(len, found[site.name]))
@@ -46,27 +53,50 @@ def put_thresholds_(
             found[site.name].append((gate.net(h_BN[:room]) - gate.bias).float().cpu())
 
     with Progress("putting thresholds", show=show) as progress:
-        observe(model, sites, inputs, see, between(progress, 0.0, 1.0))
-    for name, gate in gates.items():
-        if not found[name]:
+        observe(model, [*sites.values()], inputs, see, between(progress, 0.0, 1.0))
+    for name, empty in found.items():
+        if not empty:
             raise ValueError(f"no batch reached the gate at {name!r}: pass other batches")
-        sizes = torch.cat(found[name]).flatten().sort(descending=True).values
-        place = min(round(_rate_of(gate, rate) * len(sizes)), len(sizes) - 1)
-        gate.bias.fill_(float(gate.logit_threshold) - float(sizes[place]))
+    sizes = {name: torch.cat(rows) for name, rows in found.items()}  # logarithms
+    for name, gate in gates.items():
+        shift_G = torch.zeros(gate.blocks)
+        if sites[name].factors:
+            # how large what they multiply is on average: with that for large factors alone, SmolLM2 lost a third more
+            shift_G = _mean_square(sizes[_hidden_behind(sites[name], sites)] - sizes[name])
+        ordered = (sizes[name] + shift_G).flatten().sort(descending=True).values
+        place = min(round(_rate_of(sites[name], sites, rate) * len(ordered)), len(ordered) - 1)
+        gate.bias.copy_(float(gate.logit_threshold) - float(ordered[place]) + shift_G)
     return rate
 
 
-def _rate_of(gate: Gate, rate: float) -> float:
-    return rate if gate.site.is_input else HIDDEN_FOR_EACH_INPUT * rate
+def _mean_square(sizes_BG: Tensor) -> Tensor:
+    """The logarithm of the root mean square over tokens of what has these logarithms."""
+    return 0.5 * (torch.logsumexp(2.0 * sizes_BG, dim=0) - math.log(len(sizes_BG)))
 
 
-def _rate_at(counter: MacCounter, gates: Mapping[str, Gate], target: float) -> float:
-    """The open rate of input gates at which the model executes `target`."""
+def _hidden_behind(factors: Site, sites: Mapping[str, Site]) -> str:
+    """The site of the hidden units that are these factors times what they multiply."""
+    return next(name for name, site in sites.items() if not site.factors and factors.source in site.producers)
+
+
+def _rate_of(site: Site, sites: Mapping[str, Site], rate: float) -> float:
+    """How many units of a site are open where `rate` of the inputs are."""
+    multiplied = {name for other in sites.values() if other.factors for name in other.producers}
+    if site.is_input:
+        return rate**POWER_FOR_MULTIPLIED if site.name in multiplied else rate
+    if site.factors:
+        return rate
+    return rate * (HIDDEN_BEHIND_FACTORS if multiplied & {*site.producers} else HIDDEN_FOR_EACH_INPUT)
+
+
+def _rate_at(counter: MacCounter, gates: Mapping[str, Gate], sites: Mapping[str, Site], target: float) -> float:
+    """The open rate of inputs at which the model executes `target`."""
 
     def relative(rate: float) -> float:
         exact = torch.float64  # float32 cannot hold the MACs of a large model
+        open_at = {name: _rate_of(site, sites, rate) for name, site in sites.items()}
         return float(
-            counter.relative({n: torch.full((1, g.blocks), _rate_of(g, rate), dtype=exact) for n, g in gates.items()})
+            counter.relative({n: torch.full((1, g.blocks), open_at[n], dtype=exact) for n, g in gates.items()})
         )
 
     return largest_rate(relative, target)
