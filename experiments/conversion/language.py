@@ -33,6 +33,8 @@ ARM = ("method", "ffn", "block", "rank", "experts", "ramp", "factors")
 class NextTokens:
     """The predictions of the dense model, at temperature 1, and a little of the text itself."""
 
+    one_shape = True
+
     def __init__(self, dense: nn.Module, texts: Texts, asked: Mapping[str, Any], device: torch.device) -> None:
         """Windows of all texts, as many of each."""
         self.dense, self.device, self.batch = dense, device, asked["batch"]

@@ -85,6 +85,8 @@ def special_tokens(texts: Texts) -> tuple[int, int, list[int]]:
 class Embeddings:
     """Targets: the embeddings of the dense model and, with weight `of_tokens`, the outputs of all layers."""
 
+    one_shape = False
+
     def __init__(self, dense: nn.Module, texts: Texts, asked: Mapping[str, Any], device: torch.device) -> None:
         """Sentences of books."""
         self.dense, self.device, self.size, self.of_tokens = dense, device, asked["batch"], asked.get("of_tokens", 0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from dynamicgate.budget import Budget
 from dynamicgate.gating.recording import named_gates, usage
 from dynamicgate.lab.language.resumable import ResumableRun, autocast
+from dynamicgate.training.captured_step import CapturedStep
 from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
 
+EAGER_STEPS = 3  # before steps are captured
 WARMUP, LOWEST = 0.05, 0.1  # the learning rates: fraction of training in which they rise, and where they end
 
 
@@ -31,11 +33,15 @@ class Task(Protocol):
     def calibration(self) -> Iterable[Mapping[str, Tensor]]:
         """Validation inputs on which a budget is met exactly after training."""
 
+    @property
+    def one_shape(self) -> bool:
+        """Whether all inputs have one shape and no padding, so that a GPU can be given whole steps."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
     """How long and how fast. gate_lr: of gate networks and routers. at_once: rows of a batch that run together, where
-    memory is short; None: all."""
+    memory is short; None: all. capture: let a GPU be given whole steps, where inputs have one shape."""
 
     steps: int
     lr: float = 1e-4
@@ -44,6 +50,7 @@ class Training:
     clip: float = 1.0
     seed: int = 0
     at_once: int | None = None
+    capture: bool = True
     checkpoint_seconds: float = 120.0
 
     def rate(self, step: int) -> float:
@@ -74,6 +81,8 @@ class DistillationRun(ResumableRun):
         self.optimizer = make_optimizer(student, training, device)
         self.places = torch.Generator().manual_seed(training.seed)
         self.tokens = 0
+        self._captured: CapturedStep | None = None
+        self._eager_steps = 0
 
     @property
     def relative(self) -> float | None:
@@ -86,6 +95,7 @@ class DistillationRun(ResumableRun):
             self.resume()
         self.student.train()
         self.take_steps()
+        self._captured = None  # its memory
         self.student.eval()
         if self.budget is not None:
             with autocast(self.device):
@@ -100,6 +110,18 @@ class DistillationRun(ResumableRun):
             group["lr"] = group["base_lr"] * training.rate(self.step)
         inputs = self.task.draw(self.places)
         parts = in_parts(inputs, training.at_once)
+        can_capture = training.capture and self.task.one_shape and self.device.type == "cuda" and len(parts) == 1
+        if self._captured is None and can_capture and self._eager_steps >= EAGER_STEPS:
+            self._captured = self._capture(inputs["input_ids"])
+        loss = self._eager_step(parts, now) if self._captured is None else self._captured_step(inputs, now)
+        self.tokens += int(
+            inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].numel()
+        )
+        self.step += 1
+        return loss
+
+    def _eager_step(self, parts: Sequence[Mapping[str, Tensor]], now: float) -> Tensor:
+        self._eager_steps += 1
         loss = torch.zeros((), device=self.device)
         for number, part in enumerate(parts):
             with usage(self.student) as used:
@@ -108,14 +130,23 @@ class DistillationRun(ResumableRun):
             if self.budget is not None:
                 own = own + (self.budget.penalty(used) if number else self.budget.step(used, now))
             (own / len(parts)).backward()
-        nn.utils.clip_grad_norm_(self.student.parameters(), training.clip)
+        nn.utils.clip_grad_norm_(self.student.parameters(), self.training.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self.tokens += int(
-            inputs["attention_mask"].sum() if "attention_mask" in inputs else inputs["input_ids"].numel()
-        )
-        self.step += 1
         return loss
+
+    def _capture(self, ids: Tensor) -> CapturedStep:
+        def loss(ids: Tensor) -> Tensor:
+            return self.task.loss(self.student, {"input_ids": ids})
+
+        return CapturedStep(self.student, loss, (ids,), self.optimizer, clip=self.training.clip)
+
+    def _captured_step(self, inputs: Mapping[str, Tensor], now: float) -> Tensor:
+        assert self._captured is not None
+        loss, used = self._captured.forward(inputs["input_ids"])
+        penalty = None if self.budget is None else self.budget.step(used, now)
+        self._captured.backward(penalty, rates=[group["lr"] for group in self.optimizer.param_groups])
+        return loss.clone()  # the next step overwrites it
 
     def save(self) -> None:
         """A checkpoint from which `resume` goes on to the same result."""

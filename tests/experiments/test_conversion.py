@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -14,62 +12,45 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
-from experiments.conversion import experts, language, sentences, students, tables
+from experiments.conversion import experts, sentences, students, tables
 from experiments.conversion import texts as texts_module
 from experiments.conversion.measuring import measure_student
-from experiments.conversion.models import ffn_macs, ffn_sites, language_model, sentence_encoder
+from experiments.conversion.models import ffn_macs, ffn_sites, sentence_encoder
 from experiments.conversion.selections import Oracle, Threshold, kept_at
 from experiments.conversion.static_width import importance, most_important, remove_units_
 from experiments.conversion.students import Arm, Samples, Student, make_student
-from experiments.conversion.texts import TESTED_ON, Texts, Windows, model_folder, own_texts
-from experiments.conversion.training import DistillationRun, Training, in_parts
+from experiments.conversion.texts import TESTED_ON, model_folder, own_texts
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaForCausalLM
 
 import dynamicgate as dg
-from dynamicgate.lab.language.text import PARTS, Text
-from dynamicgate.lab.language.tokenizers import Bytes
 from dynamicgate.lab.runner import Experiment
+from tests.experiments.conversion_runs import (
+    CONTEXT,
+    CPU,
+    FEATURES,
+    LAYERS,
+    VOCABULARY,
+    WIDTH,
+    dense_model,
+    ids,
+    inputs_to_look_at,
+)
 
-CPU = torch.device("cpu")
-FEATURES, WIDTH, LAYERS, VOCABULARY, CONTEXT = 32, 128, 2, 256, 16
 FFN = 3 * FEATURES * WIDTH * LAYERS
 ATTENTION = LAYERS * (2 * FEATURES * 32 + 2 * FEATURES * 16 + 2 * FEATURES * (CONTEXT + 1) / 2)
 REST = ATTENTION + FEATURES * VOCABULARY  # and the head; a token sees half of the window on average
-ASKED = {"batch": 4, "context": CONTEXT, "windows": 4}
-
-
-def ids(rows: int, seed: int) -> Tensor:
-    return torch.randint(0, VOCABULARY, (rows, CONTEXT), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.fixture(scope="module")
 def dense() -> nn.Module:
-    """With larger weights than a random Llama has, so that its units differ."""
-    model = language_model(None).requires_grad_(False)
-    for parameter in model.parameters():
-        if parameter.ndim == 2:
-            parameter.mul_(8.0)
-    return model
+    return dense_model()
 
 
 @pytest.fixture(scope="module")
 def samples() -> Samples:
-    return Samples([{"input_ids": ids(8, seed)} for seed in range(2)], [{"input_ids": ids(8, 9)}])
-
-
-@pytest.fixture(scope="module")
-def texts() -> Texts:
-    """The same words whatever the files of this repository say."""
-    words = [bytes(w) for w in np.random.default_rng(0).integers(97, 123, (400, 5), dtype=np.uint8)]
-    found = {}
-    for number, name in enumerate(TESTED_ON):
-        draw = np.random.default_rng(number + 1)
-        raw = {part: b" ".join(words[i] for i in draw.zipf(1.3, 4000) % 400) for part in PARTS}
-        tokens = {part: Bytes().encode(text) for part, text in raw.items()}
-        found[name] = Text(name, "bytes", Bytes.size, tokens, {part: len(text) for part, text in raw.items()}, {})
-    return Texts(found, None)
+    return inputs_to_look_at()
 
 
 def measured(student: Student, dense: nn.Module, seed: int = 5) -> dict[str, Any]:
@@ -203,105 +184,6 @@ def test_experts_are_units_alike_and_all_of_them_are_the_dense_layer(dense: nn.M
     router = dg.named_gates(model)[site.name].net
     means = model.get_submodule(site.source).weight.unflatten(0, (16, 8)).mean(1)  # type: ignore[operator,union-attr]
     torch.testing.assert_close(router.weight, means, check_device=False)  # type: ignore[arg-type]
-
-
-def run_of(arm: Arm, dense: nn.Module, samples: Samples, texts: Texts, folder: Path) -> DistillationRun:
-    torch.manual_seed(0)
-    student = make_student(arm, dense, samples)
-    student.model.requires_grad_(True)
-    task = language.NextTokens(dense, texts, ASKED, CPU)
-    training = Training(steps=8, lr=1e-3)
-    return DistillationRun(
-        student.model, student.budget, task, training, settings={"ffn": arm.ffn}, device=CPU, folder=folder
-    )
-
-
-@pytest.mark.parametrize("method", ["gate", "magnitude", "static width", "experts"])
-def test_training_resumes_to_the_same_student(
-    method: Any, dense: nn.Module, samples: Samples, texts: Texts, tmp_path: Path
-) -> None:
-    arm = Arm(method=method, ffn=0.5)
-    whole = run_of(arm, dense, samples, texts, tmp_path / "whole")
-    whole.train()
-    broken = run_of(arm, dense, samples, texts, tmp_path / "broken")
-    broken.student.train()
-    for _ in range(5):
-        broken._recent.append(broken.optimize())
-        broken._note()
-    broken.save()
-    resumed = run_of(arm, dense, samples, texts, tmp_path / "broken")
-    resumed.train()
-    assert resumed.step == 8
-    assert resumed.tokens == whole.tokens == 8 * 4 * CONTEXT
-    assert resumed.curve == whole.curve
-    expected = whole.student.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in resumed.student.state_dict().items())
-    rates = [group["base_lr"] for group in whole.optimizer.param_groups]
-    assert rates == ([1e-3] if method == "static width" else [1e-3, 1e-3])
-
-
-@pytest.mark.parametrize("method", ["magnitude", "static width"])
-def test_a_batch_in_parts_gives_the_gradients_of_the_whole(
-    method: Any, dense: nn.Module, samples: Samples, texts: Texts, tmp_path: Path
-) -> None:
-    curves = []
-    for at_once in (None, 2):
-        run = run_of(Arm(method=method, ffn=0.5), dense, samples, texts, tmp_path / str(at_once))
-        run.training = replace(run.training, at_once=at_once)
-        run.budget = None  # it reads the first part alone
-        curves.append([float(run.optimize()) for _ in range(4)])
-    assert curves[0] == pytest.approx(curves[1], rel=1e-5)
-    with pytest.raises(ValueError, match="no equal parts of 3"):
-        in_parts({"input_ids": ids(4, 0)}, 3)
-
-
-def test_a_short_training_is_enough_for_the_budget(
-    dense: nn.Module, samples: Samples, texts: Texts, tmp_path: Path
-) -> None:
-    run = run_of(Arm(method="gate", ffn=0.5, block=8), dense, samples, texts, tmp_path)
-    run.training = replace(run.training, steps=61)  # as many as 2 M tokens are
-    executed = []
-    for _ in range(61):
-        run.optimize()
-        assert run.budget is not None
-        executed.append(run.budget.relative)
-    assert executed[0] == pytest.approx(1.0, abs=0.03)
-    assert fmean(executed[45:]) == pytest.approx(run.budget.target, abs=0.015)  # before any calibration
-
-
-def test_gates_learn_at_their_own_rate(dense: nn.Module, samples: Samples, texts: Texts, tmp_path: Path) -> None:
-    run = run_of(Arm(method="experts", ffn=0.5), dense, samples, texts, tmp_path)
-    run.training = replace(run.training, lr=1e-4)
-    names = {id(p): name for name, p in run.student.named_parameters()}
-    weights, gates = run.optimizer.param_groups
-    assert all(".gate." in names[id(p)] for p in gates["params"])
-    assert not any(".gate." in names[id(p)] for p in weights["params"])
-    assert len(weights["params"]) + len(gates["params"]) == len(names)
-    assert (Training(steps=1).lr, Training(steps=1).gate_lr) == (1e-4, 1e-3)
-
-
-def test_the_loss_is_the_divergence_and_a_tenth_of_the_text(dense: nn.Module, texts: Texts) -> None:
-    student = copy.deepcopy(dense)
-    for parameter in student.parameters():
-        parameter.mul_(0.9)
-    task = language.NextTokens(dense, texts, ASKED, CPU)
-    inputs = task.draw(torch.Generator().manual_seed(0))
-    found, wanted = (model(**inputs).logits[:, :-1].log_softmax(-1) for model in (student, dense))
-    divergence = F.kl_div(found, wanted, reduction="none", log_target=True).sum(-1).mean()
-    text = F.nll_loss(found.flatten(0, 1), inputs["input_ids"][:, 1:].flatten())
-    torch.testing.assert_close(task.loss(student, inputs), divergence + 0.1 * text)
-
-
-def test_batches_are_half_of_each_text(texts: Texts) -> None:
-    marked = {}
-    for value, name in ((3, "books"), (4, "python")):
-        text = texts.texts[name]
-        marked[name] = replace(text, tokens={"train": text.tokens["train"] * 0 + value})
-    windows = Windows(Texts(marked, None), "train", CONTEXT, CPU)
-    drawn = windows.draw(6, torch.Generator().manual_seed(0))
-    assert sorted(drawn[:, 0].tolist()) == [3, 3, 3, 4, 4, 4]
-    (fixed,) = windows.fixed(5, 8)
-    assert fixed[:, 0].tolist() == [3, 4, 3, 4, 3]
 
 
 def test_a_run_measures_every_text(tmp_path: Path) -> None:

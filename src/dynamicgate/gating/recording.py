@@ -150,17 +150,29 @@ def usage(model: nn.Module) -> Iterator[Usage]:
     >>> used["2"].open
     """
     gates = named_gates(model)
+    with watch_tokens(unwrap(model), gates) as tokens, _recorded(model, gates, Usage(gates, tokens)) as used:
+        yield used
+
+
+@contextmanager
+def usage_of_all_rows(model: nn.Module) -> Iterator[Usage]:
+    """The same where nothing is padding. Which rows are tokens is then not asked, and a GPU need not answer."""
+    gates = named_gates(model)
+    with _recorded(model, gates, Usage(gates)) as used:
+        yield used
+
+
+@contextmanager
+def _recorded(model: nn.Module, gates: Mapping[str, Gate], used: Usage) -> Iterator[Usage]:
     stages = stages_of(model)
     before = {name: gate.watcher for name, gate in gates.items()}
     stages_before = None if stages is None else stages.watcher
     try:
-        with watch_tokens(unwrap(model), gates) as tokens:
-            used = Usage(gates, tokens)
-            for gate in gates.values():
-                gate.watcher = used
-            if stages is not None:
-                stages.watcher = used._stage_calls.append
-            yield used
+        for gate in gates.values():
+            gate.watcher = used
+        if stages is not None:
+            stages.watcher = used._stage_calls.append
+        yield used
     finally:
         for name, gate in gates.items():
             gate.watcher = before[name]

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from dynamicgate.budget.gate_gradients import BY_BUDGET
 from dynamicgate.gating.gate import Decision
-from dynamicgate.gating.recording import Usage, named_gates, usage
+from dynamicgate.gating.recording import Usage, named_gates, usage_of_all_rows
 from dynamicgate.nn import FFN
 
 
 class CapturedStep:
-    """Forward pass and loss; then backward pass, clipping and the optimizer's step, for inputs of one shape.
+    """Forward pass and loss; then backward pass, clipping and the optimizer's step, for inputs of one shape without
+    padding.
 
         step = CapturedStep(model, loss, (ids, targets), optimizer, clip=1.0)
         for ids, targets in batches:
@@ -50,7 +51,7 @@ class CapturedStep:
         device = self.inputs[0].device
         optimizer.zero_grad()
         self._forward = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._forward), usage(model) as used:
+        with torch.cuda.graph(self._forward), usage_of_all_rows(model) as used:
             self._loss = loss(*self.inputs)
         self._used: dict[str, Decision] = dict(used)
         sources = [t for one in self._used.values() for t in (one.p, one.logits) if t.requires_grad]
