@@ -86,7 +86,8 @@ def convert_(
         blocks are so few that no others could open.
     net, rank: as in `GateConfig`. A linear gate network costs about 1 / (3 block) of a gated feed-forward layer. With
         "magnitude" there is no network: thresholds cut what is small among all that the feed-forward layers read, and
-        among the factors of gated linear units. That loses less, and saves time only where one row runs at a time, as in decoding one sequence.
+        among the factors of gated linear units. That loses less, and saves time only where one row runs at a time, as
+        in decoding one sequence.
     where: as in `gate_`. None: "mlp", and with magnitudes "mlp-all".
     start: with "budget" the model executes the budget from now on. With "open" all gates are open on these batches, so
         that the model computes what it did, and the budget closes the least needed blocks first, over the first half of
