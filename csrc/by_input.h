@@ -31,9 +31,10 @@ void take_above(Step& s, float* kept, int64_t stride) {
   for (int row = 0; row < s.rows; ++row) {
     const float* x = s.in + row * s.in_stride;
     for (int k = 0; k < inputs; ++k) kept[row * stride + k] = is_below(x[k], threshold[k]) ? 0.0f : x[k];
+    for (int64_t k = inputs; k < unit_weights(*s.linear); ++k) kept[row * stride + k] = 0.0f;  // units read whole panels
   }
   s.in = kept, s.in_stride = stride, s.skip = false;
-  if (s.rows > kTileRows) return;
+  if (s.rows > kTileRows || in_units(*s.linear)) return;
   const auto list = [&](int rows) {
     int count = 0;
     for (int k = 0; k < inputs; ++k) {

@@ -93,7 +93,7 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
     const bool last = l + 1 == program.layers;
     const bool skip = !reads_densely(layer.main) && should_skip_zeros(layer.main, in, in_open, rows);
     // Until a layer leaves something out, all are whole: `in` has one block.
-    if (layer.value.units && layer.blocks) odd.look_at(in, in_stride, in_open.block, rows, kLargestFactor);
+    if (layer.value.units && (layer.blocks || in_units(layer.value))) odd.look_at(in, in_stride, in_open.block, rows, kLargestFactor);
     if (!odd.looked && leaves_out(layer) && !shows_odd_inputs(layer)) odd.look_at(in, in_stride, in_open.block, rows);
     bool is_packed = false;  // whether the gate has already packed the rows: the layer can read the same copy
     const bool listed = in_panels(layer.main) || layer.main.skip_zeros ||
@@ -151,9 +151,13 @@ void run_rows_of_batch(const Call& call, int64_t first, int rows, const Pool* po
       Step v = make_step(call, layer.value, in, in_stride, in_open, buffers.value, buffers.value_stride, same, rows);
       v.skip = s.skip, v.nonzero = buffers.nonzero;
       v.packed = buffers.packed, v.is_packed = layer.main.layout == dynamicgate::kCsr;  // by the step before
-      if (in_inputs(layer.value)) take_above(v, buffers.kept, buffers.kept_stride);
+      if (in_inputs(layer.main)) take_above(v, buffers.kept, buffers.kept_stride);
+      if (in_units(layer.value)) take_factors_above(v, out, out_stride, buffers.units);
       run_step(v, buffers.panels, pool);
-      multiply(layer, computed, buffers.value, buffers.value_stride, out, out_stride, rows);
+      if (in_units(layer.value) && rows <= kTileRows)
+        multiply_listed(v, out, out_stride);
+      else
+        multiply(layer, computed, buffers.value, buffers.value_stride, out, out_stride, rows);
     }
     if (densely) scale_all_blocks(open, out, out_stride, layer.main.width, rows);
     if (layer.blocks && (last || reads_densely(program.layer()[l + 1])))
@@ -192,9 +196,12 @@ int64_t lines_of_floats(const Program& program) {
   int64_t lines = program.weights;
   for (int l = 0; !program.stages && l < program.layers; ++l) {
     const Layer& layer = program.layer()[l];
-    const int64_t panels = layer.main.width / kPanel * (layer.value.units ? 2 : 1);  // the value has the same layout
-    if (in_halves(layer.main)) lines += panels * layer.main.inputs / 2;
-    if (in_bytes(layer.main)) lines += panels * layer.main.inputs * 3 / 4 - panels;
+    const Linear* const both[] = {&layer.main, &layer.value};
+    for (const Linear* linear : both) {
+      const int64_t panels = linear->width / kPanel, inputs = in_units(*linear) ? unit_weights(*linear) : linear->inputs;
+      if (in_halves(*linear)) lines += panels * inputs / 2;
+      if (in_bytes(*linear)) lines += panels * inputs * 3 / 4 - panels;
+    }
   }
   return lines;
 }

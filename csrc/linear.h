@@ -1,5 +1,6 @@
 // One linear map from start to end: which zero inputs it skips, which panels it computes, and on how many threads.
 #pragma once
+#include "by_unit.h"
 #include "panels.h"
 #include "rows.h"
 #include "workspace.h"
@@ -14,6 +15,7 @@ constexpr int64_t kWorkWorthATask = 200000;
 void run_part(const Step& s, int begin, int end) {
   if (s.linear->layout == dynamicgate::kRows) return run_rows(s, begin, end);
   if (s.linear->layout == dynamicgate::kCsr) return run_csr(s, begin, end);
+  if (in_units(*s.linear) && s.rows <= kTileRows) return run_units(s, s.panels[begin], s.panels[end - 1] + 1);
   run_panels(s, begin, end);
 }
 
@@ -33,6 +35,7 @@ void run_task(int index, void* context) {
 
 // Multiply-adds of the step if everything listed were dense: used only to choose the number of threads.
 int64_t work(const Step& s) {
+  if (in_units(*s.linear) && s.rows <= kTileRows) return int64_t{s.linear->inputs} * s.listed_count * s.rows;
   int64_t inputs = in_inputs(*s.linear) && s.rows <= kTileRows ? *s.nonzero.count : s.linear->inputs;
   if (s.in_open.is_open && s.linear->layout != dynamicgate::kRows) {
     inputs = 0;

@@ -64,7 +64,7 @@ template <class Weight>
 void accumulate_panels(const Step& s, int in_block, const Panels& group, int rows, const float** a, float** c,
                        const float* begin) {
   const int units = s.units(in_block);
-  if (in_inputs(*s.linear)) return accumulate_all_inputs<Weight>(s, group, rows, a, c, begin);
+  if (in_inputs(*s.linear) || in_units(*s.linear)) return accumulate_all_inputs<Weight>(s, group, rows, a, c, begin);
   const Weight* weight = reinterpret_cast<const Weight*>(s.weight) +
                          static_cast<int64_t>(in_block) * s.in_open.block * s.linear->width;
   const int64_t panel_weights = static_cast<int64_t>(units) * kPanel;
@@ -224,7 +224,8 @@ void run_panels(const Step& s, int begin, int end) {
   };
   const bool by_input = s.linear->layout == dynamicgate::kVectors && s.linear->skip_zeros;
   // The first tiles may begin with the biases, which spares a pass over outputs that are not in a cache yet.
-  const bool biases = !s.skip && !in_bytes(*s.linear) && (in_panels(*s.linear) || in_inputs(*s.linear));
+  const bool dense = in_panels(*s.linear) || in_inputs(*s.linear) || in_units(*s.linear);
+  const bool biases = !s.skip && !in_bytes(*s.linear) && dense;
   const bool single_inputs = s.in_open.is_open && s.in_open.block == 1 && s.linear->layout == dynamicgate::kPanels;
   if (in_inputs(*s.linear) && s.rows <= kTileRows) {
     each_group([&](const Panels& g) { start(s, g); });

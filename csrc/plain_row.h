@@ -4,7 +4,7 @@
 #pragma once
 #include <math.h>
 
-#include "by_input.h"
+#include "by_unit.h"
 #include "gate.h"
 #include "workspace.h"
 
@@ -40,7 +40,7 @@ struct OddRows {
 
 // Single inputs are left out for being small, and then odd ones are not.
 bool is_sparse(const Linear& linear) {
-  return !in_panels(linear) && !in_inputs(linear) && linear.layout != dynamicgate::kRows;
+  return !in_panels(linear) && !in_inputs(linear) && !in_units(linear) && linear.layout != dynamicgate::kRows;
 }
 
 // Whether an odd input always shows in what the first map of the gate gives. It multiplies every input, and a sum with
@@ -55,7 +55,7 @@ bool shows_odd_inputs(const Layer& layer) {
 
 // Whether the layer leaves out products, and so has to know which rows are odd.
 bool leaves_out(const Layer& layer) {
-  if (layer.blocks || is_sparse(layer.main)) return true;
+  if (layer.blocks || is_sparse(layer.main) || in_units(layer.value)) return true;
   return layer.gate_stages && is_sparse(layer.gate[0]);
 }
 
@@ -77,7 +77,7 @@ void plain_linear(const Call& call, const Linear& linear, const float* in, const
   const float* weight = call.weights + static_cast<int64_t>(linear.weight) * kPanel;
   const float* bias = call.weights + static_cast<int64_t>(linear.bias) * kPanel;
   const int32_t* start = reinterpret_cast<const int32_t*>(call.program) + linear.index;
-  const float* threshold = in_inputs(linear) ? thresholds_of(linear, bias) : nullptr;
+  const float* threshold = in_inputs(linear) || in_units(linear) ? thresholds_of(linear, bias) : nullptr;
   const int panels = linear.width / kPanel;
   int odd = 0;
   for (int k = 0; k < from.units; ++k) odd += !ordinary(in + k, 1);
@@ -115,6 +115,10 @@ void plain_linear(const Call& call, const Linear& linear, const float* in, const
       for (int n = 0; n < linear.width; ++n)
         add(n, k, widened(values[static_cast<int64_t>(k) * linear.width + n]) * (scale ? scale[n] : 1.0f));
   };
+  const auto add_units = [&](const auto* values) {
+    for (int n = 0; n < linear.width; ++n, values += unit_weights(linear))
+      for (int k = 0; k < from.units; ++k) add(n, k, widened(values[k]) * (scale ? scale[n] : 1.0f));
+  };
   switch (linear.layout) {
     case dynamicgate::kPanels:
       add_panels(weight);
@@ -133,6 +137,15 @@ void plain_linear(const Call& call, const Linear& linear, const float* in, const
       break;
     case dynamicgate::kByteInputs:
       add_inputs(reinterpret_cast<const Byte*>(weight));
+      break;
+    case dynamicgate::kUnits:
+      add_units(weight);
+      break;
+    case dynamicgate::kHalfUnits:
+      add_units(reinterpret_cast<const Half*>(weight));
+      break;
+    case dynamicgate::kByteUnits:
+      add_units(reinterpret_cast<const Byte*>(weight));
       break;
     case dynamicgate::kRows:
       for (int n = 0; n < linear.width; ++n)
@@ -201,6 +214,12 @@ void plain_factors(const Layer& layer, const float* cut, const float* z, float* 
   if (layer.inverse_tau < 0.0f) plain_shares(z, layer.blocks, -layer.inverse_tau, factor);
 }
 
+// Zeros for factors that are not above their threshold.
+void close_factors(const Call& call, const Linear& value, float* factor) {
+  const float* threshold = factor_thresholds_of(value, call.weights + static_cast<int64_t>(value.bias) * kPanel);
+  for (int n = 0; n < value.units; ++n) factor[n] = is_below(factor[n], threshold[n]) ? 0.0f : factor[n];
+}
+
 void run_plain_row(const Call& call, int64_t row) {
   static thread_local Workspace workspace;
   const Program& program = *call.program;
@@ -240,6 +259,7 @@ void run_plain_row(const Call& call, int64_t row) {
     plain_linear(call, layer.main, h, from, out, met);
     activate(layer.main.activation, out, layer.main.width, 1.0f);
     if (layer.value.units) {
+      if (in_units(layer.value)) close_factors(call, layer.value, out);
       plain_linear(call, layer.value, h, from, value, met);
       for (int n = 0; n < layer.main.width; ++n) out[n] *= value[n];
     }

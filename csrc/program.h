@@ -14,8 +14,13 @@ constexpr int kPanel = 16;              // outputs side by side in memory: one c
 //
 // In the layouts of inputs, all weights of an input lie side by side, and each input has a threshold, which follow the
 // biases and scales: inputs that are not larger count as zeros, and of a single row their weights are not read.
+//
+// In the layouts of units, all weights of a unit lie side by side, with zeros up to whole panels of inputs. Only `value`
+// may have one, beside the same layout of inputs. The thresholds of its inputs are followed by one for each unit, for the
+// factor that it is multiplied by: an activated unit of `main` that is not larger counts as zero, and then the weights of
+// the unit are not read for few rows.
 enum Layout : int32_t { kPanels = 0, kRows = 1, kVectors = 2, kCsr = 3, kColumns = 4, kHalfPanels = 5, kBytePanels = 6,
-                        kInputs = 7, kHalfInputs = 8, kByteInputs = 9 };
+                        kInputs = 7, kHalfInputs = 8, kByteInputs = 9, kUnits = 10, kHalfUnits = 11, kByteUnits = 12 };
 // The codes of src/dynamicgate/activations.py.
 enum Activation : int32_t { kIdentity = 0, kRelu = 1, kGelu = 2, kGeluTanh = 3, kSilu = 4, kTanh = 5, kQuickGelu = 6, kRelu2 = 7 };
 constexpr int32_t kNearest = 8;  // only between the two maps of a gate: 1 for the largest value of a row, 0 for all others

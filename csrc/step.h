@@ -51,6 +51,8 @@ struct Step {
   bool packs_tiles;      // nobody else reads it: it is filled with sixteen rows at a time, which stay in the cache
   const int* panels;     // panels with at least one open output
   int panel_count;
+  const int* listed;     // layouts of units, few rows: which units any of them needs
+  int listed_count;
   int panel_block(int panel) const { return out_open.is_open ? panel * kPanel / out_open.block_width : 0; }
   int units(int in_block) const {
     return least(in_open.block, linear->inputs - in_block * in_open.block);
@@ -62,12 +64,17 @@ bool in_panels(const Linear& linear) {
          linear.layout == dynamicgate::kBytePanels;
 }
 
-bool in_inputs(const Linear& linear) { return linear.layout >= dynamicgate::kInputs; }
+bool in_units(const Linear& linear) { return linear.layout >= dynamicgate::kUnits; }
+// Weights of a unit there, with zeros up to a whole panel of inputs.
+int64_t unit_weights(const Linear& linear) { return (linear.inputs + int64_t{kPanel} - 1) / kPanel * kPanel; }
+bool in_inputs(const Linear& linear) { return linear.layout >= dynamicgate::kInputs && !in_units(linear); }
 bool in_halves(const Linear& linear) {
-  return linear.layout == dynamicgate::kHalfPanels || linear.layout == dynamicgate::kHalfInputs;
+  return linear.layout == dynamicgate::kHalfPanels || linear.layout == dynamicgate::kHalfInputs ||
+         linear.layout == dynamicgate::kHalfUnits;
 }
 bool in_bytes(const Linear& linear) {
-  return linear.layout == dynamicgate::kBytePanels || linear.layout == dynamicgate::kByteInputs;
+  return linear.layout == dynamicgate::kBytePanels || linear.layout == dynamicgate::kByteInputs ||
+         linear.layout == dynamicgate::kByteUnits;
 }
 
 }  // namespace

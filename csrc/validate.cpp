@@ -27,9 +27,10 @@ Span whole(int64_t units) { return {units, units, units, false}; }
 bool is_count(int64_t number) { return number >= 1 && number <= kMostFeatures; }
 
 bool by_panel(int32_t layout) { return layout != kRows && layout != kCsr; }
-bool by_input(int32_t layout) { return layout >= kInputs; }
-bool in_halves(int32_t layout) { return layout == kHalfPanels || layout == kHalfInputs; }
-bool in_bytes(int32_t layout) { return layout == kBytePanels || layout == kByteInputs; }
+bool has_thresholds(int32_t layout) { return layout >= kInputs; }
+bool by_unit(int32_t layout) { return layout >= kUnits; }
+bool in_halves(int32_t layout) { return layout == kHalfPanels || layout == kHalfInputs || layout == kHalfUnits; }
+bool in_bytes(int32_t layout) { return layout == kBytePanels || layout == kByteInputs || layout == kByteUnits; }
 
 // In blocks of constant length and not inlined, or gcc does not vectorise it: this runs at each call of the op (20,000
 // entries: 25 -> 2 us).
@@ -72,8 +73,8 @@ struct Checker {
   }
 
   const char* linear(const Linear& map, const Span& before, const Span& after, int32_t last_activation = kRelu2) const {
-    if (map.layout < kPanels || map.layout > kByteInputs) return "a layout is unknown";
-    if (by_input(map.layout) && (before.gated || map.inputs > kIndexLimit)) return "it cannot leave out single inputs";
+    if (map.layout < kPanels || map.layout > kByteUnits) return "a layout is unknown";
+    if (has_thresholds(map.layout) && (before.gated || map.inputs > kIndexLimit)) return "it cannot leave out single inputs";
     if (map.activation < kIdentity || map.activation > last_activation) return "an activation is unknown";
     const bool dense = map.layout == kRows || map.layout == kCsr || map.layout == kColumns;
     if (map.inputs != (dense ? before.width() : before.units)) return "it does not read what the layer before gives";
@@ -81,11 +82,12 @@ struct Checker {
     if (map.skip_zeros != 0 &&
         (map.skip_zeros != 1 || before.gated || map.inputs > kIndexLimit || (map.layout != kPanels && map.layout != kVectors)))
       return "it cannot skip zeros";
-    const int64_t thresholds = by_input(map.layout) ? map.inputs : 0;
+    int64_t thresholds = has_thresholds(map.layout) ? map.inputs : 0;
+    if (by_unit(map.layout)) thresholds += map.width;  // for factors
     if (!has_floats(map.bias, map.width * (in_bytes(map.layout) ? int64_t{2} : 1) + thresholds))
       return "its bias is not within the weights";
     const int64_t panels = map.width / kPanel;
-    int64_t held = int64_t{map.width} * map.inputs;
+    int64_t held = int64_t{map.width} * (by_unit(map.layout) ? padded(map.inputs) : map.inputs);
     if (in_halves(map.layout)) held /= 2;
     if (in_bytes(map.layout)) held = (held + 3) / 4;
     if (map.layout == kCsr || map.layout == kColumns)
@@ -111,7 +113,7 @@ struct Checker {
       if (!is_count(map.units)) return "its gate has a wrong number of units";
       // The kernels keep the transposed inputs of a csr gate for the layer that it gates.
       if (g && map.layout != kRows && map.layout != kPanels) return "the second map of its gate has a wrong layout";
-      if (map.skip_zeros || by_input(map.layout)) return "its gate cannot skip zeros";
+      if (map.skip_zeros || has_thresholds(map.layout)) return "its gate cannot skip zeros";
       const Span outputs = whole(map.units);
       const bool may_name = g == 0 && layer.gate_stages == 2;
       if (const char* problem = linear(map, source, outputs, may_name ? kNearest : kRelu2)) return problem;
@@ -130,7 +132,8 @@ struct Checker {
     const int64_t units = layer.main.units;
     if (!is_count(units)) return "it has a wrong number of outputs";
     after = whole(units);
-    if (by_input(layer.main.layout) && layer.blocks) return "it leaves out both inputs and outputs";
+    if (by_unit(layer.main.layout)) return "only a value projection can lie unit by unit";
+    if (has_thresholds(layer.main.layout) && layer.blocks) return "it leaves out both inputs and outputs";
     if (layer.gate_stages < 0 || layer.gate_stages > 2 || (layer.gate_stages && !layer.blocks))
       return "its gate has a wrong number of maps";
     if (layer.blocks) {
@@ -142,7 +145,8 @@ struct Checker {
     if (const char* problem = linear(layer.main, before, after)) return problem;
     if (layer.value.units) {
       const Linear& value = layer.value;
-      if (before.gated || value.layout != layer.main.layout || value.activation != kIdentity || value.skip_zeros)
+      const bool fits = by_unit(value.layout) ? value.layout - kUnits == layer.main.layout - kInputs : value.layout == layer.main.layout;
+      if (before.gated || !fits || value.activation != kIdentity || value.skip_zeros)
         return "its value projection does not fit the other";
       if (const char* problem = linear(value, before, after)) return problem;
     } else if (layer.value.width) {
@@ -168,7 +172,7 @@ struct Checker {
   const char* part(const Part& part, int64_t inputs, int64_t units, int64_t from, int64_t to) const {
     if (!is_count(inputs) || !is_count(units)) return "it has a wrong number of inputs or outputs";
     if (part.from != from || part.to != to) return "it does not lie where its stage does";
-    if (by_input(part.linear.layout)) return "stages cannot leave out single inputs";
+    if (has_thresholds(part.linear.layout)) return "stages cannot leave out single inputs";
     return linear(part.linear, whole(inputs), whole(units));
   }
 

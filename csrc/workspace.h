@@ -49,12 +49,12 @@ struct Buffers {
   float *hidden[2], *logits[2], *value, *x, *packed, *kept;
   Openness open[2];
   Nonzero nonzero;
-  int* panels;
+  int *panels, *units;
 };
 
 Buffers allot(const Call& call, int rows, Allotter& memory) {
   const Program& program = *call.program;
-  int64_t width = 0, logits = 0, value = 0, blocks = 1, panels = 0, packed = 0, nonzero = 0, kept = 0;
+  int64_t width = 0, logits = 0, value = 0, blocks = 1, panels = 0, packed = 0, nonzero = 0, kept = 0, units = 0;
   for (int l = 0; l < program.layers; ++l) {
     const Layer& layer = program.layer()[l];
     width = most<int64_t>(width, layer.main.width);
@@ -67,6 +67,7 @@ Buffers allot(const Call& call, int rows, Allotter& memory) {
     panels = most(width, logits) / kPanel;
     if (layer.main.layout == dynamicgate::kCsr) packed = most<int64_t>(packed, layer.main.inputs);
     if (in_inputs(layer.main)) kept = most<int64_t>(kept, spread(layer.main.inputs + kPanel - 1));
+    if (in_units(layer.value)) units = most<int64_t>(units, layer.value.units);
     nonzero = most<int64_t>(nonzero, layer.main.inputs * (layer.main.skip_zeros ? rows : 1));
   }
   Buffers b = {};
@@ -87,6 +88,7 @@ Buffers allot(const Call& call, int rows, Allotter& memory) {
   b.nonzero.index = memory.take<uint16_t>(nonzero + 1);
   b.nonzero.count = memory.take<int>(most<int64_t>(rows, blocks));
   b.panels = memory.take<int>(panels);
+  if (units) b.units = memory.take<int>(units + 1);  // one more, as above
   return b;
 }
 

@@ -74,8 +74,8 @@ def random_decoder(rng: random.Random, draw: torch.Generator) -> decoder.Decoder
 
 
 def with_thresholds(model: decoder.Decoder, seed: int) -> decoder.Decoder:
-    """The same decoder with thresholds on what its feed-forward layers read instead of gates, and weights in panels of
-    any kind."""
+    """The same decoder with thresholds on what its feed-forward layers read instead of gates, and on the factors of
+    some, and weights in panels of any kind."""
     rng, draw = random.Random(seed), torch.Generator().manual_seed(seed)
 
     def some(layer: Layer, size: float) -> Layer:
@@ -83,9 +83,11 @@ def with_thresholds(model: decoder.Decoder, seed: int) -> decoder.Decoder:
         above, of_value = (size * torch.rand(features, generator=draw) for _ in range(2))
         weight, value = (None if w is None else _held_in(layout, w) for w in (layer.weight, layer.value_weight))
         assert weight is not None
+        factors = rng.choice((None, 0.0, 0.2, 0.2, 100.0)) if value is not None else None
         return replace(
             layer, weight=weight, value_weight=value, layout=layout, block=0, gate=None, above=above,
             value_above=None if value is None else of_value,
+            factors_above=None if factors is None else factors * torch.rand(len(weight), generator=draw),
         )  # fmt: skip
 
     blocks = []
@@ -183,8 +185,9 @@ def _with_cuts(model: decoder.Decoder, shift: float) -> decoder.Decoder:
 
 
 def _with_thresholds_moved(layer: Layer, shift: float) -> Layer:
-    moved = [None if above is None else (above + shift).clamp(min=0.0) for above in (layer.above, layer.value_above)]
-    return replace(layer, above=moved[0], value_above=moved[1])
+    given = (layer.above, layer.value_above, layer.factors_above)
+    moved = [None if above is None else (above + shift).clamp(min=0.0) for above in given]
+    return replace(layer, above=moved[0], value_above=moved[1], factors_above=moved[2])
 
 
 def _run_changed(packed: decoder.PackedDecoder, rng: random.Random) -> None:

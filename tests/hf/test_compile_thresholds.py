@@ -48,15 +48,14 @@ def dense(seed: int = 0, **options: Any) -> Any:
 def put_thresholds_(model: nn.Module) -> None:
     """About half of the inputs and of the hidden units are above theirs, each unit with one of its own."""
     for name, gate in dg.named_gates(model).items():
-        middle = 0.1 if name.endswith("down_proj") else 0.6
+        middle = 0.1 if name.endswith("down_proj") else 0.15 if name.endswith("act_fn") else 0.6
         nn.init.zeros_(gate.bias)
         gate.bias.data -= torch.log(middle * (0.5 + torch.rand_like(gate.bias)))
 
 
-def gated(seed: int = 0, only: str = "", **options: Any) -> Any:
-    model = dg.gate_(dense(seed, **options), MAGNITUDE, where="mlp-inputs")
-    if only:
-        taken = [name for name in dg.named_gates(model) if not name.endswith(tuple(only.split()))]
+def gated(seed: int = 0, only: str = "", where: str = "mlp-inputs", **options: Any) -> Any:
+    model = dg.gate_(dense(seed, **options), MAGNITUDE, where=where)
+    if only and (taken := [name for name in dg.named_gates(model) if not name.endswith(tuple(only.split()))]):
         dg.ungate_(model, where=taken)
     put_thresholds_(model)
     return model
@@ -76,9 +75,15 @@ def fraction_close(got: Tensor, want: Tensor) -> float:
 
 
 @pytest.mark.usefixtures("whole")
-@pytest.mark.parametrize("only", ["", "down_proj", "gate_proj", "up_proj", "gate_proj down_proj", "gate_proj up_proj"])
+@pytest.mark.parametrize(
+    "only",
+    [
+        *("gate_proj up_proj down_proj", "down_proj", "gate_proj", "up_proj", "gate_proj down_proj"),
+        *("gate_proj up_proj", "act_fn", "up_proj act_fn", "gate_proj up_proj down_proj act_fn"),
+    ],
+)
 def test_what_layers_read_has_thresholds_in_the_plan(only: str) -> None:
-    model, ids = gated(only=only), tokens(2, 14)
+    model, ids = gated(only=only, where="mlp-all"), tokens(2, 14)
     fast = quickly(model, ids)
     assert fast.plan.notes == []
     assert fast.plan.chosen == WHOLE
@@ -98,7 +103,7 @@ def test_what_layers_read_has_thresholds_in_the_plan(only: str) -> None:
             cache = step.past_key_values
     assert fraction_close(torch.cat(steps, 1), want[:1, 5:]) > 0.7
     rates = fast.plan.open_rates
-    assert len(rates) == 2 * (len(only.split()) or 3)
+    assert len(rates) == 2 * len(only.split())
     assert all(0.2 < rate < 0.8 for rate in rates.values())
     assert f"gated: {len(rates)} layers" in str(fast.plan)
     prompt, one = fast.plan.regimes
@@ -116,13 +121,70 @@ def test_the_plan_counts_what_one_token_reads_and_multiplies() -> None:
     assert one.megabytes == pytest.approx(plain.megabytes - 4e-6 * (1.0 - rate) * ffn * 96 / 88, rel=0.1)  # and padding
 
 
+@pytest.mark.usefixtures("whole")
+def test_the_plan_counts_factors_and_reads_the_units_that_they_open() -> None:
+    fast = quickly(gated(where="mlp-all"), tokens(1, 14))
+    prompt, one = fast.plan.regimes
+    plain = quickly(dense(), tokens(1, 14)).plan.regimes
+    left_out, read = 0.0, 0.0
+    for layer in ("model.layers.0.mlp", "model.layers.1.mlp"):
+        names = ("gate_proj", "up_proj", "down_proj", "act_fn")
+        gate, up, down, factors = (fast.plan.open_rates[f"{layer}.{name}"] for name in names)
+        left_out += 36 * 88 * (3 - gate - up * factors - down)
+        read += 36 * 88 * (3 - gate - factors - down)
+    assert one.macs == pytest.approx(plain[1].macs - left_out)
+    assert prompt.macs == pytest.approx(plain[0].macs)
+    assert one.megabytes == pytest.approx(plain[1].megabytes - 4e-6 * read, rel=0.1)
+
+
+def test_units_behind_closed_factors_are_no_part_of_one_more_token() -> None:
+    model = gated(only="act_fn", where="mlp-all", num_hidden_layers=1)
+    ids = tokens(1, 1)
+    body = native_body(parts_of(model))
+    with torch.no_grad(), dg.usage(model) as used:
+        want = model(ids).logits
+    closed = used["model.layers.0.mlp.act_fn"].open[0, 0] == 0.0
+    assert 0 < int(closed.sum()) < 88
+    model.model.layers[0].mlp.up_proj.weight.data[closed] = torch.nan
+    with torch.no_grad():
+        assert torch.equal(native_body(parts_of(model))(ids).logits, body(ids).logits)
+        assert fraction_close(body(ids).logits, want.double()) == 1.0
+
+
+@pytest.mark.parametrize("hook", ["forward", "before", "of a gate"])
+def test_other_hooks_on_the_activation_stay_in_torch(hook: str) -> None:
+    model, ids = gated(where="mlp-all"), tokens(1, 8)
+    act, other = model.model.layers[1].mlp.act_fn, model.model.layers[0].mlp.act_fn
+    if hook == "forward":
+        act.register_forward_hook(lambda _module, _args, out: 2.0 * out)
+    elif hook == "before":
+        act.register_forward_pre_hook(lambda _module, args: (2.0 * args[0],))
+    else:
+        act.register_forward_hook(other.gate.cut_after)
+    with pytest.raises(ValueError, match=r"mlp\.act_fn has a hook, which would not run"):
+        parts_of(model)
+    fast = quickly(model, ids)
+    assert "not native as a whole: model.layers.1.mlp.act_fn has a hook" in str(fast.plan)
+    with torch.no_grad():
+        torch.testing.assert_close(fast(ids).logits, model(ids).logits)
+
+
+def test_a_gate_on_factors_that_does_not_act_is_none() -> None:
+    model, ids = gated(only="act_fn", where="mlp-all"), tokens(1, 8)
+    for layer in model.model.layers:
+        layer.mlp.act_fn._forward_hooks.clear()
+    with torch.no_grad():
+        assert fraction_close(native_body(parts_of(model))(ids).logits, model(ids).logits.double()) == 1.0
+
+
+@pytest.mark.parametrize("where", ["mlp-inputs", "mlp-all"])
 @pytest.mark.parametrize("threads", [1, 2])
-def test_all_open_and_all_closed_are_those_of_float64(threads: int) -> None:
+def test_all_open_and_all_closed_are_those_of_float64(threads: int, where: str) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         for bias in (30.0, -60.0):
-            model, ids = gated(num_hidden_layers=3), tokens(3, 20)
+            model, ids = gated(num_hidden_layers=3, where=where), tokens(3, 20)
             for gate in dg.named_gates(model).values():
                 nn.init.constant_(gate.bias, bias)
             with torch.no_grad():
@@ -139,14 +201,15 @@ def test_plans_are_saved_copied_and_pickled_with_their_thresholds(
     way: str, tmp_path: Path, take: Callable[[str], None]
 ) -> None:
     take(way)
-    model, ids = gated().to(torch.bfloat16).to(torch.float32), tokens(1, 14)
+    model, ids = gated(where="mlp-all").to(torch.bfloat16).to(torch.float32), tokens(1, 14)
     fast = quickly(model, ids, weights="int8" if way == BYTES else None)
     assert fast.plan.chosen == way
     decoder = native_decoder(fast)[1]
-    assert len(decoder.packed.thresholds()) == 6
+    assert len(decoder.packed.thresholds()) == 8
     if way == WHOLE:
-        gates = dg.named_gates(model)
-        for found, gate in zip(decoder.packed.thresholds(), gates.values(), strict=True):
+        mlps = [layer.mlp for layer in model.model.layers]
+        gates = [part.gate for m in mlps for part in (m.gate_proj, m.up_proj, m.act_fn, m.down_proj)]
+        for found, gate in zip(decoder.packed.thresholds(), gates, strict=True):
             assert torch.equal(found, thresholds_of(gate)), "verifying leaves them as they were"
     fast.save(tmp_path / "plan.safetensors")
     loaded = CompiledModel.load(tmp_path / "plan.safetensors", into=model)
@@ -181,8 +244,14 @@ def test_weights_below_a_threshold_are_no_part_of_one_more_token() -> None:
         ({"evaluate": "soft"}, "closes nothing"),
     ],
 )
-def test_other_gates_that_open_by_size_stay_in_torch_and_the_plan_says_why(options: dict[str, Any], words: str) -> None:
-    model = dg.gate_(dense(), dg.GateConfig(net="magnitude", reads="same", **options), where="mlp-inputs")
+@pytest.mark.parametrize("where", ["mlp-inputs", "mlp-all", "*act_fn"])
+def test_other_gates_that_open_by_size_stay_in_torch_and_the_plan_says_why(
+    options: dict[str, Any], words: str, where: str
+) -> None:
+    config, on_factors = dg.GateConfig(net="magnitude", reads="same", **options), where == "*act_fn"
+    model = dg.gate_(dense(), config, where="mlp-all" if on_factors else where)
+    if on_factors:
+        dg.ungate_(model, where=[name for name in dg.named_gates(model) if not name.endswith("act_fn")])
     fast = quickly(model, tokens(1, 8))
     assert "not native as a whole: a gate of its feed-forward layers:" in str(fast.plan)
     assert words in str(fast.plan)
@@ -190,8 +259,9 @@ def test_other_gates_that_open_by_size_stay_in_torch_and_the_plan_says_why(optio
         torch.testing.assert_close(fast(tokens(1, 8)).logits, model(tokens(1, 8)).logits)
 
 
-def test_gates_of_two_kinds_in_one_layer_stay_in_torch() -> None:
-    model = gated(only="gate_proj")
+@pytest.mark.parametrize("one", ["gate_proj", "act_fn"])
+def test_gates_of_two_kinds_in_one_layer_stay_in_torch(one: str) -> None:
+    model = gated(only=one, where="mlp-all")
     dg.gate_(model, dg.GateConfig(block=16, net="linear"), where="mlp")
     with pytest.raises(ValueError, match="beside one of another kind"):
         decoder_of(parts_of(model))
@@ -217,30 +287,32 @@ def test_thresholds_are_those_of_the_gates() -> None:
     assert gate(large).open.tolist() == (large.abs() > found).float().tolist()
 
 
-def test_a_plan_with_wrong_thresholds_or_weights_is_not_used() -> None:
-    model, ids = gated(num_hidden_layers=3), tokens(1, 20)
+@pytest.mark.parametrize("which", [0, 2])
+def test_a_plan_with_wrong_thresholds_or_weights_is_not_used(which: int) -> None:
+    """Of inputs, and of factors."""
+    model, ids = gated(num_hidden_layers=3, where="mlp-all"), tokens(1, 20)
     reference = LanguageReference(model, Inputs((ids,)), "past_key_values")
     body = native_body(parts_of(model)).eval()
     assert reference.verify(body) is not None
     decoder = native_decoder(body)[1]
     thresholds = decoder.packed.thresholds()
-    first = thresholds[0].clone()
-    thresholds[0].copy_(first.flip(0))
+    first = thresholds[which].clone()
+    thresholds[which].copy_(first.flip(0))
     with pytest.raises(ValueError, match="the plan is refused"):
         reference.verify(body)
-    assert torch.equal(thresholds[0], first.flip(0))
-    thresholds[0].copy_(first)
+    assert torch.equal(thresholds[which], first.flip(0))
+    thresholds[which].copy_(first)
     assert reference.verify(body) is not None
     decoder.weights[:16] += 0.1
     with pytest.raises(ValueError, match="the plan is refused"):
         reference.verify(body)
-    other = native_body(parts_of(gated(seed=1, num_hidden_layers=3))).eval()
+    other = native_body(parts_of(gated(seed=1, num_hidden_layers=3, where="mlp-all"))).eval()
     with pytest.raises(ValueError, match="the plan is refused"):
         reference.verify(other)
 
 
 def test_a_model_with_all_gates_open_computes_what_the_dense_one_does() -> None:
-    model, ids = gated(), tokens(1, 9)
+    model, ids = gated(where="mlp-all"), tokens(1, 9)
     with torch.no_grad():
         before = model(ids).logits
         with all_above(model):

@@ -14,14 +14,15 @@ from dynamicgate.activations import ACTIVATIONS
 from dynamicgate.ops import chain
 from dynamicgate.ops.chain.layers import LAYOUTS
 from dynamicgate.ops.chain.stages import DECIDE
+from tests.ops import threshold_chains
 from tests.ops.chains import Sketch, build, expect, inputs_for
 from tests.ops.staged_chains import build_staged, expect_staged, rows_for
 
 LARGEST = 100.0  # squares of squares grow beyond it, and the drivers allow for the rounding of ordinary numbers
 
 
-def write_cases(path: Path, chains: int = 200, staged_chains: int = 50) -> None:
-    """So many random chains, so many in stages, and their results."""
+def write_cases(path: Path, chains: int = 200, staged_chains: int = 50, with_thresholds: int = 50) -> None:
+    """So many random chains, so many in stages, so many with thresholds, and their results."""
     pick = random.Random(0)
     with path.open("wb") as file:
         for seed in range(chains):
@@ -58,6 +59,18 @@ def write_cases(path: Path, chains: int = 200, staged_chains: int = 50) -> None:
                 x = x / 4
                 expected, _, clear = expect_staged(x, staged)
             _write_case(file, chain.pack_staged(staged), x[clear], torch.empty(0), expected[clear].float())
+        for seed in range(with_thresholds):
+            sizes = [pick.choice([1, 5, 16, 33, 65, 100, 300]) for _ in range(3)]
+            layouts = pick.choices(threshold_chains.LAYOUTS, k=2)
+            above = pick.choices([0.0, 0.2, 0.7], k=2)
+            first = threshold_chains.build(
+                *sizes[:2], layouts[0], above=above[0], seed=seed, activation=pick.choice(tuple(ACTIVATIONS)),
+                factors=pick.choice([None, 0.0, 0.2, 0.2, 1.0, 1e6]), value=pick.random() < 0.5,
+            )  # fmt: skip
+            layers = [first, threshold_chains.build(*sizes[1:], layouts[1], above=above[1], activation="identity")]
+            x = threshold_chains.rows_of(pick.choice([1, 1, 2, 9, 33, 300]), sizes[0], seed)
+            expected, clear = threshold_chains.expect(x, layers)
+            _write_case(file, chain.pack(layers), x[clear], torch.empty(0), expected[clear].float())
 
 
 def _write_case(file: BinaryIO, packed: chain.Packed, x: Tensor, factors: Tensor, expected: Tensor) -> None:

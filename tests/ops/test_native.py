@@ -66,7 +66,7 @@ def _call(command: list[str]) -> str:
 
 @pytest.fixture(scope="module")
 def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with two hundred random chains, fifty in stages, and their results."""
+    """A file with two hundred random chains, fifty in stages, fifty with thresholds, and their results."""
     path = tmp_path_factory.mktemp("cases") / "cases.bin"
     write_cases(path)
     return path
@@ -78,7 +78,7 @@ def test_kernels_are_clean_under_address_and_undefined_sanitizers(compiler: str,
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler} on this machine")
     driver = build_driver(tmp_path, compiler, machine_levels(), *SANITIZED)
-    assert _call([str(driver), str(cases)]) == "250 cases on 1 levels\n" or machine_levels() == X86_LEVELS
+    assert _call([str(driver), str(cases)]) == "300 cases on 1 levels\n" or machine_levels() == X86_LEVELS
 
 
 @pytest.mark.slow
@@ -87,7 +87,7 @@ def test_kernels_match_the_reference_from_both_compilers(compiler: str, cases: P
     if shutil.which(compiler) is None:
         pytest.skip(f"no {compiler} on this machine")
     driver = str(build_driver(tmp_path, compiler, machine_levels(), "-O3"))
-    assert _call([driver, str(cases)]).startswith("250 cases")
+    assert _call([driver, str(cases)]).startswith("300 cases")
     _call([driver, "pool"])  # threads that arrive late, as next to busy processes, make the pool pause
 
 
@@ -116,4 +116,4 @@ def test_the_cpu_level_is_the_best_of_the_processor(processor: str, levels: str,
     if processor in ("Haswell", "max") and found == "sse2 sse2":
         pytest.skip("this qemu does not emulate AVX2 (7.2 and later do)")
     assert found == levels
-    assert _call([*emulator, str(cases)]).startswith("250 cases")
+    assert _call([*emulator, str(cases)]).startswith("300 cases")

@@ -14,40 +14,10 @@ from dynamicgate.ops import GateNet, chain, native
 from dynamicgate.ops.chain import Layer, reference_chain
 from dynamicgate.ops.chain.packing import HEADER_WORDS, LAYER_WORDS, LINEAR_WORDS
 from dynamicgate.ops.chain.unpacking import unpack
-from tests.ops.chains import THREADS, on_threads, sparse_for
+from tests.ops.chains import THREADS, on_threads
+from tests.ops.threshold_chains import LAYOUTS, LEFT_OUT, ROWS, build, off, rows_of
 
-LAYOUTS = ["panels", "half panels", "byte panels"]
-ROWS = [1, 2, 3, 5, 12, 13, 31, 257]  # up to twelve or six, by the processor, read the open inputs alone
-LEFT_OUT = {"some": 0.7, "none": 0.0, "all": 1e6}  # thresholds for numbers of a size of about one
 no_kernels = pytest.mark.skipif(bool(native.missing()), reason="no compiled kernels")
-
-
-def build(
-    inputs: int, outputs: int, layout: str = "panels", *, above: float = 0.7, value: bool = False, bias: bool = True,
-    activation: str = "silu", seed: int = 0,
-) -> Layer:  # fmt: skip
-    draw = torch.Generator().manual_seed(seed + inputs + outputs)
-
-    def weight() -> Tensor:
-        return sparse_for(layout, torch.randn(outputs, inputs, generator=draw) / inputs**0.5, 1.0, draw)
-
-    def thresholds() -> Tensor:
-        return above * (0.5 + torch.rand(inputs, generator=draw))
-
-    of_bias = torch.randn(outputs, generator=draw) if bias else None
-    by_value = (weight(), of_bias) if value else (None, None)
-    value_above = thresholds() if value else None
-    return Layer(weight(), of_bias, activation, 0, None, layout, False, *by_value, thresholds(), value_above)
-
-
-def rows_of(count: int, features: int, seed: int = 1) -> Tensor:
-    x = torch.randn(count, features, generator=torch.Generator().manual_seed(seed))
-    x[0, ::5] = 0.0
-    return x
-
-
-def off(found: Tensor, wanted: Tensor) -> float:
-    return float((found - wanted).abs().max() / wanted.abs().max().clamp_min(1e-6))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -196,7 +166,7 @@ LIES = {
     "a bias without room for thresholds": lambda program: program.__setitem__(
         HEADER_WORDS + LAYER_WORDS + 5, int(program[4]) - 1
     ),
-    "a layout beyond all": set_word(0, 10),
+    "a layout beyond all": set_word(0, 13),
     "thresholds of one projection": set_word(3 * LINEAR_WORDS, 0),
     "zeros to skip": set_word(8, 1),
     "gated outputs": set_word(4 * LINEAR_WORDS + 1, 3),

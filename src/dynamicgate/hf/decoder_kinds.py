@@ -91,7 +91,7 @@ def _llama_block(block: Any) -> BlockParts:
     return BlockParts(
         block.input_layernorm, qkv, attention.o_proj, block.post_attention_layernorm, up, value, down,
         _activation(mlp.act_fn if gated else mlp.act), getattr(attention, "q_norm", None),
-        getattr(attention, "k_norm", None),
+        getattr(attention, "k_norm", None), mlp.act_fn if gated else mlp.act,
     )  # fmt: skip
 
 

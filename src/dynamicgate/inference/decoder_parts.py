@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dynamicgate.gating import integrations
+from dynamicgate.gating.gate import Gate
 from dynamicgate.linears import is_linear
 
 CAPTURING = "transformers.utils.output_capturing"  # its hooks do nothing unless a call asks for what layers give
@@ -27,6 +28,7 @@ class BlockParts:
 
     qkv: one projection to queries, keys and values, or three, one after the other.
     norm_q, norm_k: of each head of queries and of keys, before they are turned.
+    act: the module of the activation, where there is one; a gate on its factors, in a gated linear unit, may sit on it.
     """
 
     norm1: nn.Module
@@ -39,6 +41,15 @@ class BlockParts:
     activation: str
     norm_q: nn.Module | None = None
     norm_k: nn.Module | None = None
+    act: nn.Module | None = None
+
+    @property
+    def of_factors(self) -> Gate | None:
+        """The gate on the factors that the value projection is multiplied by, if it acts as its hook says."""
+        gate = None if self.act is None else getattr(self.act, "gate", None)
+        if self.act is None or self.value is None or not isinstance(gate, Gate) or not gate.site.factors:
+            return None
+        return gate if list(self.act._forward_hooks.values()) == [gate.cut_after] else None
 
 
 @dataclass(frozen=True)
@@ -89,15 +100,15 @@ def whole_parts_of(model: nn.Module) -> DecoderParts | EncoderParts:
     own = getattr(model, "decoder_parts", None)
     if own is not None and inspect.ismethod(own):
         found = own()
-        _refuse_hooks(model)
         assert isinstance(found, DecoderParts)
+        _refuse_hooks(model, found)
         return found
     library = integrations.module_for(model)
     if library is None:
         raise ValueError("only decoders that say what they are made of run natively as a whole")
     found = library.whole_parts(model)
-    _refuse_hooks(model)
     assert isinstance(found, DecoderParts | EncoderParts)
+    _refuse_hooks(model, found)
     return found
 
 
@@ -124,10 +135,13 @@ def rotate(x_BHTE: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
 
 
-def _refuse_hooks(model: nn.Module) -> None:
-    """A hook must see its module run; those of gates are replaced together with their layers, which are looked at."""
+def _refuse_hooks(model: nn.Module, parts: DecoderParts | EncoderParts) -> None:
+    """A hook must see its module run; those of gates are replaced together with their layers, which are looked at, and
+    with their activations, whose gates the parts name."""
+    named = [block.act for block in parts.blocks if block.of_factors is not None]
     for name, module in model.named_modules():
-        hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        after = [] if any(module is act for act in named) else [*module._forward_hooks.values()]
+        hooks = (*after, *module._forward_pre_hooks.values())
         if is_linear(module) or all(getattr(hook, "__module__", "") == CAPTURING for hook in hooks):
             continue
         raise ValueError(f"{name or 'the model'} has a hook, which would not run")

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import dynamicgate as dg
 from dynamicgate.accounting import measure
 from dynamicgate.inference.decoder_parts import parts_of
 from dynamicgate.inference.language import machine
@@ -73,7 +74,8 @@ def test_plans_of_earlier_versions_are_read() -> None:
 def test_the_work_of_a_decoder_is_what_the_counter_counts() -> None:
     model = gpt()
     ids = torch.randint(50, (2, 12))
-    work = work_of(parts_of(model), _open_rates(model, Inputs((ids,))))
+    rates = _open_rates(model, Inputs((ids,)))
+    work = work_of(parts_of(model), {gate: rates[name] for name, gate in dg.named_gates(model).items()})
     found = measure(model, ids).to_dict()["macs"]
     whole_square = 2 * 12 * 12 * 32 * 2  # which attention in torch executes, and the kernels half of
     assert 12 * work.token == pytest.approx(found["executed"] - whole_square)

@@ -69,7 +69,8 @@ def choose_decoding(
     """Let the fastest way run one more token of each sequence, after as many as the example has; what was timed, and
     notes about what does not run. `layers`: the compiled feed-forward layers, by their projection down."""
     found = [layers.get(block.down) or PlainFFN(block) for block in parts.blocks]
-    if any(isinstance(ffn, PlainFFN) and hasattr(ffn.down, "gate") for ffn in found):
+    of_factors = any(block.of_factors is not None for block in parts.blocks)
+    if of_factors or any(isinstance(ffn, PlainFFN) and hasattr(ffn.down, "gate") for ffn in found):
         return [], ["the model decodes layer by layer: a gate of its feed-forward layers stays in torch"]
     model = OneToken(parts, found)
     regimes, notes, chosen = [], [], dict[int, CachedDecoder | None]()

@@ -65,8 +65,9 @@ def stored_in(decoder: ops.decoder.Decoder, layout: str) -> ops.decoder.Decoder 
 
 def _block(block: BlockParts) -> ops.decoder.Block:
     gates = [getattr(linear, "gate", None) for linear in (block.up, block.value, block.down)]
-    by_size = any(map(opens_by_size, gates))
-    layers = _ffn_with_thresholds(block, gates) if by_size else _ffn(block, gates[-1])
+    of_factors = block.of_factors
+    by_size = of_factors is not None or any(map(opens_by_size, gates))
+    layers = _ffn_with_thresholds(block, [*gates, of_factors]) if by_size else _ffn(block, gates[-1])
     projections = [_plain(linear, None) for linear in block.qkv]
     biases = [layer.bias for layer in projections]
     if any(bias is None for bias in biases) != all(bias is None for bias in biases):
@@ -99,11 +100,12 @@ def _ffn(block: BlockParts, gate: nn.Module | None) -> tuple[ops.chain.Layer, ..
 
 
 def _ffn_with_thresholds(block: BlockParts, gates: Sequence[nn.Module | None]) -> tuple[ops.chain.Layer, ...]:
-    """All that the layer reads may have thresholds, its input for each of its two projections on its own."""
+    """All that the layer reads may have thresholds, its input for each of its two projections on its own, and so may
+    the factors between them. gates: of the two projections, of the hidden units and of the factors."""
     if not all(gate is None or opens_by_size(gate) for gate in gates):
         raise ValueError("gates of its feed-forward layers that open what is large stand beside one of another kind")
     above: list[Tensor | None] = []
-    for linear, gate in zip((block.up, block.value, block.down), gates, strict=True):
+    for linear, gate in zip((block.up, block.value, block.down, None), gates, strict=True):
         own = gate if isinstance(gate, Gate) else None
         if linear is not None:
             _plain(linear, own)
@@ -112,11 +114,13 @@ def _ffn_with_thresholds(block: BlockParts, gates: Sequence[nn.Module | None]) -
         except ValueError as error:
             raise ValueError(f"a gate of its feed-forward layers: {error}") from None
     (up, down), _ = ffn_layers(block.up, block.value, block.down, block.activation, None)
-    if above[0] is not None or above[1] is not None:
+    of_up, of_value, of_down, of_factors = above
+    if any(given is not None for given in (of_up, of_value, of_factors)):
         none = torch.zeros(up.weight.shape[1])
-        of_up, of_value = (none if given is None else given for given in above[:2])
-        up = replace(up, above=of_up, value_above=None if block.value is None else of_value)
-    return up, replace(down, above=above[2])
+        of_up, of_value = (none if given is None else given for given in (of_up, of_value))
+        value_above = None if block.value is None else of_value
+        up = replace(up, above=of_up, value_above=value_above, factors_above=of_factors)
+    return up, replace(down, above=of_down)
 
 
 def _plain(linear: nn.Linear, gate: Gate | None) -> ops.chain.Layer:

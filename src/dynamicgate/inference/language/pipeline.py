@@ -24,7 +24,7 @@ from dynamicgate.inference.language.rounding import rounded_copy, rounding_of
 from dynamicgate.inference.language.saving import native_decoder
 from dynamicgate.inference.language.timing import choose, time_models
 from dynamicgate.inference.language.verify import LanguageReference
-from dynamicgate.inference.language.work import work_of
+from dynamicgate.inference.language.work import read_rates, work_of
 from dynamicgate.inference.plan import Verification
 from dynamicgate.inference.shadow_copy import copy_sharing_memory, held_bytes, stop_sharing_
 from dynamicgate.inference.timing import threads_of_torch
@@ -105,9 +105,12 @@ def compile_language(
                 rounding = _add_int8(ways, model, reference)
             del reference
         cached = WHOLE in ways.bodies and kind is not None
-        work = work_of(ways.parts, open_rates) if cached and isinstance(ways.parts, DecoderParts) else None
+        work, read = None, [*open_rates.values()]
+        if cached and isinstance(ways.parts, DecoderParts):
+            rates = {gate: open_rates[name] for name, gate in named_gates(ways.bodies[TORCH]).items()}
+            work, read = work_of(ways.parts, rates), read_rates(ways.parts, rates)
         most = most_positions(model)
-        timed = time_models(ways.bodies, inputs, kind, batches, seconds, open_rates, work, most)
+        timed = time_models(ways.bodies, inputs, kind, batches, seconds, read, work, most)
         chosen = choose(timed)
         regimes = [one.regime(chosen) for one in timed]
         body = ways.bodies[chosen]

@@ -45,10 +45,11 @@ class Timed:
 
 def time_models(
     bodies: Mapping[str, nn.Module], inputs: Inputs, kind: CacheKind | None, batches: Sequence[int], seconds: float,
-    open_rates: Mapping[str, float], work: Work | None = None, most: int | None = None,
+    read_rates: Sequence[float], work: Work | None = None, most: int | None = None,
 ) -> list[Timed]:  # fmt: skip
-    """One for each way to call the model. work: what native decoders execute. most: positions that it was made for;
-    where the example leaves too few of them, one more token is not timed."""
+    """One for each way to call the model. read_rates: which fractions one row reads of what gates read in part. work:
+    what native decoders execute. most: positions that it was made for; where the example leaves too few of them, one
+    more token is not timed."""
     ids = inputs.ids
     with torch.inference_mode():
         if ids is None or kind is None:
@@ -58,7 +59,7 @@ def time_models(
         first = median_times(calls, seconds=seconds / 2)
         name = f"a prompt of {tokens} tokens" + _of(sequences)
         read = {
-            key: _megabytes(decoder, open_rates, sequences * tokens, 0) for key, decoder in _decoders(bodies).items()
+            key: _megabytes(decoder, read_rates, sequences * tokens, 0) for key, decoder in _decoders(bodies).items()
         }
         executed = work.macs(sequences, 0, tokens) if work else 0.0
         prompt = Timed(name, sequences * tokens, first, _parts(bodies, calls), read, executed)
@@ -72,7 +73,7 @@ def time_models(
         calls = {name: (lambda g=generation: g.step(new)) for name, generation in started.items()}
         times = median_times(calls, seconds=seconds / 2, at_most=rounds)
         name = f"one more token after {tokens}" + _of(sequences)
-        read = {name: _megabytes(decoder, open_rates, sequences, tokens) for name, decoder in _decoders(bodies).items()}
+        read = {name: _megabytes(decoder, read_rates, sequences, tokens) for name, decoder in _decoders(bodies).items()}
         executed = work.macs(sequences, tokens, 1) if work else 0.0
         return [prompt, Timed(name, sequences, times, _parts(bodies, calls), read, executed)]
 
@@ -140,11 +141,11 @@ def _parts(bodies: Mapping[str, nn.Module], calls: Mapping[str, Callable[[], obj
     return found
 
 
-def _megabytes(decoder: NativeDecoder, open_rates: Mapping[str, float], rows: int, past: int) -> float:
+def _megabytes(decoder: NativeDecoder, read_rates: Sequence[float], rows: int, past: int) -> float:
     """What one step of a native decoder reads, if its rows open different blocks of a feed-forward layer as if by
     chance. past: positions in the cache of each row."""
     layers, _, key_heads, size = decoder.sizes
-    closed = sum((1.0 - rate) ** rows for rate in open_rates.values()) / max(1, len(open_rates))
+    closed = sum((1.0 - rate) ** rows for rate in read_rates) / max(1, len(read_rates))
     weights = decoder.weights.numel() - decoder.gated_floats * closed
     return 4e-6 * (weights + 2 * layers * rows * key_heads * size * past)
 

@@ -14,6 +14,7 @@ from dynamicgate.ops.gate_net import GateNet, check_gate_net
 # in the order of enum Layout in csrc/program.h
 LAYOUTS = ("panels", "rows", "vectors", "csr", "columns", "half panels", "byte panels")
 BY_INPUT = {"panels": 7, "half panels": 8, "byte panels": 9}  # the codes of layouts whose inputs have thresholds
+BY_UNIT = {"panels": 10, "half panels": 11, "byte panels": 12}  # of a value projection whose factors have some too
 FITS = {  # by layout, whether it holds a weight, and what that is in words
     "half panels": (fits_half, "bfloat16 holds"),
     "byte panels": (fits_bytes, "int8 and a scale for each output (the largest weight over 127) hold"),
@@ -38,6 +39,9 @@ class Layer:
     above, value_above: thresholds, one for each input, that the two projections of the layer have either both or not at
         all: an input that is not larger, whatever its sign, counts as zero. Of a single row its weights are not read.
         They need panels of any kind, and neither inputs nor outputs that are gated.
+    factors_above: thresholds, one for each unit, of the activated units that the value projection multiplies: one that
+        is not larger counts as zero. Of few rows the weights of units that none of them needs are not read. They need
+        thresholds of the inputs of both projections.
     """
 
     weight: Tensor
@@ -51,6 +55,7 @@ class Layer:
     value_bias: Tensor | None = None
     above: Tensor | None = None
     value_above: Tensor | None = None
+    factors_above: Tensor | None = None
 
     @property
     def blocks(self) -> int:
@@ -116,7 +121,11 @@ def _check_value(where: str, layer: Layer, *, gated: bool) -> None:
 
 
 def _check_thresholds(where: str, layer: Layer, *, gated: bool) -> None:
-    above, value = layer.above, layer.value_above
+    above, value, factors = layer.above, layer.value_above, layer.factors_above
+    if factors is not None and (above is None or value is None):
+        raise ValueError(
+            f"{where}: thresholds of factors need some of the inputs of both projections: 0 leaves out none"
+        )
     if above is None and value is None:
         return
     if (above is None) or (value is None) != (layer.value_weight is None):
@@ -126,11 +135,10 @@ def _check_thresholds(where: str, layer: Layer, *, gated: bool) -> None:
             f"{where}: thresholds need panels, inputs and outputs that are not gated, and cannot skip zeros as well, "
             f"received {layer.layout}"
         )
-    for given in (above, value):
-        if given is not None and (given.shape != layer.weight.shape[1:] or not _are_sizes(given)):
-            raise ValueError(
-                f"{where}: expected {layer.weight.shape[1]} finite thresholds from 0 on, received {tuple(given.shape)}"
-            )
+    units, inputs = layer.weight.shape
+    for given, count in ((above, inputs), (value, inputs), (factors, units)):
+        if given is not None and (given.shape != (count,) or not _are_sizes(given)):
+            raise ValueError(f"{where}: expected {count} finite thresholds from 0 on, received {tuple(given.shape)}")
 
 
 def _are_sizes(values: Tensor) -> bool:

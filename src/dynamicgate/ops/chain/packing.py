@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from dynamicgate.ops.chain.layers import BY_INPUT, LAYOUTS, Layer, check_layers
+from dynamicgate.ops.chain.layers import BY_INPUT, BY_UNIT, LAYOUTS, Layer, check_layers
 from dynamicgate.ops.chain.rounding import bytes_of, scales_of
 from dynamicgate.ops.gate_net import code_of
 
@@ -140,7 +140,7 @@ def _value_and_gate(writer: Writer, layer: Layer, before: Span, after: Span) -> 
     value = [0] * LINEAR_WORDS
     if layer.value_weight is not None:
         held = (layer.value_weight, layer.value_bias, "identity", layer.layout)
-        value = write_linear(writer, *held, before, after, False, layer.value_above)
+        value = write_linear(writer, *held, before, after, False, layer.value_above, layer.factors_above)
     if gate is None:
         return [0] * (2 * LINEAR_WORDS) + value + [0, layer.blocks, after.block, after.stride, 0, 0, 0, 0]
     words: list[int] = []
@@ -180,9 +180,9 @@ def gate_layout(weight_GD: Tensor, before: Span) -> str:
 
 def write_linear(
     writer: Writer, weight_ND: Tensor, bias_N: Tensor | None, activation: str, layout: str, before: Span, after: Span,
-    skip_zeros: bool, above_D: Tensor | None = None,
+    skip_zeros: bool, above_D: Tensor | None = None, factors_above_N: Tensor | None = None,
 ) -> list[int]:  # fmt: skip
-    """Write one linear map and return its words."""
+    """Write one linear map and return its words. above_D, factors_above_N: see `Layer`."""
     width = padded(after.width)
     weight_ND = weight_ND.detach()
     index = 0
@@ -194,23 +194,24 @@ def write_linear(
         raise ValueError(
             f"indices of {layout} reach {INDEX_LIMIT} inputs, received {indexed}, padding of blocks included"
         )
-    put = panels if above_D is None else by_input
+    put = panels if above_D is None else by_input if factors_above_N is None else by_unit
+    room = width * (inputs if factors_above_N is None else padded(inputs))
     if layout == "panels":
-        at = writer.add(width * inputs, lambda out: put(_spread(weight_ND, 0, after, width), before, out))
+        at = writer.add(room, lambda out: put(_spread(weight_ND, 0, after, width), before, out))
     elif layout == "half panels":
 
         def halves(out: Tensor) -> None:
             put(_spread(weight_ND.to(torch.bfloat16), 0, after, width), before, out.view(torch.bfloat16))
 
-        at = writer.add(width * inputs // 2, halves)
+        at = writer.add(room // 2, halves)
     elif layout == "byte panels":
         scale_N = scale = scales_of(weight_ND)
 
         def whole_numbers(out: Tensor) -> None:
             spread_WD = _spread(bytes_of(weight_ND, scale), 0, after, width)
-            put(spread_WD, before, out.view(torch.int8)[: width * inputs])
+            put(spread_WD, before, out.view(torch.int8)[:room])
 
-        at = writer.add(-(-width * inputs // 4), whole_numbers)
+        at = writer.add(-(-room // 4), whole_numbers)
     elif layout == "vectors":
         spread_WD = _spread(weight_ND, 0, after, width)
         values, starts, columns = vectors_by_input(spread_WD) if skip_zeros else vectors(spread_WD, before.block)
@@ -233,9 +234,13 @@ def write_linear(
         bias_W = torch.cat((bias_W, _spread(scale_N, 0, after, width)))
     if above_D is not None:
         bias_W = torch.cat((bias_W, above_D.detach().float()))
-    kind, phi = LAYOUTS.index(layout) if above_D is None else BY_INPUT[layout], code_of(activation)
+    if factors_above_N is not None:
+        bias_W = torch.cat((bias_W, _spread(factors_above_N.detach().float(), 0, after, width)))
+    kind = LAYOUTS.index(layout)
+    if above_D is not None:
+        kind = (BY_INPUT if factors_above_N is None else BY_UNIT)[layout]
     bias = writer.add(len(bias_W), _copy_of(bias_W))
-    return [kind, inputs, after.units, width, at, bias, index, phi, int(skip_zeros)]
+    return [kind, inputs, after.units, width, at, bias, index, code_of(activation), int(skip_zeros)]
 
 
 def columns_of_16(weight_ND: Tensor) -> Tensor:
@@ -269,6 +274,13 @@ def panels(weight_WD: Tensor, before: Span, out: Tensor) -> None:
 def by_input(weight_WD: Tensor, _before: Span, out: Tensor) -> None:
     """[inputs][outputs]: all weights of an input are contiguous."""
     out.view(weight_WD.shape[1], -1).copy_(weight_WD.T)
+
+
+def by_unit(weight_WD: Tensor, _before: Span, out: Tensor) -> None:
+    """[outputs][inputs]: all weights of an output are contiguous, with zeros up to whole panels of inputs."""
+    rows_WD = out.view(len(weight_WD), -1)
+    rows_WD[:, weight_WD.shape[1] :] = 0
+    rows_WD[:, : weight_WD.shape[1]] = weight_WD
 
 
 def vectors(weight_WD: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -27,6 +27,7 @@ def reference_chain(x: Tensor, layers: Sequence[Layer], factor_BG: Tensor | None
         bias = None if layer.bias is None else layer.bias.to(h.dtype)
         units = ACTIVATIONS[layer.activation].function(F.linear(_kept(h, layer.above), layer.weight.to(h.dtype), bias))
         bias = None if layer.value_bias is None else layer.value_bias.to(x.dtype)
+        units = _kept(units, layer.factors_above)
         if layer.value_weight is not None:
             units = units * F.linear(_kept(h, layer.value_above), layer.value_weight.to(x.dtype), bias)
         h = units

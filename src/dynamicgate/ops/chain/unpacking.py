@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dynamicgate.activations import BY_CODE
-from dynamicgate.ops.chain.layers import BY_INPUT, LAYOUTS, Layer
+from dynamicgate.ops.chain.layers import BY_INPUT, BY_UNIT, LAYOUTS, Layer
 from dynamicgate.ops.chain.packing import (
     HEADER_WORDS,
     KINDS,
@@ -20,6 +20,7 @@ from dynamicgate.ops.chain.packing import (
     PANEL,
     Span,
     output_span,
+    padded,
     whole,
 )
 from dynamicgate.ops.gate_net import NEAREST, NEAREST_CODE, GateNet
@@ -39,25 +40,42 @@ class PackedLinear(NamedTuple):
     skip_zeros: int
 
     @property
-    def by_input(self) -> bool:
+    def has_thresholds(self) -> bool:
         """Whether its inputs have thresholds."""
-        return self.layout in BY_INPUT.values()
+        return self.layout in BY_INPUT.values() or self.by_unit
+
+    @property
+    def by_unit(self) -> bool:
+        """Whether the factors that its units are multiplied by have thresholds too."""
+        return self.layout in BY_UNIT.values()
 
     @property
     def stored(self) -> str:
         """The layout that its weights are given in."""
-        return {code: layout for layout, code in BY_INPUT.items()}.get(self.layout) or LAYOUTS[self.layout]
+        given = {code: layout for codes in (BY_INPUT, BY_UNIT) for layout, code in codes.items()}
+        return given.get(self.layout) or LAYOUTS[self.layout]
+
+    @property
+    def places(self) -> int:
+        """The weights of a unit, with zeros up to whole panels where they lie side by side."""
+        return padded(self.inputs) if self.by_unit else self.inputs
 
     @property
     def held(self) -> int:
-        """The weights of a map in panels, or by input, in floats."""
-        return self.width * self.inputs * KINDS[self.stored].itemsize // 4
+        """The weights of a map in panels, by input or by unit, in floats."""
+        return self.width * self.places * KINDS[self.stored].itemsize // 4
 
     @property
     def thresholds(self) -> slice:
         """Where the thresholds of its inputs are among the weights: behind the biases and scales."""
         start = self.bias * PANEL + self.width * (2 if self.stored == "byte panels" else 1)
         return slice(start, start + self.inputs)
+
+    @property
+    def factor_thresholds(self) -> slice:
+        """Where those of the factors are: behind the others."""
+        start = self.thresholds.stop
+        return slice(start, start + self.units)
 
 
 def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
@@ -72,7 +90,8 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
         parts = [PackedLinear(*words[at + j * LINEAR_WORDS : at + (j + 1) * LINEAR_WORDS]) for j in range(4)]
         stages, blocks, block, _, cut, top_k, *scale = words[at + 4 * LINEAR_WORDS : at + LAYER_WORDS]
         main, *gates, value = parts
-        if (main.by_input and blocks) or (value.units and value.layout != main.layout):
+        pairs = (main.layout, BY_UNIT[main.stored] if main.layout in BY_INPUT.values() else main.layout)
+        if main.by_unit or (main.has_thresholds and blocks) or (value.units and value.layout not in pairs):
             raise ValueError("a layer has a layout that does not go with its gate or its value")
         layout = main.stored
         after = output_span(main.units, block if blocks else 0, layout)
@@ -107,8 +126,9 @@ def unpack(weights: Tensor, program: Tensor) -> list[Layer]:
                 bool(main.skip_zeros),
                 value_weight=by_value[0],
                 value_bias=by_value[1],
-                above=weights[main.thresholds] if main.by_input else None,
-                value_above=weights[value.thresholds] if value.units and value.by_input else None,
+                above=weights[main.thresholds] if main.has_thresholds else None,
+                value_above=weights[value.thresholds] if value.units and value.has_thresholds else None,
+                factors_above=weights[value.factor_thresholds] if value.units and value.by_unit else None,
             )
         )
         before = after
@@ -141,12 +161,15 @@ def read_linear(
         scale = weights[linear.bias * PANEL + linear.width :][: linear.width][after.positions, None]
     if layout in KINDS:
         floats, layout = floats.view(KINDS[layout]), "panels"
-    if layout in ("panels", "rows") and linear.width * linear.inputs > len(floats):
+    if layout in ("panels", "rows") and linear.width * linear.places > len(floats):
         raise ValueError("the weights of a layer lie outside of the weights")
-    if linear.by_input:
-        if before.gated or linear.thresholds.stop > len(weights):
+    if linear.has_thresholds:
+        last = linear.factor_thresholds if linear.by_unit else linear.thresholds
+        if before.gated or last.stop > len(weights):
             raise ValueError("the thresholds of a layer lie outside of the weights")
-        weight = floats[: linear.width * linear.inputs].view(-1, linear.width).T[after.positions].float()
+        weight = floats[: linear.width * linear.places]
+        by_unit = weight.view(linear.width, -1) if linear.by_unit else weight.view(-1, linear.width).T
+        weight = by_unit[:, : linear.inputs][after.positions].float()
         return weight if scale is None else weight * scale, bias
     if layout == "panels":
         pieces = floats[: linear.width * before.units].split(linear.width * before.block)

@@ -61,18 +61,18 @@ class PackedDecoder(NamedTuple):
         the linear maps whose inputs have thresholds."""
         found = 0
         for layers, lines, _ in self._ffns():
-            with_thresholds = sum(m.held for main, value, _ in layers for m in (main, value) if m.by_input)
+            with_thresholds = sum(m.held for main, value, _ in layers for m in (main, value) if m.has_thresholds)
             found += lines * PANEL if any(blocks for _, _, blocks in layers) else with_thresholds
         return found
 
     def thresholds(self) -> list[Tensor]:
-        """Those of all inputs that have some, as views of the weights."""
+        """Those of all inputs and factors that have some, as views of the weights: of each layer those of its inputs,
+        one projection after the other, then those of its factors."""
         return [
-            self.weights[first * PANEL :][linear.thresholds]
+            self.weights[first * PANEL :][place]
             for layers, _, first in self._ffns()
             for main, value, _ in layers
-            for linear in (main, value)
-            if linear.by_input and linear.units
+            for place in _thresholds_of(main, value)
         ]
 
     def _ffns(self) -> Iterator[tuple[list[tuple[PackedLinear, PackedLinear, int]], int, int]]:
@@ -95,6 +95,11 @@ class PackedDecoder(NamedTuple):
         held = self.weights[(lines + weight) * PANEL :].view(KINDS[LAYOUTS[layout]])
         scales = self.weights[(lines + bias) * PANEL + width :] if LAYOUTS[layout] == "byte panels" else None
         return HeadRows(held[: width * inputs].view(-1, inputs, PANEL), scales, self.outputs)
+
+
+def _thresholds_of(main: PackedLinear, value: PackedLinear) -> list[slice]:
+    found = [linear.thresholds for linear in (main, value) if linear.units and linear.has_thresholds]
+    return [*found, value.factor_thresholds] if value.units and value.by_unit else found
 
 
 class HeadRows(NamedTuple):
