@@ -11,6 +11,7 @@ python -m experiments.conversion page                               # its sectio
 Text that SmolLM2 writes itself, to learn from too, as the table smollm2-own-text has it:
 python -m experiments.conversion draw --out FOLDER --millions 3 --device cuda
 python -m experiments.conversion smollm2-own-text --data-dir FOLDER --device cuda --jobs 1
+python -m experiments.conversion smollm2-own-text-20m ...                      # 20 M tokens for each arm: draw 7
 
 For 20 M tokens that are drawn from 12 M, as the table minilm-less-text has them:
 python -m experiments.conversion tokens --out FOLDER --millions 12 --for minilm

@@ -50,6 +50,7 @@ WAYS: dict[str, dict[str, Any]] = {  # to train students of MiniLM; of_tokens: o
 MILLION = 1_000_000
 SMOLLM2_TOKENS = {
     "smollm2": 60 * MILLION, "smollm2-10m": 10 * MILLION, "smollm2-2m": 2 * MILLION, "smollm2-own-text": 10 * MILLION,
+    "smollm2-own-text-20m": 20 * MILLION,
 }  # fmt: skip
 MINILM_TOKENS = {  # minilm-less-text draws its tokens from a part of the books, which `tokens --millions 12` makes
     "minilm-60m": 60 * MILLION, "minilm": 20 * MILLION, "minilm-less-text": 20 * MILLION, "minilm-2m": 2 * MILLION,

@@ -259,10 +259,10 @@ def test_other_gates_that_open_by_size_stay_in_torch_and_the_plan_says_why(
         torch.testing.assert_close(fast(tokens(1, 8)).logits, model(tokens(1, 8)).logits)
 
 
-@pytest.mark.parametrize("one", ["gate_proj", "act_fn"])
-def test_gates_of_two_kinds_in_one_layer_stay_in_torch(one: str) -> None:
+@pytest.mark.parametrize(("one", "reads"), [("gate_proj", "previous"), ("act_fn", "same")])
+def test_gates_of_two_kinds_in_one_layer_stay_in_torch(one: str, reads: Any) -> None:
     model = gated(only=one, where="mlp-all")
-    dg.gate_(model, dg.GateConfig(block=16, net="linear"), where="mlp")
+    dg.gate_(model, dg.GateConfig(block=16, net="linear", reads=reads), where="mlp")
     with pytest.raises(ValueError, match="beside one of another kind"):
         decoder_of(parts_of(model))
     nan = gated()

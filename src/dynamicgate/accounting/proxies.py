@@ -94,7 +94,8 @@ def proxies(counter: MacCounter, openness: Mapping[str, Openness]) -> dict[str, 
     for letter in ("p", "g"):
         alphas = []
         for layer in hidden:
-            name = next((name for name, site in counter.sites.items() if layer.name in site.producers), None)
+            writers = [name for name, site in counter.sites.items() if layer.name in site.producers]
+            name = next((w for w in writers if counter.saves_producers(w)), next(iter(writers), None))
             sums = openness[name] if name is not None else None
             alphas.append(1.0 if sums is None else sums.probability if letter == "p" else sums.open)
         weights = [layer.dense * layer.rows for layer in hidden]

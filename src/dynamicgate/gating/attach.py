@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from dynamicgate.distributed import rank
+from dynamicgate.gating.factors import check_activation, check_one_writer
 from dynamicgate.gating.gate import Gate, GateConfig
 from dynamicgate.gating.integrations import structure_changed
 from dynamicgate.gating.patterns import describe, find_matches, is_word
@@ -52,8 +53,11 @@ def gate_(model: nn.Module, config: GateConfig | None = None, where: Where = hid
     for site in chosen:
         check_kind(site, config)
         check_layers(model, site)
+        if site.factors:
+            check_activation(model, site)
         check_fits(model, site, config)
     gates = [_new_gate(model, site, config) for site in chosen]
+    check_one_writer({**taken, **{gate.site.name: gate for gate in gates}})
     for gate in gates:
         _attach(model, gate)
     structure_changed(model)

@@ -19,7 +19,8 @@ from torch import nn
 
 from dynamicgate.gating import ffn_patterns, head_patterns
 from dynamicgate.gating.config import GateConfig
-from dynamicgate.gating.roles import Roles, activation_below, activation_of, layer_below
+from dynamicgate.gating.factors import factor_site
+from dynamicgate.gating.roles import Roles, activation_of, layer_below
 from dynamicgate.gating.sites import Site, find_sites
 from dynamicgate.linears import in_features, out_features, unwrapped
 
@@ -86,8 +87,8 @@ def find_matches(model: nn.Module, word: str) -> list[Match]:
 def known_matches(model: nn.Module, word: str) -> list[Match]:
     """All sites of a word, in module order; there may be none."""
     if word in (MLP_INPUTS, MLP_ALL):
-        found_mlp = known_matches(model, MLP)
-        return [read for match in found_mlp for read in _what_is_read(model, match, factors=word == MLP_ALL)]
+        layers = known_matches(model, MLP)
+        return [read for layer in layers for read in _what_is_read(model, layer, factors=word == MLP_ALL)]
     found: dict[str, Match] = {}
     for name, module in model.named_modules():
         for pattern in _PATTERNS[word].values():
@@ -106,18 +107,13 @@ def describe(matches: list[Match], config: GateConfig) -> str:
 
 
 def _what_is_read(model: nn.Module, match: Match, *, factors: bool) -> Iterator[Match]:
-    """The inputs of the layers that write hidden units, each by itself, the factors if asked for, and the hidden units.
-    Of two layers that write them, all patterns name the one with the activation first."""
+    """The inputs of the layers that write hidden units, each by itself, factors if asked for, and the hidden units."""
     for layer in match.site.producers:
         width = in_features(unwrapped(model.get_submodule(layer)))
         yield Match(Site(layer, (), layer, width), match.around, f"{width} inputs of {layer.rpartition('.')[2]}")
-    prefix = match.site.source.rpartition(".")[0]
-    activation = activation_below(model.get_submodule(prefix)) if factors and len(match.site.producers) == 2 else None
-    if activation is not None:
-        first, second = match.site.producers
-        name = f"{prefix}.{activation}" if prefix else activation
-        site = Site(name, (second,), first, match.site.width, factors=True)
-        yield Match(site, match.around, f"{site.width} factors from {first.rpartition('.')[2]}")
+    site = factor_site(model, match.site) if factors else None
+    if site is not None:
+        yield Match(site, match.around, f"{site.width} factors from {site.source.rpartition('.')[2]}")
     yield match
 
 

@@ -48,19 +48,9 @@ def modules_around(module: nn.Module, roles: Roles) -> list[nn.Module]:
 def activation_of(module: nn.Module, roles: Roles) -> str | None:
     """The name of the activation between the layers, as far as it is a module."""
     for child in _children(module, roles):
-        if _is_activation(child):
+        if is_of_transformers(child) or of_module(child) not in (None, "identity"):
             return of_module(child) or type(child).__name__
     return None
-
-
-def activation_below(module: nn.Module) -> str | None:
-    """Where the one activation below a module is; None if it has none, or several."""
-    found = [name for name, child in module.named_children() if _is_activation(child)]
-    return found[0] if len(found) == 1 else None
-
-
-def _is_activation(module: nn.Module) -> bool:
-    return is_of_transformers(module) or of_module(module) not in (None, "identity")
 
 
 def normalizes(module: nn.Module, roles: Roles, width: int) -> bool:

@@ -38,8 +38,8 @@ def permute_units_(model: nn.Module, site: Site, order: Tensor) -> None:
 
 def check_movable(model: nn.Module, site: Site) -> None:
     """An error for a site whose units cannot be moved."""
-    if site.is_input or site.is_heads:
-        what = "features of the input" if site.is_input else "attention heads"
+    if site.is_input or site.is_heads or site.factors:
+        what = "features of the input" if site.is_input else "factors" if site.factors else "attention heads"
         raise ValueError(f"the units of the site {site} are {what}, whose order is fixed: leave it out with where=")
     check_layers(model, site)
     owners: dict[int, int] = {}

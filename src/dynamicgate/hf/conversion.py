@@ -29,6 +29,7 @@ BLOCK = 32
 SHARED_OF_OPEN, SHARED_AT_MOST = 0.25, 0.125  # of the open blocks, of all blocks
 CHECK_TOKENS = 1024
 WITHIN = 0.01  # of the dense MACs: what training has to correct anyway
+WHY_NO_FACTORS = "their activation is no module of its own, or none was asked for"
 MARGIN = 1.0  # temperatures above the threshold, for other inputs
 
 
@@ -147,11 +148,15 @@ def _with_thresholds(
         rate = put_thresholds_(model, counter, budget.target, inputs, show)
         few = [move(x, next(model.parameters()).device) for x in read_batches(list(inputs), CHECK_TOKENS)]
         executed = calibrate_(model, few, macs=budget.target, counter=counter)
-    except ValueError:  # leave the model as it was
+    except Exception:  # leave the model as it was
         ungate_(model)
         raise
+    of_factors = {site.source for site in sites if site.factors}
+    two = [site for site in sites if len(site.producers) == 2]
+    without = sum(not of_factors & {*site.producers} for site in two)
     notes = [
         f"{len(sites)} thresholds on what feed-forward layers read",
+        *([f"{without} of {len(two)} gated ones have none on factors: {WHY_NO_FACTORS}"] if without else []),
         f"the model executes {executed:.3f} of the dense MACs before training, where one row runs at a time",
     ]
     return ConversionPlan(budget, rate, {}, notes)

@@ -245,7 +245,7 @@ class GatesLoader(HfQuantizer):
 
 def _start_anew_(gate: Gate) -> None:
     """The values of a new gate, which is open."""
-    reads = next((layer.in_features for layer in gate.net.modules() if isinstance(layer, nn.Linear)), 0)
+    reads = next((m.in_features for m in gate.net.modules() if isinstance(m, nn.Linear)), gate.site.width)
     gate.net.load_state_dict(Gate(gate.site, gate.config, reads).net.state_dict())
 
 

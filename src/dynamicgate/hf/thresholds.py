@@ -20,6 +20,7 @@ from dynamicgate.accounting.counter import MacCounter
 from dynamicgate.accounting.rates import largest_rate
 from dynamicgate.data.contract import Inputs
 from dynamicgate.gating.gate import Gate
+from dynamicgate.gating.networks import SMALLEST
 from dynamicgate.gating.recording import named_gates
 from dynamicgate.gating.sites import Site
 from dynamicgate.hf.activity import between, observe
@@ -32,6 +33,7 @@ from dynamicgate.training.progress import Progress
 # layer whose outputs are multiplied: the rate to the power of one half.
 HIDDEN_FOR_EACH_INPUT, HIDDEN_BEHIND_FACTORS = 0.6, 0.7
 POWER_FOR_MULTIPLIED = 0.5
+NOT_ZERO = 0.5 * math.log(100.0 * SMALLEST)  # of factors that are smaller nobody knows what they multiply
 
 
 @torch.no_grad()
@@ -60,23 +62,30 @@ def put_thresholds_(
     sizes = {name: torch.cat(rows) for name, rows in found.items()}  # logarithms
     for name, gate in gates.items():
         shift_G = torch.zeros(gate.blocks)
-        if sites[name].factors:
+        hidden = _hidden_behind(sites[name], sites)
+        if hidden is not None:
             # how large what they multiply is on average: with that for large factors alone, SmolLM2 lost a third more
-            shift_G = _mean_square(sizes[_hidden_behind(sites[name], sites)] - sizes[name])
+            shift_G = _mean_square(sizes[hidden] - sizes[name], sizes[name] > NOT_ZERO)
         ordered = (sizes[name] + shift_G).flatten().sort(descending=True).values
         place = min(round(_rate_of(sites[name], sites, rate) * len(ordered)), len(ordered) - 1)
         gate.bias.copy_(float(gate.logit_threshold) - float(ordered[place]) + shift_G)
     return rate
 
 
-def _mean_square(sizes_BG: Tensor) -> Tensor:
-    """The logarithm of the root mean square over tokens of what has these logarithms."""
-    return 0.5 * (torch.logsumexp(2.0 * sizes_BG, dim=0) - math.log(len(sizes_BG)))
+def _mean_square(sizes_BG: Tensor, known_BG: Tensor) -> Tensor:
+    """The logarithm of the root mean square over tokens of what has these logarithms, as far as they are known; of a
+    column without any, the mean of the others."""
+    total_G = torch.logsumexp((2.0 * sizes_BG).masked_fill(~known_BG, -torch.inf), dim=0)
+    found_G = 0.5 * (total_G - known_BG.sum(0).log())
+    return torch.where(known_BG.any(0), found_G, found_G.nanmean().nan_to_num(0.0))
 
 
-def _hidden_behind(factors: Site, sites: Mapping[str, Site]) -> str:
-    """The site of the hidden units that are these factors times what they multiply."""
-    return next(name for name, site in sites.items() if not site.factors and factors.source in site.producers)
+def _hidden_behind(site: Site, sites: Mapping[str, Site]) -> str | None:
+    """The site of the hidden units that are these factors times what they multiply; None if there is none, or these are
+    no factors."""
+    if not site.factors:
+        return None
+    return next((name for name, other in sites.items() if not other.factors and site.source in other.producers), None)
 
 
 def _rate_of(site: Site, sites: Mapping[str, Site], rate: float) -> float:
