@@ -14,7 +14,6 @@ from dynamicgate.ops import chain, native
 from dynamicgate.ops.chain import Layer, reference_chain
 from dynamicgate.ops.chain.packing import HEADER_WORDS, LINEAR_WORDS
 from dynamicgate.ops.chain.unpacking import unpack
-from tests.ops.chains import THREADS, on_threads
 from tests.ops.threshold_chains import LAYOUTS, ROWS, build, expect, off, rows_of
 
 FACTORS = {"some": 0.15, "none": 0.0, "all": 1e6}
@@ -48,17 +47,6 @@ def test_two_layers_match_float64(layout: str) -> None:
         wanted, clear = expect(x, layers)
         assert bool(clear.any())
         assert off(chain.run(x, chain.pack(layers))[clear], wanted[clear]) < 1e-5, rows
-
-
-@no_kernels
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_number_of_threads_gives_the_same_bits(layout: str) -> None:
-    layers = [build(900, 1500, layout, factors=0.15), build(1500, 1003, layout, above=0.1)]
-    for rows in (1, 3, 40):
-        x, packed = rows_of(rows, 900), chain.pack(layers)
-        first, *others = on_threads((*THREADS, 3), lambda x=x, packed=packed: chain.run(x, packed))  # type: ignore[misc]
-        for found in others:
-            assert torch.equal(found, first), rows
 
 
 @no_kernels

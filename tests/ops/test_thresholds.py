@@ -50,8 +50,9 @@ def test_two_layers_of_which_some_have_thresholds_match_float64(layout: str, hid
 
 @no_kernels
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_number_of_threads_gives_the_same_bits(layout: str) -> None:
-    layers = [build(900, 1500, layout, value=True), build(1500, 1003, layout, above=0.1)]
+@pytest.mark.parametrize("factors", [None, 0.15])
+def test_any_number_of_threads_gives_the_same_bits(factors: float | None, layout: str) -> None:
+    layers = [build(900, 1500, layout, value=True, factors=factors), build(1500, 1003, layout, above=0.1)]
     for rows in (1, 3, 40):
         x, packed = rows_of(rows, 900), chain.pack(layers)
         first, *others = on_threads((*THREADS, 3), lambda x=x, packed=packed: chain.run(x, packed))  # type: ignore[misc]
