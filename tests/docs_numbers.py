@@ -149,7 +149,36 @@ def _without_dropout() -> list[float]:
     return [100 * _cifar10(model, 400, 0.0)["valid"]["accuracy"] for model in ("rigl", "set")]
 
 
+def _lost(text: str, dense: str) -> list[float]:
+    """What SmolLM2 with thresholds on factors loses in perplexity, in percent."""
+    runs = {run["model"]: run for run in _runs("experiments/results/conversion/smollm2-own-text.jsonl")}
+    kept, whole = (
+        runs[model]["quality"]["test"][text]["perplexity"]
+        for model in ("magnitude 50 %, more steps", f"dense + same tokens{dense}")
+    )
+    return [100.0 * (kept / whole - 1.0)]
+
+
+@cache
+def _runs(name: str) -> list[Mapping[str, Any]]:
+    return read_runs(ROOT / name)
+
+
 FOLLOWS: dict[Statement, Callable[[], list[float]]] = {
+    **{
+        Statement(page, said): lambda text=text, dense=dense: _lost(text, dense)  # type: ignore[misc]
+        for page, said, text, dense in (
+            ("CHANGELOG.md", "2.4 %", "books", ""),
+            ("CHANGELOG.md", "3.5 %", "python", ""),
+            ("CHANGELOG.md", "9.7 %", "wikitext-2-plain", ""),
+            ("docs/language-models.md", "2.4 %", "books", ""),
+            ("docs/language-models.md", "3.5 %", "python", ""),
+            ("docs/language-models.md", "9.7 %", "wikitext-2-plain", ""),
+            ("docs/language-models.md", "4.3 %", "books", ", more steps"),
+            ("docs/language-models.md", "4.0 %", "python", ", more steps"),
+            ("docs/language-models.md", "7.7 %", "wikitext-2-plain", ", more steps"),
+        )
+    },
     Statement("docs/gpu.md", "26 ms"): lambda: _kernel_training("step_ms", "never"),
     Statement("docs/gpu.md", "32 to 33 ms"): lambda: _kernel_training("step_ms", "exact", "sparse"),
     Statement("docs/gpu.md", "2.311 ± 0.006"): lambda: _loss("never"),
