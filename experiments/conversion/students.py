@@ -37,8 +37,8 @@ class Arm:
     method: see `METHODS` in docs/language-models.md. ffn: executed MACs of the feed-forward layers relative to the
         dense ones, gate networks included. block: units that open together. rank: of the gate network, relative to the
         features it reads; None: linear. experts: that the units are clustered into. ramp: the fraction of training over
-        which the budget of gates falls. factors: whether thresholds that
-        are trained are on factors too, or on inputs alone.
+        which the budget of gates falls. factors: whether thresholds that are trained are on factors too, or on
+        inputs alone.
     """
 
     method: Method

@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from dynamicgate.budget import Budget
 from dynamicgate.gating.recording import named_gates, usage
 from dynamicgate.lab.language.resumable import ResumableRun, autocast
-from dynamicgate.training.captured_step import CapturedStep
+from dynamicgate.training.captured_step import EAGER_STEPS, CapturedStep
 from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
 
-EAGER_STEPS = 3  # before steps are captured
 WARMUP, LOWEST = 0.05, 0.1  # the learning rates: fraction of training in which they rise, and where they end
 
 

@@ -137,20 +137,6 @@ def test_the_plan_counts_factors_and_reads_the_units_that_they_open() -> None:
     assert one.megabytes == pytest.approx(plain[1].megabytes - 4e-6 * read, rel=0.1)
 
 
-def test_units_behind_closed_factors_are_no_part_of_one_more_token() -> None:
-    model = gated(only="act_fn", where="mlp-all", num_hidden_layers=1)
-    ids = tokens(1, 1)
-    body = native_body(parts_of(model))
-    with torch.no_grad(), dg.usage(model) as used:
-        want = model(ids).logits
-    closed = used["model.layers.0.mlp.act_fn"].open[0, 0] == 0.0
-    assert 0 < int(closed.sum()) < 88
-    model.model.layers[0].mlp.up_proj.weight.data[closed] = torch.nan
-    with torch.no_grad():
-        assert torch.equal(native_body(parts_of(model))(ids).logits, body(ids).logits)
-        assert fraction_close(body(ids).logits, want.double()) == 1.0
-
-
 @pytest.mark.parametrize("hook", ["forward", "before", "of a gate"])
 def test_other_hooks_on_the_activation_stay_in_torch(hook: str) -> None:
     model, ids = gated(where="mlp-all"), tokens(1, 8)
@@ -219,15 +205,18 @@ def test_plans_are_saved_copied_and_pickled_with_their_thresholds(
             assert torch.equal(again(some).logits, fast(some).logits)
 
 
-def test_weights_below_a_threshold_are_no_part_of_one_more_token() -> None:
-    model = gated(only="down_proj", num_hidden_layers=1)
+@pytest.mark.parametrize(("only", "where"), [("down_proj", "mlp-inputs"), ("act_fn", "mlp-all")])
+def test_weights_below_a_threshold_are_no_part_of_one_more_token(only: str, where: str) -> None:
+    model = gated(only=only, where=where, num_hidden_layers=1)
     ids = tokens(1, 1)
     body = native_body(parts_of(model))
     with torch.no_grad(), dg.usage(model) as used:
         want = model(ids).logits
-    closed = used["model.layers.0.mlp.down_proj"].open[0, 0] == 0.0
+    closed = used[f"model.layers.0.mlp.{only}"].open[0, 0] == 0.0
     assert 0 < int(closed.sum()) < 88
-    model.model.layers[0].mlp.down_proj.weight.data[:, closed] = torch.nan
+    mlp = model.model.layers[0].mlp
+    units = mlp.up_proj.weight.data if only == "act_fn" else mlp.down_proj.weight.data.T  # a row for each unit
+    units[closed] = torch.nan
     with torch.no_grad():
         assert torch.equal(native_body(parts_of(model))(ids).logits, body(ids).logits)
         assert fraction_close(body(ids).logits, want.double()) == 1.0

@@ -24,7 +24,6 @@ from dynamicgate.accounting.scaling import Costs, Scaling
 from dynamicgate.accounting.sides import Side, StageSides
 from dynamicgate.gating.gate import Gate
 from dynamicgate.gating.recording import Usage, named_gates
-from dynamicgate.gating.sites import Site
 from dynamicgate.gating.stages import STAGES, StageGate, stages_of
 from dynamicgate.gating.work import Work
 from dynamicgate.linears import adapter_sides, in_features, is_linear, out_features, outer_name
@@ -191,7 +190,7 @@ class MacCounter:
     def saves_producers(self, site: str) -> bool:
         """Whether closed units of a site also save the work of the layers that write them: a gate that reads its own
         layer's output comes too late for that."""
-        return saves_producers(self.gates[site], self.sites[site])
+        return self.gates[site].saves_producers
 
     @cached_property
     def dense(self) -> float:
@@ -283,11 +282,6 @@ class MacCounter:
             rates[STAGES] = torch.full((1, self.stages.count), open_rate, device=self.stages.cut.device, **exact)
             rates[STAGES][:, 0] = 1.0
         return float(self.relative(rates))
-
-
-def saves_producers(gate: Gate, site: Site) -> bool:
-    """Whether closing units saves the work of the layers that write them."""
-    return gate.config.kind == "static" or site.decides_in_time
 
 
 def deployed(gates: Mapping[str, Gate], used: Usage) -> dict[str, Tensor]:

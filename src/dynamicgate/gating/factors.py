@@ -73,8 +73,7 @@ def check_one_writer(gates: Mapping[str, Gate]) -> None:
     sites = {name: gate.site_at(name) for name, gate in gates.items()}
     for name, factors in sites.items():
         for other, gate in gates.items() if factors.factors else ():
-            saves = gate.config.kind == "static" or sites[other].decides_in_time
-            if other != name and saves and {*factors.producers} & {*sites[other].producers}:
+            if other != name and gate.saves_producers and {*factors.producers} & {*sites[other].producers}:
                 raise ValueError(
                     f"the gates at {name!r} and {other!r} would both save rows of {', '.join(factors.producers)}: keep "
                     "the factors, or a gate on the hidden units that decides before they are computed, not both"
@@ -86,7 +85,7 @@ def _factors_below(module: nn.Module, layers: tuple[str, str]) -> Factors | None
     nothing else reads or runs."""
     try:
         graph = _Calls().trace(module)
-    except Exception:
+    except Exception:  # fx raises whatever the traced forward raises on a symbolic value
         return None
     modules = dict(module.named_modules())
     called = Counter(node.target for node in graph.nodes if node.op == "call_module")

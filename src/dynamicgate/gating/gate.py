@@ -134,6 +134,11 @@ class Gate(nn.Module):
         return sizes
 
     @property
+    def saves_producers(self) -> bool:
+        """Whether closing units saves the work of the layers that write them."""
+        return self.config.kind == "static" or self.site.decides_in_time
+
+    @property
     def policy(self) -> Policy:
         """How it decides in the present mode. With top_k it is never noisy: a draw could not promise exactly k."""
         policy = self.config.train if self.training else self.config.evaluate
@@ -252,19 +257,20 @@ class Gate(nn.Module):
 
     def cut_after(self, _activation: nn.Module, _args: tuple[Any, ...], factors_BN: Tensor) -> Tensor:
         """Forward hook of the activation that gives factors: decide from them, and close those that are small."""
-        decision = self(factors_BN)
-        watcher = self.watcher
-        if watcher is not None and not recomputing():
-            watcher(self, decision)
-        return scale_units(factors_BN, decision.scale, self.block)
+        return scale_units(factors_BN, self._watched(factors_BN).scale, self.block)
 
     def decide_before(self, source: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook of the source: decide from its input, before the producers do any work."""
-        decision = self(pooled(args[0], source, self.site.width) if self.site.channels else args[0])
+        read = pooled(args[0], source, self.site.width) if self.site.channels else args[0]
+        self._pending.put(self._watched(read).scale)
+
+    def _watched(self, x_BD: Tensor) -> Decision:
+        """Decide, and tell the watcher."""
+        decision: Decision = self(x_BD)
         watcher = self.watcher
         if watcher is not None and not recomputing():
             watcher(self, decision)
-        self._pending.put(decision.scale)
+        return decision
 
     def scale_before(self, consumer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Forward pre-hook of the consumer: h <- g * h."""

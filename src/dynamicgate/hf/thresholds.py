@@ -10,7 +10,7 @@ Shapes in names: B tokens, N units.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,7 +45,9 @@ def put_thresholds_(
     multiplies; others have more or less."""
     gates = named_gates(model)
     sites = {name: gate.site_at(name) for name, gate in gates.items()}
-    rate = _rate_at(counter, gates, sites, target)
+    rates_at = _rates(sites)
+    rate = _rate_at(counter, gates, rates_at, target)
+    open_at = rates_at(rate)
     found: dict[str, list[Tensor]] = {name: [] for name in gates}
 
     def see(site: Any, _x: Tensor, h_BN: Tensor) -> None:
@@ -67,7 +69,7 @@ def put_thresholds_(
             # how large what they multiply is on average: with that for large factors alone, SmolLM2 lost a third more
             shift_G = _mean_square(sizes[hidden] - sizes[name], sizes[name] > NOT_ZERO)
         ordered = (sizes[name] + shift_G).flatten().sort(descending=True).values
-        place = min(round(_rate_of(sites[name], sites, rate) * len(ordered)), len(ordered) - 1)
+        place = min(round(open_at[name] * len(ordered)), len(ordered) - 1)
         gate.bias.copy_(float(gate.logit_threshold) - float(ordered[place]) + shift_G)
     return rate
 
@@ -88,22 +90,29 @@ def _hidden_behind(site: Site, sites: Mapping[str, Site]) -> str | None:
     return next((name for name, other in sites.items() if not other.factors and site.source in other.producers), None)
 
 
-def _rate_of(site: Site, sites: Mapping[str, Site], rate: float) -> float:
-    """How many units of a site are open where `rate` of the inputs are."""
-    multiplied = {name for other in sites.values() if other.factors for name in other.producers}
-    if site.is_input:
-        return rate**POWER_FOR_MULTIPLIED if site.name in multiplied else rate
-    if site.factors:
-        return rate
-    return rate * (HIDDEN_BEHIND_FACTORS if multiplied & {*site.producers} else HIDDEN_FOR_EACH_INPUT)
+def _rates(sites: Mapping[str, Site]) -> Callable[[float], dict[str, float]]:
+    """How many units of each site are open, where so many of the inputs are that nothing multiplies."""
+    multiplied = {name for site in sites.values() if site.factors for name in site.producers}
+
+    def rule(site: Site) -> tuple[float, float]:
+        if site.is_input:
+            return 1.0, POWER_FOR_MULTIPLIED if site.name in multiplied else 1.0
+        if site.factors:
+            return 1.0, 1.0
+        return HIDDEN_BEHIND_FACTORS if multiplied & {*site.producers} else HIDDEN_FOR_EACH_INPUT, 1.0
+
+    rules = {name: rule(site) for name, site in sites.items()}
+    return lambda rate: {name: share * rate**power for name, (share, power) in rules.items()}
 
 
-def _rate_at(counter: MacCounter, gates: Mapping[str, Gate], sites: Mapping[str, Site], target: float) -> float:
+def _rate_at(
+    counter: MacCounter, gates: Mapping[str, Gate], rates_at: Callable[[float], Mapping[str, float]], target: float
+) -> float:
     """The open rate of inputs at which the model executes `target`."""
 
     def relative(rate: float) -> float:
         exact = torch.float64  # float32 cannot hold the MACs of a large model
-        open_at = {name: _rate_of(site, sites, rate) for name, site in sites.items()}
+        open_at = rates_at(rate)
         return float(
             counter.relative({n: torch.full((1, g.blocks), open_at[n], dtype=exact) for n, g in gates.items()})
         )

@@ -16,6 +16,8 @@ from dynamicgate.gating.gate import Decision
 from dynamicgate.gating.recording import Usage, named_gates, usage_of_all_rows
 from dynamicgate.nn import FFN
 
+EAGER_STEPS = 3  # to take before: kernels are compiled in them, and the state of the optimizer is made
+
 
 class CapturedStep:
     """Forward pass and loss; then backward pass, clipping and the optimizer's step, for inputs of one shape without

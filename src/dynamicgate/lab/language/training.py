@@ -23,12 +23,11 @@ from dynamicgate.lab.language.load import load_penalty
 from dynamicgate.lab.language.relu_router import ReluRouterBudget
 from dynamicgate.lab.language.resumable import ResumableRun, Show, autocast
 from dynamicgate.lab.language.text import Text, draw_windows, fixed_windows, on_device
-from dynamicgate.training.captured_step import CapturedStep, clip_and_step
+from dynamicgate.training.captured_step import EAGER_STEPS, CapturedStep, clip_and_step
 from dynamicgate.training.checkpoint import load_checkpoint, random_state, save_checkpoint, set_random_state
 
 WARMUP, LOWEST = 0.05, 0.1  # the learning rate: fraction of training in which it rises, and where it ends
 CALIBRATION = 8  # batches
-EAGER_STEPS = 3  # before steps are captured
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]  # of a model, tokens and those that follow
 
 
